@@ -20,11 +20,10 @@ from kvscope.latency.profile import PRESETS
 from kvscope.policies.lru import Lru
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import traffic
+from kvscope.routers.balancers import RoundRobin
 from kvscope.routers.base import Router
 from kvscope.routers.dynamo import Dynamo
-from kvscope.routers.llm_d import LlmD
-from kvscope.routers.llm_d_precise import LlmDPrecise
-from kvscope.routers.round_robin import RoundRobin
+from kvscope.routers.llm_d import LlmD, LlmDPrecise
 from kvscope.routers.sglang import Sglang
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts

@@ -45,15 +45,11 @@ from kvscope.ingest.pipeline import ingest
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
 from kvscope.replay.traffic import Traffic, traffic
+from kvscope.routers.balancers import LeastRequests, Random, RoundRobin
 from kvscope.routers.base import Router
 from kvscope.routers.dynamo import Dynamo
-from kvscope.routers.least_requests import LeastRequests
-from kvscope.routers.llm_d import LlmD
-from kvscope.routers.llm_d_precise import LlmDPrecise
-from kvscope.routers.min_ttft import MinTtft
-from kvscope.routers.mooncake import MooncakeConductor
-from kvscope.routers.random import Random
-from kvscope.routers.round_robin import RoundRobin
+from kvscope.routers.llm_d import LlmD, LlmDPrecise
+from kvscope.routers.references import MinTtft, MooncakeConductor
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.synth.profiles import write_jsonl

@@ -25,7 +25,7 @@ from kvscope.replay.settings import run_setting
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
 from kvscope.routers.dynamo import Dynamo
-from kvscope.routers.llm_d_precise import LlmDPrecise
+from kvscope.routers.llm_d import LlmDPrecise
 from kvscope.routers.registry import ROUTERS
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts

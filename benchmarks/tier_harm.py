@@ -15,8 +15,7 @@ from kvscope.app.values import TierSize
 from kvscope.characterize.distributions import Windows
 from kvscope.core.units import GIB
 from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention, retained_by
+from kvscope.policies.lru import Lru, LruRetention, retained_by
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.workload import Workload
 from kvscope.report.plan import tier_label

@@ -32,12 +32,9 @@ from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.latency.profile import PRESETS
 from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.tail_belady import TailBelady
-from kvscope.policies.threshold_lru import ThresholdLru
-from kvscope.policies.tlru import TLru
-from kvscope.policies.tlru_end import TLruEnd
-from kvscope.policies.tlru_length import TLruLength
+from kvscope.policies.belady import TailBelady
+from kvscope.policies.lru import Lru, ThresholdLru
+from kvscope.policies.tlru import TLru, TLruEnd, TLruLength
 from kvscope.replay.replay import TouchHistory, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store.db import MEMORY, open_store

@@ -22,12 +22,8 @@ from kvscope.core.executor import cores
 
 _ENGINE = ("--gpu", "h100", "--model", "llama3-8b")
 _TIERS = ("--model", "qwen2-7b", "--tiers", "hbm=20MiB,dram=40MiB")
-_HYBRID = ("--gpu", "h100", "--model", "gpt-oss-20b")
-_HYBRID_TIERS = ("--model", "gpt-oss-20b", "--tiers", "hbm=400MiB,dram=800MiB")
 _SLO = ("--slo", "350ms")
 COMMANDS = (
-    ("simulate", *_HYBRID_TIERS, "--offload", "vllm@0.33"),
-    ("fleet", *_SLO, *_HYBRID, "--replicas", "2"),
     ("simulate", *_TIERS, "--offload", "vllm@0.33"),
     ("fleet", *_SLO, *_ENGINE, "--replicas", "2"),
     ("tune", *_SLO, *_ENGINE, "--output", "tuned.toml"),
@@ -35,7 +31,6 @@ COMMANDS = (
     ("simulate", "--capacity-blocks", "50", "--policies", "all"),
     ("explain", "--capacity-blocks", "50"),
     ("simulate", *_TIERS),
-    ("simulate", *_HYBRID),
     ("simulate", *_ENGINE, "--engine", "sglang"),
     ("analyze",),
     ("fit",),

@@ -8,8 +8,9 @@ The command line turns each class into its exit code; nothing else in kvscope ca
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from enum import IntEnum
 from typing import Any
 
@@ -81,6 +82,33 @@ def placed(where: str, kind: type[KvscopeError] = UsageError) -> Iterator[None]:
         yield
     except UsageError as error:
         raise kind(error.what, where=where, remedy=error.remedy) from error
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the remedy for an unknown name: the nearest of those known, else `otherwise`."""
+    near = get_close_matches(name, [*known], n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
+def key_values(
+    pieces: Iterable[str], known: Collection[str], where: str, *, owner: str, example: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the key and the value of pieces such as `ttl=10m`, options of `owner`.
+
+    Raises UsageError for another form, for a key that is unknown and for one that is there twice.
+    """
+    seen = set()
+    for piece in pieces:
+        key, equals, value = (side.strip() for side in piece.partition("="))
+        if not (equals and value):
+            raise UsageError(f"{piece!r} is no option", where=where, remedy=example)
+        if key not in known:
+            remedy = did_you_mean(key, known, f"it has {', '.join(known)}")
+            raise UsageError(f"{owner} has no option {key!r}", where=where, remedy=remedy)
+        if key in seen:
+            raise UsageError(f"{key} is there twice", where=where, remedy="leave one out")
+        seen.add(key)
+        yield key, value
 
 
 class InputError(KvscopeError):

@@ -18,8 +18,6 @@ import dis
 import fcntl
 import hashlib
 import os
-import re
-import shutil
 import sys
 import tempfile
 import time
@@ -204,8 +202,6 @@ _DAY_S = 86_400
 _SUFFIX = ".kernel"
 _SHIPPED = PACKED / "kernels"
 _CHECKSUM_BYTES = 16
-# Before kernels had names of their own, a folder held those of one state of the sources.
-_OLD_FOLDER = re.compile("kernels-[0-9a-f]{16}")
 
 
 class KernelFiles:
@@ -307,11 +303,6 @@ class KernelFiles:
             if status.st_mtime < now - UNUSED_DAYS * _DAY_S or total > MAX_BYTES:
                 with suppress(OSError):
                     os.unlink(path)  # noqa: PTH108
-        for folder in self.folder.parent.glob("kernels-*"):
-            status = folder.lstat()
-            is_old = status.st_mtime < now - UNUSED_DAYS * _DAY_S
-            if is_old and is_private(status) and _OLD_FOLDER.fullmatch(folder.name):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _shipped(name: str) -> Path:

@@ -19,7 +19,7 @@ from kvscope.core.jit import Function, Opaque, Referenced
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engine_loads import no_counts
 from kvscope.fleet.engines_kernel import FleetPaths, Loads, SentRequests, Sights, engines_kernel
-from kvscope.fleet.machines import Machines, has_tier, idle_machines
+from kvscope.fleet.machines import Machines, idle_machines
 from kvscope.fleet.replay import FleetReplay, arrivals, asked, no_view
 from kvscope.policies.base import Policy
 from kvscope.replay.costs import Costs
@@ -28,7 +28,7 @@ from kvscope.routers.base import MemorySizes, Router
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.engine import engine_runner
 from kvscope.vllm_sim.replay import loaded_blocks, never_start
-from kvscope.vllm_sim.state import Machine, engine_traffic, idle_machine
+from kvscope.vllm_sim.state import Machine, engine_traffic, has_tier, idle_machine
 
 _SLICE = 1000  # arrivals between two checks for an interrupt
 
@@ -106,7 +106,7 @@ def replay_engines(
 
 def _parents(known: Machine) -> Int32s:
     """Return the parents of the trie's nodes, which are the first ones of a machine."""
-    parents: Int32s = known.nodes.parent[: len(known.nodes) // max(1, len(known.groups))].copy()
+    parents: Int32s = known.nodes.parent[: len(known.nodes) // len(known.groups)].copy()
     return parents
 
 

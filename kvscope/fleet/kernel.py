@@ -28,7 +28,7 @@ from kvscope.fleet.caches import EXPIRED, NEXT, PERIOD, FleetCaches, caches_of
 from kvscope.policies.base import Policy
 from kvscope.replay.costs import Costs, decode_s, prefill_s
 from kvscope.replay.kernels.keys import Heap, drop_lowest, put
-from kvscope.replay.kernels.loop import Now, take_table
+from kvscope.replay.kernels.loop import Now, advance_table
 from kvscope.replay.traffic import Traffic
 from kvscope.routers.base import Prompt, ReplicaLoad, View
 
@@ -171,13 +171,10 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     ) -> None:
         """Let time pass in caches until their next request arrives, and write its path."""
         touched, state, progress = caches.touched, caches.state, caches.progress
-        slot, before = progress[NEXT], progress[PERIOD]
+        slot, before, table = progress[NEXT], progress[PERIOD], caches.tables.in_force
         now_s = served.arrival_s[slot]
-        since, table = caches.tables.since, caches.tables.in_force
-        while progress[PERIOD] + 1 < len(since) and since[progress[PERIOD] + 1] <= slot:
-            progress[PERIOD] += 1
+        progress[PERIOD] = advance_table(caches.tables, before, slot + 1)
         if progress[PERIOD] != before:
-            take_table(caches.tables, progress[PERIOD])
             for replica in range(len(caches.size)):
                 now = Now(now_s, served.block_size, caches.p[replica], table, functions)
                 retable(state, served, replica, slot, now)

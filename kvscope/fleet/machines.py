@@ -18,7 +18,7 @@ from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_sim import EngineSettings
 from kvscope.vllm_sim.offload_state import CHUNK, Offload
-from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine
+from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine, has_tier
 
 NEVER = 2**62
 _WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is ever in memory
@@ -72,11 +72,6 @@ def machines_bytes(traffic: Traffic, settings: EngineSettings, count: int) -> in
     node = NODE.itemsize + (0 if settings.offload is None else CHUNK.itemsize)
     own = node * tries * len(traffic.block_parent) + BLOCK.itemsize * settings.usable_blocks
     return count * own + 2 * REQUEST.itemsize * len(traffic.leaf)  # those of the trace, and sent
-
-
-def has_tier(machine: Machine) -> bool:
-    """Return whether there is a CPU tier below a machine."""
-    return len(machine.offload.members) > 0
 
 
 def _rows(column: Any, count: int) -> Any:
@@ -211,26 +206,24 @@ def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
     Of a hybrid model, those of full attention count, or of its first group: the prefix that KV
     events report. Windows and states may let fewer hit.
     """
-    nodes, size, first, held = each.nodes, 1, 0, 0
-    if each.groups.shape[1] > 0:
-        layout = each.groups[number, each.specs[number, 0].begin]
-        size, first = layout.nodes_per_block, layout.first_content
+    nodes, held = each.nodes, 0
+    layout = each.groups[number, each.specs[number, 0].begin]
+    size, first = layout.nodes_per_block, layout.first_content
     while (held + 1) * size <= look and (
         nodes[number, path[(held + 1) * size - 1] + first].first != NONE
     ):
         held += 1
-    return held * size
+    return int(held * size)
 
 
 @callable_in_kernels
 def unused_blocks(each: Machine, number: int, path: Int32s, length: int) -> int:
     """Return how many blocks of a path no request uses that a machine serves."""
-    nodes, size, first, unused = each.nodes, 1, 0, 0
-    if each.groups.shape[1] > 0:
-        layout = each.groups[number, each.specs[number, 0].begin]
-        size, first = layout.nodes_per_block, layout.first_content
+    nodes, unused = each.nodes, 0
+    layout = each.groups[number, each.specs[number, 0].begin]
+    size, first = layout.nodes_per_block, layout.first_content
     for depth in range(size - 1, length, size):
         block = nodes[number, path[depth] + first].first
         if block == NONE or each.blocks[number, block].users == 0:
             unused += size
-    return unused + length % size
+    return int(unused + length % size)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
-from itertools import product
 from typing import TYPE_CHECKING
 
-from kvscope.core.errors import UsageError, placed
-from kvscope.replay.policy_options import ALL, format_value, parse_value
+from kvscope.core.errors import UsageError
+from kvscope.replay.policy_options import ALL, combinations, format_value, parameter_values
 
 if TYPE_CHECKING:
     from kvscope.routers.base import Router
@@ -62,25 +60,11 @@ def router_variants(router: type[Router], assignments: Assignments) -> list[Rout
 
     Raises UsageError for a parameter or a value that it does not take.
     """
-    known = {parameter.name: parameter for parameter in router.parameters}
     values: dict[str, list[float]] = {}
     for name, written in assignments:
         where = f"--param {router.name}.{name}"
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            has = "it has " + ", ".join(known) if known else "it has none"
-            raise UsageError(
-                f"{router.name} has no parameter {name!r}",
-                where=where,
-                remedy=f"did you mean {near[0]}?" if near else has,
-            )
-        with placed(where):
-            for text in written.split(","):
-                values.setdefault(name, []).append(parse_value(known[name], text))
-    return [
-        router(dict(zip(values, chosen, strict=True)))
-        for chosen in product(*(dict.fromkeys(each) for each in values.values()))
-    ]
+        values.setdefault(name, []).extend(parameter_values(router, name, written, where))
+    return [router(chosen) for chosen in combinations(values)]
 
 
 def router_label(router: Router) -> str:

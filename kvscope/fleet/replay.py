@@ -161,7 +161,7 @@ def replay_fleet(
         Referenced(arrivals(traffic, think_s, after)),
         costs(profile),
         limits,
-        Referenced(_rows(traffic)),
+        Referenced(traffic.of_requests(np.arange(requests))),  # copies, to be put in order
         Referenced(caches),
         Referenced(reported),
         Referenced(fleet),
@@ -202,16 +202,6 @@ def _arrived(
         return traffic.arrival_s
     ended_s = served.end_s[place][np.maximum(traffic.parent if after is None else after, 0)]
     return np.where(think_s < 0, traffic.arrival_s, ended_s + think_s)
-
-
-def _rows(traffic: Traffic) -> Traffic:
-    """Return room for the traffic in order of arrival; what is by block stays."""
-    columns = {
-        name: np.empty_like(column)
-        for name, column in traffic._asdict().items()
-        if name not in {"block_size", "block_parent"}
-    }
-    return traffic._replace(**columns)
 
 
 def no_view(

@@ -389,15 +389,8 @@ class FleetSweep:
             return
         if self._on_trees(fleet) and fleet.router.sees == "order":
             return
-        nothing = self.workload.traffic._replace(
-            **{
-                name: column[:0]
-                for name, column in self.workload.traffic._asdict().items()
-                if name not in {"block_size", "block_parent"}
-            }
-        )
         replay_fleet(
-            nothing,
+            self.workload.traffic.of_requests(slice(0)),
             Asked(**{name: column[:0] for name, column in self._asked._asdict().items()}),
             self.workload.profile,
             fleet.policy,

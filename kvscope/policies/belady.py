@@ -1,8 +1,12 @@
-"""Belady: the offline optimum for hits."""
+"""Offline optima: for hits, and for what requests need to stay within xi."""
 
 from __future__ import annotations
 
-from kvscope.policies.base import NextUsePolicy
+import numpy as np
+
+from kvscope.core.arrays import Int32s
+from kvscope.policies.base import TTL, NextUsePolicy
+from kvscope.policies.tlru import XI_TOKENS
 
 
 class Belady(NextUsePolicy):
@@ -17,3 +21,27 @@ class Belady(NextUsePolicy):
     name = "belady"
     summary = "the optimum for hits: needed last, leaves first"
     source = "Belady 1966"
+
+
+class TailBelady(NextUsePolicy):
+    """Belady's rule, but evict first what the next request can recompute within xi.
+
+    Key (1 if the next request to hit the block needs it else 0, -that request, r, -d). It needs the
+    blocks before token I - xi of its prompt: the others save no tail excess latency (TEL). Where
+    conversations share no blocks and a block holds one token, TEL is least. Elsewhere two things
+    can keep it above the least: the last block that a request needs may save less than a block of
+    tokens, and a block that no request needs stays while a child of it is cached.
+    benchmarks.tel_bound says by how much at most.
+    Source: Tail-Optimized Caching for LLM Inference, Theorem 1; need by block is kvscope's own.
+    """
+
+    name = "tail-belady"
+    summary = "oracle for TEL: needed last to stay within xi, leaves first"
+    source = "T-LRU paper, Theorem 1"
+    parameters = (XI_TOKENS, TTL)
+
+    def needed(self, input_tokens: Int32s, look: Int32s, block_size: int) -> Int32s:
+        """Return the blocks before token I - xi."""
+        beyond_xi = np.maximum(input_tokens - self.values["xi_tokens"], 0)
+        blocks: Int32s = np.minimum(look, np.ceil(beyond_xi / block_size)).astype(np.int32)
+        return blocks

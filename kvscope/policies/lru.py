@@ -1,8 +1,22 @@
-"""Least recently used."""
+"""Recency alone: LRU, with a time to live, without short conversations, with more windows."""
 
 from __future__ import annotations
 
-from kvscope.policies.base import LanePolicy
+from msgspec.structs import replace
+
+from kvscope.core.arrays import Float64s
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import (
+    GUARD,
+    JUDGED,
+    MOST_TOKENS,
+    OWN_ORDER,
+    REVERTING,
+    TTL,
+    LanePolicy,
+    Policy,
+    Turn,
+)
 
 
 class Lru(LanePolicy):
@@ -15,3 +29,98 @@ class Lru(LanePolicy):
     name = "lru"
     summary = "least recently used, deepest first: what vLLM and SGLang do"
     source = "vLLM, SGLang"
+
+
+class Ttl(Lru):
+    """LRU that also drops blocks which no request touched for `ttl_s`, full or not.
+
+    Other path policies take `ttl_s` as a parameter of their own.
+    Source: "Layer your cache system like a wedding cake", time to live.
+    """
+
+    name = "ttl"
+    summary = "LRU that also drops what was not touched for a while"
+    source = "wedding-cake caching"
+    parameters = (
+        replace(TTL, default=600.0, search=(60.0, 300.0, 600.0, 1800.0, 3600.0), required=True),
+    )
+
+
+_THRESHOLD = 0
+
+
+class ThresholdLru(Lru):
+    """LRU that caches no new blocks of a turn whose history L is below a threshold.
+
+    Blocks that such a turn hits become recent all the same. With `guard` it caches all of them,
+    which is LRU, unless a shadow cache shows that it computes fewer tokens otherwise; the guard is
+    our own.
+    Source: Tail-Optimized Caching for LLM Inference, section 5 (Threshold LRU).
+    """
+
+    name = "threshold-lru"
+    summary = "LRU that does not cache turns with a short history"
+    source = "T-LRU paper"
+    learner = REVERTING
+    parameters = (
+        Parameter(
+            "threshold_tokens",
+            1024,
+            "histories shorter than this are not cached",
+            high=MOST_TOKENS,
+            search=(256, 512, 1024, 2048, 4096, 8192),
+        ),
+        TTL,
+        GUARD,
+        *JUDGED,
+    )
+
+    @staticmethod
+    def admits(turn: Turn, p: Float64s, table: Float64s) -> bool:
+        """Return whether the history is long enough, or LRU is in force."""
+        return bool(turn.history_tokens >= p[_THRESHOLD] or table[0, 0] != OWN_ORDER)
+
+
+RETENTION = "retention_tokens"
+
+
+class LruRetention(Lru):
+    """vLLM's order with another `--prefix-cache-retention-interval`, for hybrid models.
+
+    By default vLLM keeps the blocks of a sliding window, and the states of linear attention, only
+    before the end of a prompt and where prompts part. This keeps those before every multiple of
+    `retention_tokens`, too: more places where a later prompt may continue, for blocks that others
+    could use.
+    Source: vLLM 0.32.0, vllm/v1/core/single_type_kv_cache_manager.py (reachable_block_mask).
+    """
+
+    name = "lru-retention"
+    summary = "hybrid models: LRU that keeps more windows or states"
+    source = "vLLM"
+    parameters = (
+        Parameter(
+            RETENTION,
+            float("inf"),
+            "tokens between windows or states that are kept, a multiple of the block; inf: all",
+            search=(256, 512, 1024, 2048, 4096, 8192, 16384, float("inf")),
+        ),
+        TTL,
+    )
+
+    @classmethod
+    def runs_in_plugin(cls) -> bool:
+        """Return False: vLLM has it built in."""
+        return False
+
+
+def retaining(tokens: float) -> Policy:
+    """Return LRU with windows or states kept before every multiple of `tokens`.
+
+    0: vLLM's default; inf: all.
+    """
+    return LruRetention({RETENTION: tokens}) if tokens else Lru()
+
+
+def retained_by(policy: Policy) -> float:
+    """Return the tokens for which `retaining` makes a policy; 0 for any but LRU with retention."""
+    return policy.values.get(RETENTION, 0.0)

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from difflib import get_close_matches
 
-from kvscope.core.errors import UsageError
-from kvscope.policies.arc import Arc
+from kvscope.core.errors import UsageError, did_you_mean
 from kvscope.policies.base import Policy
-from kvscope.policies.belady import Belady
+from kvscope.policies.belady import Belady, TailBelady
 from kvscope.policies.etlru import Etlru
-from kvscope.policies.fifo import Fifo
 from kvscope.policies.gdfs import Gdfs
 from kvscope.policies.gittins import Gittins
-from kvscope.policies.lfu import Lfu
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention
-from kvscope.policies.s3fifo import S3Fifo
-from kvscope.policies.sieve import Sieve
-from kvscope.policies.slru import Slru
-from kvscope.policies.tail_belady import TailBelady
-from kvscope.policies.threshold_lru import ThresholdLru
-from kvscope.policies.tlru import TLru
-from kvscope.policies.tlru_end import TLruEnd
-from kvscope.policies.tlru_length import TLruLength
+from kvscope.policies.lfu import Lfu, Slru
+from kvscope.policies.lru import Lru, LruRetention, ThresholdLru, Ttl
+from kvscope.policies.queues import Arc, Fifo, S3Fifo, Sieve
+from kvscope.policies.tlru import TLru, TLruEnd, TLruLength
 from kvscope.policies.trtllm_priority import TrtllmPriority
-from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
 
 POLICIES: tuple[type[Policy], ...] = (
@@ -71,12 +60,8 @@ def by_name(name: str) -> type[Policy]:
             remedy=f"take {REMOVED[wanted]} instead",
         )
     names = [known.name for known in POLICIES]
-    near = get_close_matches(wanted, names, n=1)
-    raise UsageError(
-        f"unknown policy {name!r}",
-        where="--policies",
-        remedy=f"did you mean {near[0]}?" if near else "take some of " + ", ".join(names),
-    )
+    remedy = did_you_mean(wanted, names, "take some of " + ", ".join(names))
+    raise UsageError(f"unknown policy {name!r}", where="--policies", remedy=remedy)
 
 
 def plugin_policies() -> str:

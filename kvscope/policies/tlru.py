@@ -11,6 +11,7 @@ from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.parameters import Parameter
 from kvscope.policies.base import (
+    ENDS,
     GUARD,
     JUDGED,
     MOST_TOKENS,
@@ -119,3 +120,50 @@ class TLru(LanePolicy):
         """Move xi to the nearest-rank percentile of the tokens that recent requests computed."""
         rank = int(np.ceil(p[PERCENTILE] * len(uncached_tokens)))
         p[XI] = float(uncached_tokens[max(rank, 1) - 1])
+
+
+class TLruEnd(TLru):
+    """T-LRU under which all blocks of a conversation without a next turn are TEL-safe.
+
+    Source: Tail-Optimized Caching for LLM Inference, section 5 (End-aware T-LRU).
+    """
+
+    name = "tlru-end"
+    summary = "T-LRU that knows which conversations end"
+    hindsight = True
+    learner = None
+    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, XI_PERCENTILE, TTL)
+
+    @staticmethod
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
+        """Return the safe lane for a conversation that ends, else that of T-LRU."""
+        if turn.next_prompt_tokens == ENDS:
+            return 0, SAFE
+        needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
+        return safe_behind(first_safe_depth(needed, block_size), end)
+
+
+def first_truly_safe_depth(turn: Turn, block_size: int, xi_tokens: float) -> int:
+    """Return the first block that is TEL-safe with the true next prompt; 0 where there is none."""
+    if turn.next_prompt_tokens == ENDS:
+        return 0
+    return first_safe_depth(turn.history_tokens + turn.next_prompt_tokens - xi_tokens, block_size)
+
+
+class TLruLength(TLru):
+    """End-aware T-LRU with the true length of the next prompt for Q.
+
+    Source: Tail-Optimized Caching for LLM Inference, section 5 (Length-aware T-LRU).
+    """
+
+    name = "tlru-length"
+    summary = "T-LRU that knows the end and the next prompt's length"
+    hindsight = True
+    learner = None
+    adaptive = False
+    parameters = (XI_TOKENS, TTL)
+
+    @staticmethod
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
+        """Return the lane of safe blocks from token L + Q - xi on, with the true Q."""
+        return safe_behind(first_truly_safe_depth(turn, block_size, p[XI]), end)

@@ -15,13 +15,13 @@ from msgspec import Struct
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
-from kvscope.core.prefix import ancestor, paths, write_path
+from kvscope.core.prefix import paths, write_path
 from kvscope.core.trace import PromptPaths, Prompts, Tenants
 from kvscope.ingest.trie import Trie
 from kvscope.replay.causes import CAUSES, Cause
 from kvscope.replay.changing_heads import ChangingHeads, changing_heads
 from kvscope.replay.derived_traces import select
-from kvscope.replay.misses import lru_hit_blocks
+from kvscope.replay.misses import common_blocks, lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 from kvscope.replay.traffic import Walk, walk
 
@@ -326,7 +326,7 @@ def attribute(
 
     before = prompts.parent
     whole = steps if tenants is None else regrouped(steps, tenants.hash_id, np.zeros_like(before))
-    common = _common_blocks(whole, before)
+    common = common_blocks(whole, before)
     known = np.minimum(common, served.length)
     heads = changing_heads(served, prompts.arrival_s, before, known)
     end = np.clip(tokens(heads.end), at, looked)
@@ -361,27 +361,3 @@ def attribute(
         elsewhere=tuple(away),
         heads=heads,
     )
-
-
-def _common_blocks(steps: Walk, parent: Int32s) -> Int32s:
-    """Return the leading blocks that each path shares with that of its previous turn, else 0."""
-    common = np.zeros(len(parent), dtype=np.int32)
-    _find_common(steps, parent, common)
-    return common
-
-
-@kernel
-def _find_common(steps: Walk, parent: Int32s, common: Int32s) -> None:
-    """Climb both paths from the end of the shorter one until they meet."""
-    block_parent, leaf, length, _, _ = steps
-    for request in range(len(leaf)):
-        before = parent[request]
-        if before < 0:
-            continue
-        at = min(length[before], length[request])
-        own = ancestor(block_parent, leaf[request], length[request] - at)
-        other = ancestor(block_parent, leaf[before], length[before] - at)
-        while own != other:
-            own, other = block_parent[own], block_parent[other]
-            at -= 1
-        common[request] = at

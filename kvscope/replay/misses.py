@@ -110,9 +110,17 @@ def diverged(steps: Walk, parent: Int32s, seen: Int32s) -> tuple[Int32s, Int32s]
 
     Blocks before depth `seen` are not new. `parent` is the previous turn, -1 where there is none.
     """
-    start, stop = seen.copy(), seen.copy()
-    _find_diverged(steps, parent, seen, start, stop)
-    return start, stop
+    end = np.minimum(steps.length[parent], steps.look)
+    new = (parent >= 0) & (end > seen)
+    start = np.clip(common_blocks(steps, parent), seen, end)
+    return np.where(new, start, seen), np.where(new, end, seen)
+
+
+def common_blocks(steps: Walk, parent: Int32s) -> Int32s:
+    """Return the leading blocks that each path shares with that of its previous turn, else 0."""
+    common = np.zeros(len(parent), dtype=np.int32)
+    _find_common(steps, parent, common)
+    return common
 
 
 def reasons(
@@ -163,25 +171,17 @@ def at_capacity(known: MissReasons, curve: HitCurve, capacity_blocks: int) -> Mi
 
 
 @kernel
-def _find_diverged(steps: Walk, parent: Int32s, seen: Int32s, start: Int32s, stop: Int32s) -> None:
-    """Fill where a path has new blocks at depths where its previous turn's path has others.
-
-    Where it has none, `start` and `stop` stay what they are.
-    """
-    block_parent, leaf, length, look, _ = steps
+def _find_common(steps: Walk, parent: Int32s, common: Int32s) -> None:
+    """Climb both paths from the end of the shorter one until they meet."""
+    block_parent, leaf, length, _, _ = steps
     for request in range(len(leaf)):
         before = parent[request]
         if before < 0:
             continue
-        end = min(length[before], look[request])
-        if end <= seen[request]:
-            continue
-        own = ancestor(block_parent, leaf[request], length[request] - end)
-        other = ancestor(block_parent, leaf[before], length[before] - end)
-        # Paths part once and for all: climb from the end until they are one.
-        at = end
-        while at > seen[request] and own != other:
+        at = min(length[before], length[request])
+        own = ancestor(block_parent, leaf[request], length[request] - at)
+        other = ancestor(block_parent, leaf[before], length[before] - at)
+        while own != other:
             own, other = block_parent[own], block_parent[other]
             at -= 1
-        start[request] = at
-        stop[request] = end
+        common[request] = at

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvscope.core import units
-from kvscope.core.errors import UsageError, placed
+from kvscope.core.errors import UsageError, did_you_mean, placed
 
 if TYPE_CHECKING:
     from kvscope.core.parameters import Parameter
     from kvscope.policies.base import Leaves, Policy
+    from kvscope.routers.base import Router
+
+T = TypeVar("T")
 
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
@@ -112,6 +114,33 @@ def format_value(name: str, value: float) -> str:
     return _unit_of(name)[1](value)
 
 
+def parameter_values(
+    owner: type[Policy | Router], name: str, text: str, where: str, *others: str
+) -> list[float]:
+    """Return the values of a parameter of a policy or a router in `2k,4k`.
+
+    Raises UsageError for one that it has not, `others` being what it has besides, and for a value
+    in another form.
+    """
+    known = {parameter.name: parameter for parameter in owner.parameters}
+    if name not in known:
+        names = [*known, *others]
+        has = "it has " + ", ".join(names) if names else "it has none"
+        raise UsageError(
+            f"{owner.name} has no parameter {name!r}",
+            where=where,
+            remedy=did_you_mean(name, names, has),
+        )
+    with placed(where):
+        return [parse_value(known[name], part) for part in text.split(",")]
+
+
+def combinations(values: Mapping[str, Iterable[T]]) -> Iterator[dict[str, T]]:
+    """Yield every combination of the values of several parameters, each once."""
+    for chosen in product(*(dict.fromkeys(choices) for choices in values.values())):
+        yield dict(zip(values, chosen, strict=True))
+
+
 def _unit_of(name: str) -> tuple[Callable[[str], float], Callable[[float], str]]:
     """Return what reads and what writes the values of a parameter of this name."""
     return next((parse, write) for end, parse, write in _UNITS if name.endswith(end))
@@ -154,18 +183,11 @@ def _assign(values: Values, assignment: str) -> None:
         raise UsageError(
             f"{policy.name} is not replayed", where=where, remedy=f"add {policy.name} to --policies"
         )
-    known = {parameter.name: parameter for parameter in policy.parameters}
-    if name not in {_LEAVES, *known}:
-        near = get_close_matches(name, [*known, _LEAVES], n=1)
-        raise UsageError(
-            f"{policy.name} has no parameter {name!r}",
-            where=where,
-            remedy=f"did you mean {near[0]}?" if near else "it has " + ", ".join([*known, _LEAVES]),
-        )
-    for part in text.split(","):
-        with placed(where):
-            value = part if name == _LEAVES else parse_value(known[name], part)
-        values[policy].setdefault(name, []).append(value)
+    of_name = values[policy].setdefault(name, [])
+    if name == _LEAVES:
+        of_name += text.split(",")
+    else:
+        of_name += parameter_values(policy, name, text, where, _LEAVES)
 
 
 def _policy(name: str, where: str) -> type[Policy]:
@@ -177,8 +199,7 @@ def _policy(name: str, where: str) -> type[Policy]:
 
 def _combined(policy: type[Policy], values: dict[str, list[float | str]]) -> list[Variant]:
     variants = []
-    for chosen in product(*(dict.fromkeys(choices) for choices in values.values())):
-        given = dict(zip(values, chosen, strict=True))
+    for given in combinations(values):
         leaves = given.pop(_LEAVES, None)
         variant = Variant(policy, given, leaves)  # type: ignore[arg-type]
         policy(variant.given, variant.leaves)  # refuses here what it does not take

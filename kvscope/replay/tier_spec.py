@@ -22,13 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any
 
 from msgspec import Struct
 
 from kvscope.core import units
-from kvscope.core.errors import UsageError, placed
+from kvscope.core.errors import UsageError, did_you_mean, key_values, placed
 from kvscope.core.runs import RunSetting
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
@@ -170,18 +169,8 @@ def _tier(
 
 def _options(rest: list[str], place: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for piece in rest:
-        key, equals, value = (side.strip() for side in piece.partition("="))
-        if not (equals and value):
-            raise UsageError(
-                f"{piece!r} is no option", where=place, remedy="write for example ttl=10m"
-            )
-        if key not in _OPTIONS:
-            near = get_close_matches(key, _OPTIONS, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "it has " + ", ".join(_OPTIONS)
-            raise UsageError(f"a tier has no option {key!r}", where=place, remedy=remedy)
-        if key in options:
-            raise UsageError(f"{key} is there twice", where=place, remedy="leave one out")
+    given = key_values(rest, _OPTIONS, place, owner="a tier", example="write for example ttl=10m")
+    for key, value in given:
         with placed(place):
             options[key] = _OPTIONS[key](value)
     return options
@@ -213,8 +202,7 @@ def _capacity(text: str, block_bytes: int | None, place: str) -> int:
 def _read(name: str, options: Mapping[str, Any], place: str, *, first: bool) -> Read:
     usual = IN_PLACE if first else READS.get(name)
     if usual is None and "read" not in options:
-        near = get_close_matches(name, READS, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "write for example read=10GB/s:latency=1ms"
+        remedy = did_you_mean(name, READS, "write for example read=10GB/s:latency=1ms")
         raise UsageError("nothing says what a read takes", where=place, remedy=remedy)
     usual = usual or IN_PLACE
     return Read(options.get("latency", usual.latency_s), options.get("read", usual.bytes_per_s))

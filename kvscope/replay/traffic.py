@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.prefix import paths
@@ -50,6 +50,15 @@ class Traffic(NamedTuple):
     parent: Int32s
     next_prompt_tokens: Int64s
     cuts: Int32s
+
+    def of_requests(self, requests: Int64s | Bools | slice) -> Traffic:
+        """Return some of the requests over the same blocks; `parent` has the old numbers."""
+        columns = {
+            name: column[requests]
+            for name, column in self._asdict().items()
+            if name not in {"block_size", "block_parent"}
+        }
+        return self._replace(**columns)
 
 
 def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:

@@ -211,13 +211,7 @@ class Workload:
         _ = self.history, self.novelty
         for part in self.parts:
             part.prepare(policies)
-        no_requests = self.traffic._replace(
-            **{
-                name: column[:0]
-                for name, column in self.traffic._asdict().items()
-                if name not in {"block_size", "block_parent"}
-            }
-        )
+        no_requests = self.traffic.of_requests(slice(0))
         for policy in policies:
             kernel = (type(policy), policy.evicts)
             tables = self.tables(policy)

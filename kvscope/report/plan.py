@@ -10,7 +10,7 @@ from kvscope.policies.lru import Lru
 from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, Tile, tabulate
 from kvscope.report.words import NONE, count, ms_in_words, percent_change, share, significant
-from kvscope.routers.session import Session
+from kvscope.routers.balancers import Session
 from kvscope.tuning.plan import FULL_SSD, SLOW_COPIES, PlanOption, TierDoubt, TierReason, TuningPlan
 from kvscope.tuning.tiers import TierCandidate, TierOffer
 from kvscope.usecases.tune.recommendation import Recommendation

@@ -20,7 +20,7 @@ from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.policies.belady import Belady
-from kvscope.policies.lru_retention import RETENTION
+from kvscope.policies.lru import RETENTION
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.tier_spec import offload_launch, offload_of

@@ -1,4 +1,4 @@
-"""A ring of hashes, on which every replica has many places: what consistent hashing needs."""
+"""A ring of hashes, on which every replica has many places, and the routers that hash on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
-from kvscope.routers.base import mix32
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.parameters import Parameter
+from kvscope.routers.base import MemorySizes, Prompt, Router, View, mix32
 
 PLACES = 150
 """Places of each replica. Source: smg 1.13 and sglang-router 0.3.2, VIRTUAL_NODES_PER_WORKER."""
@@ -39,3 +40,135 @@ def first_place(ring: HashRing, key: int) -> int:
         else:
             high = middle
     return low % len(ring.places)
+
+
+class ConsistentHash(Router):
+    """Send a conversation to its replica on a hash ring, or the next clockwise that has room.
+
+    A replica has room if with this request it has at most `load_factor` times the average in
+    flight, rounded up; at least one has. A large factor is plain consistent hashing.
+    Source: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018);
+    HAProxy's hash-balance-factor.
+    """
+
+    name = "consistent-hash"
+    aliases = ("chwbl",)
+    summary = "the session's next replica on a ring that has room"
+    source = "Mirrokni et al., SODA 2018; HAProxy hash-balance-factor"
+    sees = "load"
+    needs = "keys"
+    parameters = (
+        Parameter(
+            "load_factor",
+            1.25,
+            "multiple of the average load that a replica may have",
+            low=1.0,
+            search=(1.1, 1.25, 1.5, 2.0),
+        ),
+    )
+
+    def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
+        """Return the ring."""
+        return new_ring(sizes.replicas, seed)
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:
+        """Return the first replica clockwise that has room."""
+        load = view.own.in_flight
+        total = 1
+        for replica in range(view.replicas):
+            total += load[replica]
+        # Not rounded up: a count is below a number just if it is below that number rounded up.
+        limit = p[0] * total / view.replicas
+        place = first_place(memory, prompt.key)
+        while load[memory.replicas[place]] >= limit:
+            place = (place + 1) % len(memory.places)
+        return int(memory.replicas[place])
+
+    def flags(self) -> tuple[str, ...]:
+        """Return HAProxy's directives of a backend."""
+        return (
+            "hash-type consistent",
+            f"hash-balance-factor {100 * self.values['load_factor']:.10g}",
+        )
+
+
+class PrefixHash(Router):
+    """Send prompts that begin alike to one replica of a hash ring, unless it has too many.
+
+    A replica has too many requests in flight if they exceed the average, this request included,
+    both by `load_factor` and by more than `balance_abs_threshold`. Then the one with the fewest
+    gets the request, the first of equals.
+    The hash covers `prefix_tokens`; a block that they cover in part counts as a whole.
+    Source: smg 1.13 (lightseekorg/smg), model_gateway/src/policies/prefix_hash.rs at 73da68ca; the
+    absolute threshold and all defaults: its launcher, smg/router_args.py of the wheel 1.13.0.
+    """
+
+    name = "prefix-hash@1.13"
+    aliases = ("prefix-hash",)
+    summary = "by a hash of the prompt's head, unless too busy"
+    source = "smg 1.13, prefix_hash"
+    sees = "load"
+    needs = "text"
+    parameters = (
+        Parameter(
+            "prefix_tokens",
+            256,
+            "tokens of the prompt that are hashed",
+            low=1,
+            search=(64, 256, 1024, 4096),
+        ),
+        Parameter(
+            "load_factor",
+            1.25,
+            "multiple of the average load that a replica may have",
+            low=1.0,
+            search=(1.1, 1.25, 2.0),
+        ),
+        Parameter(
+            "balance_abs_threshold",
+            10,
+            "requests above the average that a replica may have in any case",
+            search=(0, 10),
+        ),
+    )
+
+    def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
+        """Return the ring."""
+        return new_ring(sizes.replicas, seed)
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:
+        """Return the ring's replica, or the least busy one if that has too many requests."""
+        load = view.own.in_flight
+        key = prefix_key(prompt, path, view.block_size, int(p[0]))
+        home = int(memory.replicas[first_place(memory, key)])
+        total = least = 0
+        for replica in range(view.replicas):
+            total += load[replica]
+            if load[replica] < load[least]:
+                least = replica
+        average = (total + 1) / view.replicas
+        has_too_many = load[home] > average * p[1] and load[home] > average + p[2]
+        return least if has_too_many else home
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the options of `python -m smg.launch_router`."""
+        tokens, factor, requests = self.settings()
+        return (
+            "--policy prefix_hash",
+            f"--prefix-token-count {tokens:.10g}",
+            f"--prefix-hash-load-factor {factor:.10g}",
+            f"--prefix-hash-balance-abs-threshold {requests:.10g}",
+        )
+
+
+def prefix_key(prompt: Prompt, path: Int32s, block_size: int, tokens: int) -> int:
+    """Return a number that stands for the first tokens of a prompt.
+
+    It is that of the block in which they end; where that is not on the path, of the request alone.
+    """
+    blocks = (min(tokens, prompt.input_tokens) + block_size - 1) // block_size
+    if 0 < blocks <= prompt.blocks:
+        return int(path[blocks - 1])
+    return -1 - prompt.request

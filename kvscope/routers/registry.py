@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, did_you_mean
+from kvscope.routers.balancers import LeastRequests, PowerOfTwo, Random, RoundRobin, Session, VllmDp
 from kvscope.routers.base import Router
-from kvscope.routers.best_cached import BestCached
-from kvscope.routers.consistent_hash import ConsistentHash
-from kvscope.routers.dynamo import Dynamo
-from kvscope.routers.dynamo_approx import DynamoApprox
-from kvscope.routers.least_requests import LeastRequests
-from kvscope.routers.llm_d import LlmD
-from kvscope.routers.llm_d_precise import LlmDPrecise
-from kvscope.routers.min_ttft import MinTtft
-from kvscope.routers.mooncake import MooncakeConductor
-from kvscope.routers.power_of_two import PowerOfTwo
-from kvscope.routers.prefix_hash import PrefixHash
+from kvscope.routers.dynamo import Dynamo, DynamoApprox
+from kvscope.routers.hash_ring import ConsistentHash, PrefixHash
+from kvscope.routers.llm_d import LlmD, LlmDPrecise
 from kvscope.routers.prefixaware import Prefixaware
-from kvscope.routers.random import Random
-from kvscope.routers.round_robin import RoundRobin
-from kvscope.routers.session import Session
+from kvscope.routers.references import BestCached, MinTtft, MooncakeConductor
 from kvscope.routers.sglang import Sglang
-from kvscope.routers.vllm_dp import VllmDp
 
 ROUTERS: tuple[type[Router], ...] = (
     RoundRobin,
@@ -57,9 +45,7 @@ def router_by_name(name: str) -> type[Router]:
     names = [known.name for known in ROUTERS]
     base = wanted.partition("@")[0]
     versions = [known for known in names if known.partition("@")[0] == base]
-    near = get_close_matches(wanted, names, n=1)
+    remedy = did_you_mean(wanted, names, "take some of " + ", ".join(names))
     if versions:
         remedy = "take " + " or ".join(versions)
-    else:
-        remedy = f"did you mean {near[0]}?" if near else "take some of " + ", ".join(names)
     raise UsageError(f"unknown router {name!r}", where="--router", remedy=remedy)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from kvscope.deployment.engines import DEFAULT_ENGINE, THIN_RETENTION, Engine, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
-from kvscope.policies.lru_retention import RETENTION, LruRetention
+from kvscope.policies.lru import RETENTION, LruRetention
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import Deployment, ResolvedDeployment

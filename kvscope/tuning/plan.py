@@ -21,8 +21,7 @@ from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.fleet.options import router_label
 from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.policies.base import GUARD, Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention
+from kvscope.policies.lru import Lru, LruRetention
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
 from kvscope.tuning.comparison import Canary, Window, WindowTrial

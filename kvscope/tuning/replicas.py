@@ -26,7 +26,7 @@ from kvscope.replay.derived_traces import select
 from kvscope.replay.metrics import ServedRequests, serve
 from kvscope.replay.sweep import engine_of, serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.routers.session import Session
+from kvscope.routers.balancers import Session
 from kvscope.tuning.target import Target
 
 SESSION = Session()

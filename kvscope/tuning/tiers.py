@@ -21,8 +21,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.units import format_size
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import retained_by
+from kvscope.policies.lru import Lru, retained_by
 from kvscope.replay.tier_spec import READS, WRITES, Read, Tier
 from kvscope.replay.workload import Workload
 from kvscope.tuning.trial import Advance, EngineTier, Evaluator, Trial

@@ -25,8 +25,8 @@ from kvscope.replay.metrics import ServedRequests, summarize
 from kvscope.replay.sweep import blocks_each, offload_settings
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.routers.balancers import Session
 from kvscope.routers.base import Router
-from kvscope.routers.session import Session
 from kvscope.tuning.replicas import SESSION, serve_fleet, serve_replicas, split_over, together
 from kvscope.tuning.target import Target, View
 from kvscope.vllm_sim import EngineSettings

@@ -18,10 +18,8 @@ from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.base import Policy
-from kvscope.policies.belady import Belady
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention
-from kvscope.policies.tail_belady import TailBelady
+from kvscope.policies.belady import Belady, TailBelady
+from kvscope.policies.lru import Lru, LruRetention
 from kvscope.replay.curve import first_counted
 from kvscope.replay.derived_traces import begun
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters

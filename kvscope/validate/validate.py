@@ -20,8 +20,7 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention
+from kvscope.policies.lru import Lru, LruRetention
 from kvscope.policies.registry import plugin_policies
 from kvscope.serving.client import Endpoint, ModelCard, block_pool, completion
 from kvscope.serving.server import EngineDied, Launch, VllmServer

@@ -1,8 +1,9 @@
 """The `engine` capacity model: vLLM's block pool and scheduler, request by request.
 
-`state` holds blocks and requests, `pool` allocates, frees and evicts blocks, `admission` starts and
-preempts requests, `scheduler` makes the steps of the engine, `replay` runs a trace through them.
-`offload` is the scheduler with a CPU tier below the pool, whose chunks `chunks` holds and evicts.
+`state` holds blocks and requests, `pool` allocates, frees and evicts blocks, `groups` gives them to
+requests and hashes them, `admission` looks up and admits requests, `scheduler` makes the steps of
+the engine, `replay` runs a trace through them. `offload` is the scheduler with a CPU tier below the
+pool: which chunks requests load and store is in `offload_blocks`; `chunks` holds and evicts them.
 """
 
 from kvscope.vllm_sim.replay import (

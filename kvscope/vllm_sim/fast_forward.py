@@ -6,10 +6,9 @@ add up the same numbers in the same order as `scheduler` does, so all results ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvscope.core.jit import callable_in_kernels, called_by_kernels
-from kvscope.vllm_sim.admission import BlockRules, arrive
+from kvscope.vllm_sim.admission import arrive
+from kvscope.vllm_sim.groups import extend, free_copied, quiet_until
 from kvscope.vllm_sim.state import ALWAYS, NONE, Machine
 
 WORTHWHILE = 3  # steps in one go: fewer take as long one by one
@@ -61,8 +60,7 @@ def set_progress(machine: Machine, request: int, computed: int, coming: int) -> 
     record, steps = machine.requests[request], machine.state[0].steps
     record.computed = computed
     record.generated = computed + 1 - coming - record.prompt
-    if len(machine.groups) > 0:
-        record.planned_step, record.computed_before = steps, computed - 1
+    record.planned_step, record.computed_before = steps, computed - 1
 
 
 @callable_in_kernels
@@ -89,102 +87,87 @@ def end_decodes(machine: Machine, coming: int, steps: int) -> None:
         machine.batch[1, at] = request
 
 
-def change_finder(rules: BlockRules) -> Callable[[Machine, int], int]:
-    """Return the function that finds out when the blocks of running requests change next.
+@callable_in_kernels
+def first_change(machine: Machine, coming: int) -> int:
+    """Find out when the blocks of running requests change next.
 
-    It fills row 0 of `batch` with the number of steps until then, and row 1 with their computed
-    tokens. It returns the least number, NONE if a step may change more than blocks.
+    Fill row 0 of `batch` with the number of steps until then, and row 1 with their computed tokens.
+    Return the least number, NONE if a step may change more than blocks.
     """
-    quiet_until = rules.quiet_until
-
-    @callable_in_kernels
-    def first_change(machine: Machine, coming: int) -> int:
-        running, changes, computed = machine.running, machine.batch[0], machine.batch[1]
-        first = ALWAYS
-        for at in range(machine.state[0].running):
-            computed[at] = machine.requests[running[at]].computed
-            quiet = quiet_until(machine, running[at], coming)
-            if quiet == NONE:
-                return NONE
-            changes[at] = quiet - computed[at]
-            first = min(first, changes[at])
-        return first
-
-    return first_change
-
-
-def block_changer(rules: BlockRules) -> Callable[[Machine, int, int], int]:
-    """Return the function that changes the blocks of the requests that are due at a step.
-
-    It returns when the next ones are; NONE, and nothing has changed, if too few blocks are free.
-    """
-    extend, end_plan, quiet_until = rules.extend, rules.end_plan, rules.quiet_until
-
-    @callable_in_kernels
-    def change_blocks(machine: Machine, coming: int, step: int) -> int:
-        state, running = machine.state[0], machine.running
-        changes, computed = machine.batch[0], machine.batch[1]
-        due = 0
-        for at in range(state.running):
-            due += changes[at] <= step
-        if due * max(1, 2 * len(machine.groups)) > state.free:  # with copies, two in each group
+    running, changes, computed = machine.running, machine.batch[0], machine.batch[1]
+    first = ALWAYS
+    for at in range(machine.state[0].running):
+        computed[at] = machine.requests[running[at]].computed
+        quiet = quiet_until(machine, running[at], coming)
+        if quiet == NONE:
             return NONE
-        first = ALWAYS
-        for at in range(state.running):
-            if changes[at] <= step:
-                set_progress(machine, running[at], computed[at] + step, coming)
-                extend(machine, running[at], 1)
-                changes[at] = quiet_until(machine, running[at], coming) - computed[at]
-            first = min(first, changes[at])
-        end_plan(machine)
-        return first
-
-    return change_blocks
+        changes[at] = quiet - computed[at]
+        first = min(first, changes[at])
+    return first
 
 
-def fast_forwarder(rules: BlockRules) -> Callable[[Machine, int, float, bool], int]:
-    """Return the function that takes all steps up to the next one that is more than decodes.
+@callable_in_kernels
+def change_blocks(machine: Machine, coming: int, step: int) -> int:
+    """Change the blocks of the requests that are due at a step.
 
-    Called as fast_forward(machine, steps, until_s, settled) behind a step in which all requests
-    that run got one token: takes at most so many steps, and none at `until_s` or later; returns how
-    many. `settled`: that step tried to admit those that wait, and no request has ended since.
+    Return when the next ones are; NONE, and nothing has changed, if too few blocks are free.
     """
-    first_change, change_blocks = change_finder(rules), block_changer(rules)
+    state, running = machine.state[0], machine.running
+    changes, computed = machine.batch[0], machine.batch[1]
+    due = 0
+    for at in range(state.running):
+        due += changes[at] <= step
+    if due * len(machine.groups) > state.free:
+        return NONE
+    first = ALWAYS
+    for at in range(state.running):
+        if changes[at] <= step:
+            set_progress(machine, running[at], computed[at] + step, coming)
+            extend(machine, running[at], 1)
+            changes[at] = quiet_until(machine, running[at], coming) - computed[at]
+        first = min(first, changes[at])
+    free_copied(machine)
+    return first
 
-    @called_by_kernels
-    def fast_forward(machine: Machine, steps: int, until_s: float, settled: bool) -> int:
-        state, coming = machine.state[0], int(machine.state[0].in_progress > 0)
-        admits, empty = admits_any(machine), is_queue_empty(machine)
-        # Waiting requests go on waiting until a block is freed, or hashed, which they may hit.
-        # States are hit one step later than they are hashed.
-        if admits and not empty and (not settled or state.state_tokens > 0):
-            return 0
-        steps = min(steps, decode_steps(machine, coming))
-        if steps < WORTHWHILE:
-            return 0
-        change = first_change(machine, coming)
-        if change == NONE or (admits and not empty):
-            steps = min(steps, max(change, 0))
-        arrival_s, before, step = next_arrival_s(machine), state.steps, 0
-        while step < steps and state.now_s < until_s:
-            if arrival_s <= state.now_s:
-                if admits and empty:
-                    break
-                arrive(machine)
-                arrival_s = next_arrival_s(machine)
-            if step >= change:
-                change = change_blocks(machine, coming, step)
-                if change == NONE:
-                    break
-            state.cost_s = decode_cost_s(machine, step)
-            if coming:
-                state.now_s = state.end_s
-            state.end_s = state.now_s + state.cost_s
-            if not coming:
-                state.now_s = state.end_s
-            step += 1
-            state.steps = before + step
-        end_decodes(machine, coming, step)
-        return step
 
-    return fast_forward
+@called_by_kernels
+def fast_forward(machine: Machine, steps: int, until_s: float, settled: bool) -> int:
+    """Take all steps up to the next one that is more than decodes, and return how many.
+
+    That is behind a step in which all requests that run got one token: at most so many steps, and
+    none at `until_s` or later. `settled`: that step tried to admit those that wait, and no request
+    has ended since.
+    """
+    state, coming = machine.state[0], int(machine.state[0].in_progress > 0)
+    admits, empty = admits_any(machine), is_queue_empty(machine)
+    # Waiting requests go on waiting until a block is freed, or hashed, which they may hit.
+    # States are hit one step later than they are hashed.
+    if admits and not empty and (not settled or state.state_tokens > 0):
+        return 0
+    steps = min(steps, decode_steps(machine, coming))
+    if steps < WORTHWHILE:
+        return 0
+    change = first_change(machine, coming)
+    if change == NONE or (admits and not empty):
+        steps = min(steps, max(change, 0))
+    arrival_s, before, step = next_arrival_s(machine), state.steps, 0
+    while step < steps and state.now_s < until_s:
+        if arrival_s <= state.now_s:
+            if admits and empty:
+                break
+            arrive(machine)
+            arrival_s = next_arrival_s(machine)
+        if step >= change:
+            change = change_blocks(machine, coming, step)
+            if change == NONE:
+                break
+        state.cost_s = decode_cost_s(machine, step)
+        if coming:
+            state.now_s = state.end_s
+        state.end_s = state.now_s + state.cost_s
+        if not coming:
+            state.now_s = state.end_s
+        step += 1
+        state.steps = before + step
+    end_decodes(machine, coming, step)
+    return step

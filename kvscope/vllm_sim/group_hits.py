@@ -1,4 +1,4 @@
-"""Contents of a hybrid model's blocks, and how much of a prompt all its groups have cached.
+"""Contents of blocks, and how much of a prompt all groups of layers have cached.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator) and
 vllm/v1/core/single_type_kv_cache_manager.py (find_longest_cache_hit of each manager).
@@ -6,9 +6,15 @@ vllm/v1/core/single_type_kv_cache_manager.py (find_longest_cache_hit of each man
 
 from __future__ import annotations
 
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.vllm_sim.pool import lose_content
 from kvscope.vllm_sim.state import CHUNKED, FULL, LINEAR, NONE, ROOT, SLIDING, Machine
+
+
+@callable_in_kernels
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Return the number of blocks for so many tokens, the last one perhaps partial."""
+    return (tokens + block_size - 1) // block_size
 
 
 @callable_in_kernels
@@ -49,14 +55,14 @@ def forget(machine: Machine, block: int) -> None:
 
 
 @callable_in_kernels
-def is_cached(machine: Machine, spec: int, tokens: int, ever: bool) -> bool:
-    """Return whether all groups of a spec have the front path's block that ends after `tokens`.
+def is_cached(machine: Machine, spec: int, depth: int, ever: bool) -> bool:
+    """Return whether all groups of a spec have the front path's block that ends at node `depth`.
 
     `ever`: or had it.
     """
-    front = len(machine.path) - 1
+    last = machine.path[len(machine.path) - 1, depth - 1]
     for group in range(machine.specs[spec].begin, machine.specs[spec].end):
-        node = machine.nodes[content_after(machine, front, group, tokens)]
+        node = machine.nodes[last + machine.groups[group].first_content]
         if node.first == NONE and (not ever or node.written == 0):
             return False
     return True
@@ -65,9 +71,9 @@ def is_cached(machine: Machine, spec: int, tokens: int, ever: bool) -> bool:
 @callable_in_kernels
 def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
     """Return the longest prefix, at most `tokens`, after which a state is cached."""
-    alignment = machine.state[0].alignment_tokens
+    alignment, size = machine.state[0].alignment_tokens, machine.state[0].block_size
     for end in range(tokens // alignment * alignment, 0, -alignment):
-        if is_cached(machine, spec, end, ever):
+        if is_cached(machine, spec, end // size, ever):
             return end
     return 0
 
@@ -78,7 +84,7 @@ def look_up_sliding(machine: Machine, spec: int, tokens: int, ever: bool) -> int
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, run = layout.block_tokens, 0
     for at in range(tokens // size - 1, -1, -1):
-        if not is_cached(machine, spec, (at + 1) * size, ever):
+        if not is_cached(machine, spec, (at + 1) * layout.nodes_per_block, ever):
             run = 0
         elif run > 0 or (at + 1) * size % alignment == 0:
             run += 1
@@ -94,17 +100,18 @@ def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int
     size, at = layout.block_tokens, 0
     if layout.kind == CHUNKED:
         at = tokens // layout.window_tokens * layout.window_tokens // size
-    while at < tokens // size and is_cached(machine, spec, (at + 1) * size, ever):
+    whole, nodes = tokens // size, layout.nodes_per_block
+    while at < whole and is_cached(machine, spec, (at + 1) * nodes, ever):
         at += 1
     if alignment < size:  # the block may be cached up to the end of a prompt within it
         last = min(tokens // alignment, (at + 1) * (size // alignment) - 1) * alignment
         for end in range(last, at * size, -alignment):
-            if is_cached(machine, spec, end, ever):
+            if is_cached(machine, spec, end // machine.state[0].block_size, ever):
                 return end
     return at * size // alignment * alignment  # type: ignore[no-any-return]
 
 
-@callable_in_kernels
+@called_by_kernels
 def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]:
     """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
 
@@ -140,3 +147,18 @@ def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]
         if not shorter or two:
             break
     return hit, (0 if single or longest <= hit else longest)
+
+
+@callable_in_kernels
+def count_written(machine: Machine, most: int) -> int:
+    """Return how many leading nodes of the front path, at most `most`, full attention ever held.
+
+    Of a model without full attention its first group counts.
+    """
+    front, group, blocks = len(machine.path) - 1, machine.specs[0].begin, 0
+    layout = machine.groups[group]
+    while (blocks + 1) * layout.nodes_per_block <= most and machine.nodes[
+        content_at(machine, front, group, blocks)
+    ].written:
+        blocks += 1
+    return blocks * layout.nodes_per_block  # type: ignore[no-any-return]

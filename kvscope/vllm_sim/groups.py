@@ -1,42 +1,41 @@
-"""Requests of a hybrid model: several groups of layers, each with its block table, in one pool.
+"""Blocks of requests: groups of layers, each with its block table, in one pool.
 
 A block belongs to one group and its content is the pair (group, node): node + group * nodes. Full
 attention keeps all blocks of a request; sliding windows and chunks free those that no later token
 looks at. Linear attention ("linear") writes one block a step, the state after its last token, and
 its steps end where blocks do. A prefix is a hit only where all groups have what they need there.
+Most models have one group of full attention; only its blocks may lie in several lanes.
 
 With a `prefix_match_unit` below the blocks of states, hits end within blocks, at the end of an
 earlier prompt: a step ends there, and the block is copied before anything else is written to it,
 by the request that goes on as by those that hit it. Such a block is found by what its prompt ends
 with (its group's node there), and once it is full by its own end as well.
 
+Above a CPU tier, what a request is given and leaves is noted for the tier (`offload_state`).
+
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator),
 vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager, SlidingWindowManager,
 ChunkedLocalAttentionManager, MambaManager in mode "align"), vllm/v1/core/kv_cache_manager.py
-(allocate_slots), vllm/v1/core/sched/scheduler.py (Scheduler._mamba_block_aligned_split) and
-vllm/v1/kv_cache_interface.py (is_mamba_prefill_checkpoint_valid).
+(KVCacheManager.allocate_slots, free), vllm/v1/core/sched/scheduler.py
+(Scheduler._mamba_block_aligned_split) and vllm/v1/kv_cache_interface.py
+(is_mamba_prefill_checkpoint_valid).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import numpy as np
 
-from kvscope.core.jit import callable_in_kernels
-from kvscope.vllm_sim.admission import (
-    BlockRules,
-    blocks_for,
-    enter_running,
-    note_admission,
-)
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
+from kvscope.policies.base import Turn
 from kvscope.vllm_sim.group_hits import (
     block_of,
+    blocks_for,
     content_after,
     content_at,
     forget,
-    look_up_groups,
     second_of,
 )
+from kvscope.vllm_sim.offload_state import WAITING
 from kvscope.vllm_sim.pool import give_back, give_content, goes_in_front, lose_content, take, use
 from kvscope.vllm_sim.state import (
     ALWAYS,
@@ -47,19 +46,28 @@ from kvscope.vllm_sim.state import (
     ROOT,
     SLIDING,
     Machine,
+    has_tier,
 )
+
+
+@callable_in_kernels
+def known_tokens(machine: Machine, request: int) -> int:
+    """Return the tokens of a request that are known, prompt and output."""
+    record = machine.requests[request]
+    return record.prompt + record.generated  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def skipped_blocks(machine: Machine, group: int, tokens: int) -> int:
     """Return how many leading blocks of a group no token after the first `tokens` looks at."""
     layout = machine.groups[group]
-    skipped = 0
+    if layout.kind == FULL:
+        return 0
     if layout.kind == SLIDING:
         skipped = max(0, tokens - layout.window_tokens + 1)
     elif layout.kind == CHUNKED:
         skipped = tokens // layout.window_tokens * layout.window_tokens
-    elif layout.kind == LINEAR:
+    else:
         skipped = max(0, tokens - 1)
     return skipped // layout.block_tokens  # type: ignore[no-any-return]
 
@@ -71,20 +79,29 @@ def first_held(machine: Machine, request: int, group: int) -> int:
 
 
 @callable_in_kernels
-def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int) -> None:
-    """Free blocks begin..end of a group, the last one first; linear attention lacks some."""
-    row = machine.requests[request].slot * len(machine.groups) + group
-    for at in range(begin, end):  # to the front of their queue: the last one freed goes first
+def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
+    """Free those of blocks begin..end of a block table that go in front: the last one goes first.
+
+    Linear attention lacks some.
+    """
+    for at in range(begin, end):
         block = machine.table[row, at]
         if block != NONE and goes_in_front(machine, block):
             give_back(machine, block, 0)
+
+
+@callable_in_kernels
+def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int) -> None:
+    """Free blocks begin..end of a group, the last one first, to the only lane."""
+    row = machine.requests[request].slot * len(machine.groups) + group
+    free_unhashed(machine, row, begin, end)
     for at in range(end - 1, begin - 1, -1):
         block = machine.table[row, at]
         if block != NONE and not goes_in_front(machine, block):
             give_back(machine, block, 0)
 
 
-@callable_in_kernels
+@called_by_kernels
 def free_skipped(machine: Machine, request: int, tokens: int) -> None:
     """Free what no token after the first `tokens` looks at, and note when that is more."""
     record = machine.requests[request]
@@ -135,15 +152,30 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
 
 
 @callable_in_kernels
-def hash_groups(machine: Machine, request: int, tokens: int) -> None:
-    """Hash the blocks that `tokens` tokens fill, up to where a hit may end, that groups keep."""
-    hash_kept(machine, request, tokens, 1)
-
-
-@callable_in_kernels
 def planned_step(machine: Machine) -> int:
     """Return how a node notes that a block gets its content in the step being planned."""
     return machine.state[0].steps + 2  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def hash_filled(machine: Machine, request: int, tokens: int, written: int) -> None:
+    """Hash the blocks that `tokens` tokens fill, up to where a hit may end, that groups keep.
+
+    The contents of states are noted as `written`. Most steps fill none: a test here is much
+    cheaper than a call.
+    """
+    state = machine.state[0]
+    if state.hashes_always or tokens >= machine.requests[request].hashed + state.hash_tokens:
+        hash_kept(machine, request, tokens, written)
+
+
+@callable_in_kernels
+def hash_planned(machine: Machine, request: int, tokens: int) -> None:
+    """Hash what a request fills in the step being planned, and note how far it is before."""
+    hash_filled(machine, request, tokens, planned_step(machine))
+    record = machine.requests[request]
+    record.planned_step = machine.state[0].steps + 1
+    record.computed_before = record.computed
 
 
 @callable_in_kernels
@@ -157,15 +189,14 @@ def note_states(machine: Machine, request: int, at: int, written: int) -> None:
             machine.nodes[content_at(machine, slot, group, at)].written = written
 
 
-@callable_in_kernels
+@called_by_kernels
 def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None:
-    """Hash blocks as `hash_groups` does; the contents of states are noted as `written`.
+    """Hash blocks as `hash_filled` does.
 
     With `rehashes_states` so is the state before a prompt's end as long as the request holds it.
     """
     record, state = machine.requests[request], machine.state[0]
-    alignment = max(state.alignment_tokens, state.state_tokens)
-    filled, exported = tokens // alignment * alignment, NONE
+    filled, exported = tokens // state.hash_tokens * state.hash_tokens, NONE
     within = state.alignment_tokens < state.state_tokens
     if within and exported_states(machine, request, record.computed, tokens) > 0:
         exported = blocks_for(tokens, state.state_tokens) - 2
@@ -175,17 +206,20 @@ def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None
             note_states(machine, request, blocks - 1, written)
     else:
         for group in range(len(machine.groups)):
-            size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups)
+            layout, row = machine.groups[group], record.slot * len(machine.groups) + group
+            size, linear, full = layout.block_tokens, layout.kind == LINEAR, layout.kind == FULL
+            nodes, first = layout.nodes_per_block, layout.first_content
             begin = max(record.hashed // size, first_held(machine, request, group))
             for at in range(begin, filled // size):
-                block = machine.table[row + group, at]
-                if at == exported and machine.groups[group].kind == LINEAR:
+                block = machine.table[row, at]
+                if linear and at == exported:
                     continue
-                if block != NONE and is_retained(machine, request, group, at):
-                    content = content_at(machine, record.slot, group, at)
-                    forget(machine, block)
+                if full or (block != NONE and is_retained(machine, request, group, at)):
+                    content = machine.path[record.slot, (at + 1) * nodes - 1] + first
+                    if within or not full:
+                        forget(machine, block)
                     give_content(machine, block, content)
-                    if machine.groups[group].kind == LINEAR:
+                    if linear:
                         machine.nodes[content].written = written
         record.hashed = filled
     if within:
@@ -253,11 +287,12 @@ def prefill_end(machine: Machine, request: int) -> int:
 def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
     """Return whether the step begin..end can write the last state before `known` tokens, too."""
     state = machine.state[0]
+    if state.export_tokens == 0:
+        return False
     size, unit = state.state_tokens, state.alignment_tokens
     at = (known - 1) // unit * unit
     return (  # type: ignore[no-any-return]
-        state.export_tokens > 0
-        and begin % unit == 0
+        begin % unit == 0
         and begin + unit <= at < end
         and blocks_for(end, size) - 2 > (begin - 1) // size
         and (at - begin) % state.export_tokens == 0
@@ -279,7 +314,7 @@ def exported_states(machine: Machine, request: int, begin: int, end: int) -> int
 def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
     """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
 
-    `capped` as in `blocks_to_admit`.
+    `capped`: at most what the request holds at any time, not what it would without freeing.
     """
     allocated, missing = machine.requests[request].allocated, 0
     states = 1 + exported_states(machine, request, begin, tokens)
@@ -296,96 +331,153 @@ def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capp
 
 
 @callable_in_kernels
-def hit_block(machine: Machine, row: int, group: int, at: int, hit: int, leading: int) -> int:
+def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
     """Return a group's cached block `at` of the path in `row`, of which `hit` tokens are a hit.
 
-    Full attention has `leading` tokens of it.
+    Full attention may have more of it, as the last look-up says.
     """
     layout = machine.groups[group]
-    cached = leading if layout.kind == FULL else hit
-    end = min(cached, (at + 1) * layout.block_tokens)
-    return block_of(machine, content_after(machine, row, group, end))
+    cached = machine.specs[0].cached_tokens if layout.kind == FULL else hit
+    if (at + 1) * layout.block_tokens <= cached:
+        return block_of(machine, content_at(machine, row, group, at))
+    return block_of(machine, content_after(machine, row, group, cached))
 
 
 @callable_in_kernels
-def blocks_to_admit(
-    machine: Machine, request: int, hit: int, leading: int, cached: int, tokens: int, capped: bool
-) -> int:
-    """Return how many free blocks a request takes for `tokens` tokens, of which `hit` are a hit.
+def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserved: int) -> bool:
+    """Return whether the pool has the blocks that a waiting request takes for its first `end`.
 
-    Up to `cached` ones are loaded; `leading` as in `hit_block`. `capped`: at most what the request
-    holds at any time, not what it would without freeing. A state that is computed in the step being
-    planned can be read in the next one only: no pool is enough. A block in which the hit ends is
-    copied. The state at the end of a hit counts also where a later one is loaded.
+    Of these tokens `hit` are a hit, and those up to `cached` are loaded; others have `reserved`
+    some blocks. With `reserve_full_prompt` so has it for all its tokens, at most what it holds at
+    any time. A state that is computed in the step being planned can be read in the next one only:
+    no pool is enough. A block in which the hit ends is copied. The state at the end of a hit counts
+    also where a later one is loaded.
     """
-    front, needed = len(machine.path) - 1, 0
-    states = 1 + exported_states(machine, request, cached, tokens)
+    state, front = machine.state[0], len(machine.path) - 1
+    total, needed, needed_whole = known_tokens(machine, request), reserved, 0
+    states = 1 + exported_states(machine, request, cached, end)
+    states_whole = 1 + exported_states(machine, request, cached, total)
     for group in range(len(machine.groups)):
         layout = machine.groups[group]
         size = layout.block_tokens
-        required, hits = blocks_for(tokens, size), blocks_for(hit, size)
+        required, whole, hits = (
+            blocks_for(end, size),
+            blocks_for(total, size),
+            blocks_for(hit, size),
+        )
         skipped = skipped_blocks(machine, group, cached)
         if layout.kind == LINEAR:
-            required = min(required, hits + states)
+            required, whole = min(required, hits + states), min(whole, hits + states_whole)
             skipped = skipped_blocks(machine, group, hit)
             if hits > 0:
-                state = machine.nodes[content_after(machine, front, group, hit)]
-                if state.written == planned_step(machine):
-                    return ALWAYS
-        elif capped:
-            required = min(required, layout.most_blocks)
-        needed += max(0, required - max(skipped, hits)) + int(hit % size > 0)
+                node = machine.nodes[content_after(machine, front, group, hit)]
+                if node.written == planned_step(machine):
+                    return False
+        else:
+            whole = min(whole, layout.most_blocks)
+        held = max(skipped, hits)
+        taken = int(hit % size > 0)
         for at in range(skipped, hits):
-            if machine.blocks[hit_block(machine, front, group, at, hit, leading)].users == 0:
-                needed += 1
-    return needed
+            if machine.blocks[hit_block(machine, front, group, at, hit)].users == 0:
+                taken += 1
+        needed += max(0, required - held) + taken
+        needed_whole += max(0, whole - held) + taken
+    enough = not state.reserve_full_prompt or needed_whole <= state.free
+    return enough and needed <= state.free  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def use_group_hits(machine: Machine, request: int, hit: int, leading: int, cached: int) -> None:
-    """Pin the cached blocks that a request needs after `cached` tokens, of which `hit` are a hit.
-
-    `leading` as in `hit_block`.
-    """
-    record, partial = machine.requests[request], False
+def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
+    """Pin the cached blocks that a request needs after `cached` tokens; `hit` are a hit."""
+    record, state, partial = machine.requests[request], machine.state[0], False
     for group in range(len(machine.groups)):
         row = record.slot * len(machine.groups) + group
         begin, size = skipped_blocks(machine, group, cached), machine.groups[group].block_tokens
         for at in range(begin, blocks_for(hit, size)):
-            block = hit_block(machine, record.slot, group, at, hit, leading)
+            block = hit_block(machine, record.slot, group, at, hit)
             use(machine, block)
             machine.table[row, at] = block
         partial = partial or hit % size > 0
-    state = machine.state[0]
     record.copy_at = hit // max(1, state.state_tokens) if partial else NONE
     record.allocated = hit
     record.hashed = hit // max(1, state.state_tokens) * max(1, state.state_tokens)
     record.skipped_for = cached
-    record.skips_at = 0
+    record.skips_at = 0 if state.hybrid else ALWAYS
 
 
 @callable_in_kernels
-def count_group_written(machine: Machine, most: int) -> int:
-    """Return how many leading nodes of the front path, at most `most`, full attention ever held.
+def lose_new_contents(machine: Machine, request: int) -> None:
+    """Have the blocks that a request wrote, and no other one uses, lose their content."""
+    record, size = machine.requests[request], machine.state[0].block_size
+    for at in range(record.hits, record.hashed // size):
+        block = machine.table[record.slot, at]
+        if machine.blocks[block].users == 1:
+            lose_content(machine, block)
 
-    Of a model without full attention its first group counts.
+
+@callable_in_kernels
+def turn_of(machine: Machine, request: int, part: int) -> Turn:
+    """Return a request as policies see it, with the category of a part of its path."""
+    record = machine.requests[request]
+    return Turn(
+        request,
+        record.arrival_s,
+        record.history_tokens,
+        record.category * (machine.cuts.shape[1] + 1) + part,
+        record.next_prompt_tokens,
+    )
+
+
+@callable_in_kernels
+def last_part(machine: Machine, request: int, finished: bool) -> int:
+    """Return the part of a path that its last block is in; of one that is preempted the first."""
+    blocks = blocks_for(machine.requests[request].allocated, machine.state[0].block_size)
+    end = blocks - 1 if finished else 0
+    return int(np.searchsorted(machine.cuts[request], end, side="right"))
+
+
+@callable_in_kernels
+def free_to_lanes(machine: Machine, request: int, finished: bool) -> None:
+    """Free all blocks of full attention to the lanes of the policy, the tail first.
+
+    A request that has not finished will be back at once, so none of its blocks are evicted early.
     """
-    front, group, blocks = len(machine.path) - 1, machine.specs[0].begin, 0
-    layout = machine.groups[group]
-    while (blocks + 1) * layout.nodes_per_block <= most and machine.nodes[
-        content_at(machine, front, group, blocks)
-    ].written:
-        blocks += 1
-    return blocks * layout.nodes_per_block  # type: ignore[no-any-return]
+    record, size, cuts = machine.requests[request], machine.state[0].block_size, machine.cuts
+    known, p, row = machine.functions, machine.p, record.slot
+    blocks, part = blocks_for(record.allocated, size), last_part(machine, request, finished)
+    _, lane = known.place(turn_of(machine, request, part), 0, size, p)
+    begin = blocks if finished else 0
+    free_unhashed(machine, row, 0, blocks)
+    for at in range(blocks - 1, -1, -1):
+        if at < begin:
+            while part > 0 and at < cuts[request, part - 1]:
+                part -= 1
+            begin, lane = known.place(turn_of(machine, request, part), at + 1, size, p)
+            begin = max(begin, int(cuts[request, part - 1]) if part > 0 else 0)
+        block = machine.table[row, at]
+        if not goes_in_front(machine, block):
+            give_back(machine, block, lane)
 
 
-@callable_in_kernels
-def release_groups(machine: Machine, request: int, finished: bool) -> None:
-    """Free all blocks of a request that runs, group by group, the tail first."""
-    record, state = machine.requests[request], machine.state[0]
-    for group in range(len(machine.groups)):
-        end = blocks_for(record.allocated, machine.groups[group].block_tokens)
-        free_blocks(machine, request, group, first_held(machine, request, group), end)
+@called_by_kernels
+def release(machine: Machine, request: int, finished: bool) -> None:
+    """Free all blocks of a request that runs, group by group, the tail first.
+
+    The new blocks of a turn that the policy does not admit lose their content.
+    """
+    record, state, known = machine.requests[request], machine.state[0], machine.functions
+    if has_tier(machine):
+        note_release(machine, request, finished)
+    if finished and state.selects:
+        turn = turn_of(machine, request, last_part(machine, request, finished))
+        if not known.admits(turn, machine.p, machine.tables.in_force):
+            lose_new_contents(machine, request)
+    if state.lanes > 1:
+        free_to_lanes(machine, request, finished)
+    else:
+        for group in range(len(machine.groups)):
+            end = blocks_for(record.allocated, machine.groups[group].block_tokens)
+            free_blocks(machine, request, group, first_held(machine, request, group), end)
     record.allocated = 0
     record.hashed = 0
     record.copy_at = NONE
@@ -396,11 +488,42 @@ def release_groups(machine: Machine, request: int, finished: bool) -> None:
 
 
 @callable_in_kernels
-def note_step(machine: Machine, request: int) -> None:
-    """Note which step computes for a request next, and how far it is before."""
-    record = machine.requests[request]
-    record.planned_step = machine.state[0].steps + 1
-    record.computed_before = record.computed
+def note_release(machine: Machine, request: int, finished: bool) -> None:
+    """Note that a request leaves the pool: the tier still stores the blocks of one that ended.
+
+    What a preempted one has the tier store has to be stored before its blocks are given away.
+    """
+    off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
+    if finished:
+        keep_table(machine, request, state.ended)
+        off.members[request].allocated = record.allocated
+        off.ended[state.ended] = request
+        state.ended += 1
+    elif off.members[request].transfers > 0:
+        for number in range(state.stores_done, state.stores):
+            job = off.stores[number % len(off.stores)]
+            if job.request == request:
+                job.flush = 1
+    off.members[request].stage = WAITING
+
+
+@callable_in_kernels
+def keep_table(machine: Machine, request: int, number: int) -> None:
+    """Keep the blocks of the `number`th request that ended; those it has left are freed first."""
+    off, record, groups = machine.offload, machine.requests[request], len(machine.groups)
+    for group in range(groups):
+        if machine.groups[group].kind == LINEAR:
+            continue
+        kept, row = off.ended_table[number * groups + group], record.slot * groups + group
+        full = machine.groups[group].kind == FULL
+        for at in range(blocks_for(record.allocated, machine.groups[group].block_tokens)):
+            block = machine.table[row, at]
+            lost = not full and (
+                off.since[row, at] == NONE or off.taken[block] > off.since[row, at]
+            )
+            kept[at] = NONE if lost else block
+    if record.computed >= record.skips_at:
+        free_skipped(machine, request, record.computed)
 
 
 @callable_in_kernels
@@ -412,9 +535,11 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
     that exports the last state before a prompt's end need not end there.
     """
     record, state = machine.requests[request], machine.state[0]
-    size, known = state.state_tokens, record.prompt + record.generated
-    prefilled = prefill_end(machine, request)
-    if size == 0 or computed >= prefilled:
+    size = state.state_tokens
+    if size == 0:
+        return tokens
+    known, prefilled = known_tokens(machine, request), prefill_end(machine, request)
+    if computed >= prefilled:
         return tokens
     end = computed + tokens
     exports = end >= prefilled and exports_between(machine, computed, end, prefilled)
@@ -454,7 +579,7 @@ def move_contents(machine: Machine, source: int, copy: int) -> None:
 def free_copied(machine: Machine) -> None:
     """Free the blocks that the planned step copies, and the copies, where no request has them."""
     groups, copies = machine.groups, machine.copies
-    for group in range(len(groups) - 1, -1, -1):  # to the front, as in `free_blocks`
+    for group in range(len(groups) - 1, -1, -1):  # to the front, as in `free_unhashed`
         for at in range(groups[group].copied - 1, -1, -1):
             if goes_in_front(machine, copies[group, at]):
                 give_back(machine, copies[group, at], 0)
@@ -466,147 +591,112 @@ def free_copied(machine: Machine) -> None:
 
 
 @callable_in_kernels
-def quiet_groups_until(machine: Machine, request: int, coming: int) -> int:
-    """Return `BlockRules.quiet_until`: a request allocates blocks, hashes some or frees some.
+def quiet_until(machine: Machine, request: int, coming: int) -> int:
+    """Return how many tokens a request that decodes has computed when its blocks change next.
 
-    Where hits end within blocks, and where states are rehashed, the end of a step hashes too.
+    Or earlier; it has `coming` tokens on their way before a step. It allocates blocks, hashes some
+    or frees some. Where hits end within blocks, and where states are rehashed, the end of a step
+    hashes too: NONE.
     """
     record, state = machine.requests[request], machine.state[0]
-    alignment = max(state.alignment_tokens, state.state_tokens)
     if state.alignment_tokens < state.state_tokens:
         return NONE
     if state.rehashes_states:
-        filled = (record.computed + 1 - coming) // alignment * alignment
+        filled = (record.computed + 1 - coming) // state.hash_tokens * state.hash_tokens
         if filled // state.state_tokens <= (record.prompt - 1) // state.state_tokens:
             return NONE
     if record.copy_at != NONE:
         return 0
-    hashes_at = (record.hashed // alignment + 1) * alignment - 1 + coming
+    hashes_at = record.hashed + state.hash_tokens - 1 + coming
     return min(record.room, hashes_at, record.skips_at + coming)  # type: ignore[no-any-return]
 
 
-def group_allocator(take_block: Callable[[Machine, bool], int]) -> Callable[..., None]:
-    """Return the function that allocates blocks in all groups until so many tokens have room.
-
-    First the copy of a block in which a hit ends, which a new request writes to (`admitted`); one
-    that has computed to the end of its prompt keeps the block, and the copy is for later requests.
-    """
-
-    @callable_in_kernels
-    def take_cleared(machine: Machine) -> int:
-        block = take_block(machine, False)
+@callable_in_kernels
+def take_cleared(machine: Machine, again: bool) -> int:
+    """Allocate a free block without any hash; `again` as in `take`."""
+    block = take(machine, again)
+    if machine.state[0].alignment_tokens < machine.state[0].state_tokens:
         forget(machine, block)
-        return block
-
-    @callable_in_kernels
-    def copy(machine: Machine, request: int, group: int, admitted: bool) -> None:
-        record, layout = machine.requests[request], machine.groups[group]
-        row = record.slot * len(machine.groups) + group
-        source, taken = machine.table[row, record.copy_at], take_cleared(machine)
-        if admitted:
-            machine.table[row, record.copy_at] = taken
-            use(machine, taken)
-        else:
-            move_contents(machine, source, taken)
-            use(machine, source)
-        machine.copies[group, layout.copied] = source
-        machine.copies[group, layout.copied + 1] = taken
-        layout.copied += 2
-
-    @callable_in_kernels
-    def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> None:
-        record = machine.requests[request]
-        record.room = ALWAYS
-        states = 1 + exported_states(machine, request, record.computed, tokens)
-        for group in range(len(machine.groups)):
-            kind, size = machine.groups[group].kind, machine.groups[group].block_tokens
-            row = record.slot * len(machine.groups) + group
-            if record.copy_at != NONE and (admitted or kind == LINEAR):
-                copy(machine, request, group, admitted)
-            end = blocks_for(max(tokens, record.allocated), size)
-            begin = max(blocks_for(record.allocated, size), first_held(machine, request, group))
-            for at in range(begin, end):
-                passed = kind == LINEAR and at < end - states
-                machine.table[row, at] = NONE if passed else take_cleared(machine)
-            record.room = min(record.room, end * size)
-        record.allocated = max(tokens, record.allocated)
-        record.copy_at = NONE
-
-    return allocate
+    return block
 
 
-def group_extender(allocate: Callable[..., None]) -> Callable[..., bool]:
-    """Return the function `extend` of BlockRules, which frees what no token looks at any more.
+@callable_in_kernels
+def copy_block(machine: Machine, request: int, group: int, admitted: bool) -> None:
+    """Have the step being planned copy the block of a group in which a hit ends.
 
-    A step in progress still looks at the blocks that its tokens need.
+    A new request (`admitted`) writes to the copy; one that has computed to the end of its prompt
+    keeps the block, and the copy is for later requests.
     """
+    record, layout = machine.requests[request], machine.groups[group]
+    row = record.slot * len(machine.groups) + group
+    source, taken = machine.table[row, record.copy_at], take_cleared(machine, False)
+    if admitted:
+        machine.table[row, record.copy_at] = taken
+        use(machine, taken)
+    else:
+        move_contents(machine, source, taken)
+        use(machine, source)
+    machine.copies[group, layout.copied] = source
+    machine.copies[group, layout.copied + 1] = taken
+    layout.copied += 2
 
-    @callable_in_kernels
-    def extend(machine: Machine, request: int, tokens: int) -> bool:
-        record, state = machine.requests[request], machine.state[0]
+
+@called_by_kernels
+def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> None:
+    """Allocate blocks in all groups until so many tokens have room, after what has to be copied.
+
+    `admitted` as in `copy_block`.
+    """
+    record, again = machine.requests[request], False
+    record.room = ALWAYS
+    states = 1 + exported_states(machine, request, record.computed, tokens)
+    for group in range(len(machine.groups)):
+        kind, size = machine.groups[group].kind, machine.groups[group].block_tokens
+        row = record.slot * len(machine.groups) + group
+        if record.copy_at != NONE and (admitted or kind == LINEAR):
+            copy_block(machine, request, group, admitted)
+        end = blocks_for(max(tokens, record.allocated), size)
+        first = first_held(machine, request, group)
+        begin = max(blocks_for(record.allocated, size), first)
+        for at in range(begin, end):
+            if kind == LINEAR and at < end - states:
+                machine.table[row, at] = NONE
+            else:
+                machine.table[row, at] = take_cleared(machine, again)
+                again = True
+        if has_tier(machine) and kind != FULL:
+            since = 0 if admitted else blocks_for(record.allocated, size)
+            note_since(machine, row, since, end, first)
+        record.room = min(record.room, end * size)
+    record.allocated = max(tokens, record.allocated)
+    record.copy_at = NONE
+
+
+@callable_in_kernels
+def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> None:
+    """Note when a request got its blocks begin..end; those before `first` it has left already."""
+    off = machine.offload
+    for at in range(begin, end):
+        off.since[row, at] = off.state[0].plan if at >= first else NONE
+
+
+@callable_in_kernels
+def extend(machine: Machine, request: int, tokens: int) -> bool:
+    """Allocate and hash for so many more tokens of a running request; False: too few are free.
+
+    Free what no token looks at any more. A step in progress still looks at the blocks that its
+    tokens need.
+    """
+    record, state = machine.requests[request], machine.state[0]
+    if record.computed >= record.skips_at:
         in_flight = state.in_progress > 0 and record.planned_step == state.steps
         settled = record.computed_before if in_flight else record.computed
         if settled >= record.skips_at:
             free_skipped(machine, request, settled)
-        wanted = record.computed + tokens
-        if wanted > record.room or record.copy_at != NONE:
-            if blocks_missing(machine, request, record.computed, wanted, False) > state.free:
-                return False
-            allocate(machine, request, wanted, False)
-        known = record.prompt + record.generated
-        hash_kept(machine, request, min(wanted, known), planned_step(machine))
-        note_step(machine, request)
-        return True
-
-    return extend
-
-
-def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
-    """Return the function `admit` of BlockRules."""
-
-    @callable_in_kernels
-    def admit(machine: Machine, request: int, budget: int) -> int:
-        record, state = machine.requests[request], machine.state[0]
-        size, total = state.block_size, record.prompt + record.generated
-        look = record.look if record.hits == NONE else (total - 1) // size
-        hit, junction = look_up_groups(machine, look * size, False)
-        leading = machine.specs[0].cached_tokens
-        record.junction = junction
-        tokens = cut(machine, request, hit, min(total - hit, budget))
-        if tokens == 0:
-            return 0
-        if (
-            state.reserve_full_prompt
-            and blocks_to_admit(machine, request, hit, leading, hit, total, True) > state.free
-        ):
-            return 0
-        needed = blocks_to_admit(machine, request, hit, leading, hit, hit + tokens, False)
-        if needed > state.free:
-            return 0
-        enter_running(machine, request)
-        if record.hits == NONE:
-            record.kept = look_up_groups(machine, look * size, True)[0] // size
-            written = count_group_written(machine, record.look)
-            record.written = max(hit // size, record.kept, written)
-            note_admission(machine, request, hit // size)
-        use_group_hits(machine, request, hit, leading, hit)
-        record.computed = hit
-        allocate(machine, request, hit + tokens, True)
-        hash_kept(machine, request, hit + tokens, planned_step(machine))
-        note_step(machine, request)
-        return tokens
-
-    return admit
-
-
-def several_groups() -> BlockRules:
-    """Return the rules of a hybrid model's requests; blocks leave in vLLM's own order, LRU."""
-    return group_rules(group_allocator(take))
-
-
-def group_rules(allocate: Callable[..., None]) -> BlockRules:
-    """Return the rules of a hybrid model's requests, for which `allocate` allocates."""
-    extend, admit = group_extender(allocate), group_admitter(allocate)
-    return BlockRules(
-        extend, hash_groups, release_groups, admit, cut, free_copied, quiet_groups_until
-    )
+    wanted = record.computed + tokens
+    if wanted > record.room or record.copy_at != NONE:
+        if blocks_missing(machine, request, record.computed, wanted, False) > state.free:
+            return False
+        allocate(machine, request, wanted, False)
+    hash_planned(machine, request, min(wanted, known_tokens(machine, request)))
+    return True

@@ -17,124 +17,89 @@ Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/off
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels, called_by_kernels, once
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.core.prefix import write_path
-from kvscope.vllm_sim.admission import arrive, learn, write_front
+from kvscope.vllm_sim.admission import (
+    arrive,
+    learn,
+    look_up_front,
+    note_admission,
+    note_written,
+    write_front,
+)
 from kvscope.vllm_sim.chunks import (
     chunk_at,
     commit_accesses,
-    is_held,
     offer_chunks,
     pin_chunk,
     reuse,
     see,
     unpin_chunk,
 )
-from kvscope.vllm_sim.offload_blocks import TierBlocks, has_ended, note_block, one_group_blocks
-from kvscope.vllm_sim.offload_groups import look_up_group_chunks, several_group_blocks
+from kvscope.vllm_sim.groups import (
+    allocate,
+    cut,
+    fits,
+    free_copied,
+    hash_filled,
+    hash_planned,
+    planned_step,
+)
+from kvscope.vllm_sim.offload_blocks import (
+    advance,
+    blocks_still_needed,
+    enter,
+    fence_chunk,
+    fits_loaded,
+    has_ended,
+    list_loads,
+    list_states,
+    list_stores,
+    look_up_chunks,
+    note_table,
+)
 from kvscope.vllm_sim.offload_state import (
     ENDED,
     LOADED,
     LOADING,
-    MISSING,
-    PENDING,
-    PRESENT,
     READ,
     READY,
     SKIP,
-    WAITING,
     Offload,
 )
-from kvscope.vllm_sim.pool import expire, take
+from kvscope.vllm_sim.pool import expire
 from kvscope.vllm_sim.scheduler import (
     begin_plan,
-    completer,
+    complete,
     cost_plan,
     leave_waiting,
     plan,
-    running_planner,
+    plan_running,
     start,
 )
 from kvscope.vllm_sim.state import NONE, Machine
-from kvscope.vllm_sim.storage import (
-    flush,
-    forget_answers,
-    next_copy_s,
-    poll,
-    read_chunk,
-    write_on,
-)
+from kvscope.vllm_sim.storage import flush, forget_answers, next_copy_s, poll, write_on
 
 LOAD = -2  # of an admission: the request has begun to load
 
 
 @callable_in_kernels
-def find_run(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
-    """Return the end of the run of chunks that a tier has, from `begin` on.
-
-    SKIP where one of them is under way.
-    """
-    at, pending, reads = begin, False, 0
-    while at < end:
-        chunk = off.chunks[chunk_at(off, path, at)]
-        if is_held(off, chunk_at(off, path, at)):
-            pending = pending or chunk.users == PENDING
-        elif off.state[0].storage:
-            answer = read_chunk(off, request, path, at, reads == 0)
-            if answer == MISSING:
-                break
-            pending = True
-            reads += answer == PRESENT
-        else:
-            break
-        at += 1
-    return SKIP if pending else at
-
-
-@called_by_kernels
-def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
-    """Return the tokens to load behind the hit ones of the front request, SKIP to wait for them."""
-    off, path = machine.offload, machine.path[len(machine.path) - 1]
-    size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
-    hits = hit // size
-    begin, end = hits // bpc, total // (size * bpc)
-    if (end * bpc - hits) < bpc:
-        return 0
-    if off.state[0].storage:
-        poll(off, False)
-    at = find_run(off, request, path, begin, end)
-    if at == SKIP:
-        return SKIP
-    if at == begin or at * bpc - hits < bpc:
-        return 0
-    for chunk in range(begin, at):
-        if off.chunks[chunk_at(off, path, chunk)].loading:
-            return SKIP
-    return (at * bpc - hits) * size  # type: ignore[no-any-return]
-
-
-def reserver(still_needed: Callable[[Machine, int], int]) -> Callable[[Machine], int]:
-    """Return the function that counts the blocks that prompts in progress and loads still need."""
-
-    @callable_in_kernels
-    def reserved_blocks(machine: Machine) -> int:
-        off, requests, state = machine.offload, machine.requests, machine.state[0]
-        reserved = 0
-        for at in range(state.running + off.state[0].loading):
-            loading = at >= state.running
-            request = off.loading[at - state.running] if loading else machine.running[at]
-            record = requests[request]
-            if loading or record.computed < record.prompt + record.generated:
-                reserved += still_needed(machine, request)
-        return reserved
-
-    return reserved_blocks
+def reserved_blocks(machine: Machine) -> int:
+    """Return the blocks that prompts in progress and loads still need."""
+    off, requests, state = machine.offload, machine.requests, machine.state[0]
+    reserved = 0
+    for at in range(state.running + off.state[0].loading):
+        loading = at >= state.running
+        request = off.loading[at - state.running] if loading else machine.running[at]
+        record = requests[request]
+        if loading or record.computed < record.prompt + record.generated:
+            reserved += blocks_still_needed(machine, request)
+    return reserved
 
 
 @callable_in_kernels
@@ -158,71 +123,62 @@ def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
     return job
 
 
-def loader(list_loads: Callable[..., int]) -> Callable[..., int]:
-    """Return the function that has a request load what is cached behind its hit tokens.
+@callable_in_kernels
+def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
+    """Have a request load what is cached behind its hit tokens.
 
-    It returns how many of its blocks it had read from storage. `list_loads` as in TierBlocks.
+    Return how many of its blocks it had read from storage.
     """
-
-    @callable_in_kernels
-    def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
-        off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
-        member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
-        hits, read = hit // machine.state[0].block_size, 0
-        count = list_loads(machine, request, hit, cached)
-        if record.preemptions == 0:
-            member.chunks = count
-        job = add_transfer(off.loads, state.loads, request, count)
-        for place in range(count):
-            at = off.offered[place]
-            node = chunk_at(off, path, at)
-            off.load_nodes[(job.first + place) % len(off.load_nodes)] = node
-            off.chunks[node].loading = 1
-            pin_chunk(off, node)
-            see(off, request, path, at)
-            reuse(off, request, at)
-            if off.marks[member.access + at] & READ:
-                read += (at + 1) * bpc - max(hits, at * bpc)
-        state.loads += 1
-        state.reread = 0
-        member.transfers += 1
-        member.stage = LOADING
-        off.loading[state.loading] = request
-        state.loading += 1
-        return read
-
-    return begin_load
+    off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
+    member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
+    hits, read = hit // machine.state[0].block_size, 0
+    count = list_loads(machine, request, hit, cached)
+    if record.preemptions == 0:
+        member.chunks = count
+    job = add_transfer(off.loads, state.loads, request, count)
+    for place in range(count):
+        at = off.offered[place]
+        node = chunk_at(off, path, at)
+        off.load_nodes[(job.first + place) % len(off.load_nodes)] = node
+        off.chunks[node].loading = 1
+        pin_chunk(off, node)
+        see(off, request, path, at)
+        reuse(off, request, at)
+        if off.marks[member.access + at] & READ:
+            read += (at + 1) * bpc - max(hits, at * bpc)
+    state.loads += 1
+    state.reread = 0
+    member.transfers += 1
+    member.stage = LOADING
+    off.loading[state.loading] = request
+    state.loading += 1
+    return read
 
 
-def offering(blocks: TierBlocks, storage: bool) -> Callable[..., bool]:
-    """Return the function that offers the tier the first `count` chunks of `offered`.
+@callable_in_kernels
+def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
+    """Offer the tier the first `count` chunks of `offered`; return False where it refuses them.
 
-    It returns False where the tier refuses them. `row` is as in TierBlocks.
+    `row` is a slot, or the number of a request that ended.
     """
-    fence = blocks.fence
-
-    @callable_in_kernels
-    def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
-        off = machine.offload
-        state, member = off.state[0], off.members[request]
-        if count == 0:
-            return True
-        if storage and state.storage:
-            poll(off, bool(state.polls_late))
-        fresh = offer_chunks(off, request, path, count)
-        if fresh <= 0:
-            return fresh == 0
-        job = add_transfer(off.stores, state.stores, request, fresh)
-        for place in range(fresh):
-            at = off.fresh[place]
-            off.store_nodes[(job.first + place) % len(off.store_nodes)] = chunk_at(off, path, at)
-            fence(machine, request, row, at)
-        job.fences = state.fences
-        state.stores += 1
-        member.transfers += 1
+    off = machine.offload
+    state, member = off.state[0], off.members[request]
+    if count == 0:
         return True
-
-    return offer_listed
+    if state.storage:
+        poll(off, bool(state.polls_late))
+    fresh = offer_chunks(off, request, path, count)
+    if fresh <= 0:
+        return fresh == 0
+    job = add_transfer(off.stores, state.stores, request, fresh)
+    for place in range(fresh):
+        at = off.fresh[place]
+        off.store_nodes[(job.first + place) % len(off.store_nodes)] = chunk_at(off, path, at)
+        fence_chunk(machine, request, row, at)
+    job.fences = state.fences
+    state.stores += 1
+    member.transfers += 1
+    return True
 
 
 @callable_in_kernels
@@ -236,71 +192,60 @@ def tokens_stored(machine: Machine, request: int) -> int:
     return min(tokens, known)  # type: ignore[no-any-return]
 
 
-def step_offering(blocks: TierBlocks, storage: bool) -> Callable[[Machine], None]:
-    """Return the function that offers what the planned step fills, then what ended requests left.
+@callable_in_kernels
+def offer_step(machine: Machine) -> None:
+    """Offer what the planned step fills, then what ended requests left.
 
     States of linear attention first, each on its own.
     """
-    offer_listed, list_states = offering(blocks, storage), blocks.list_states
-    list_stores, advance = blocks.list_stores, blocks.advance
-
-    @callable_in_kernels
-    def offer_step(machine: Machine) -> None:
-        off, state, front = machine.offload, machine.state[0], len(machine.path) - 1
-        states = list_states(machine)
-        running = states + state.planned
-        for at in range(running + off.state[0].ended):
-            row = at - running
-            if at < states:
-                request = off.states[at, 0]
-            elif at < running:
-                request = machine.batch[1, at - states]
-            else:
-                request = off.ended[row]
-            record, path = machine.requests[request], machine.path[front]
-            if at >= running:
-                write_path(machine.nodes.parent, record.leaf, path, 0, record.length)
-            else:
-                path, row = machine.path[record.slot], record.slot
-            count = 1
-            if at < states:
-                off.offered[0] = off.states[at, 1]
-            else:
-                count = list_stores(machine, request, row, tokens_stored(machine, request))
-            if offer_listed(machine, request, path, row, count) and at >= states:
-                advance(machine, request, row)
-
-    return offer_step
+    off, state, front = machine.offload, machine.state[0], len(machine.path) - 1
+    states = list_states(machine)
+    running = states + state.planned
+    for at in range(running + off.state[0].ended):
+        row = at - running
+        if at < states:
+            request = off.states[at, 0]
+        elif at < running:
+            request = machine.batch[1, at - states]
+        else:
+            request = off.ended[row]
+        record, path = machine.requests[request], machine.path[front]
+        if at >= running:
+            write_path(machine.nodes.parent, record.leaf, path, 0, record.length)
+        else:
+            path, row = machine.path[record.slot], record.slot
+        count = 1
+        if at < states:
+            off.offered[0] = off.states[at, 1]
+        else:
+            count = list_stores(machine, request, row, tokens_stored(machine, request))
+        if offer_listed(machine, request, path, row, count) and at >= states:
+            advance(machine, request, row)
 
 
-def step_storer(blocks: TierBlocks, storage: bool) -> Callable[[Machine], None]:
-    """Return the function that ends a plan: offers to the tier, and requests that leave it."""
-    offer_step = step_offering(blocks, storage)
-
-    @called_by_kernels
-    def store_step(machine: Machine) -> None:
-        off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
-        size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
-        reads = storage and bool(state.storage)
-        if reads and not state.polls_late:
-            flush(off)
-        offer_step(machine)
-        for at in range(state.ended):
-            request = off.ended[at]
-            record = requests[request]
-            write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
-            tokens = max(record.prompt, record.prompt + record.generated - 1)
-            commit_accesses(off, request, front, tokens // size // state.unit_nodes * state.groups)
-            off.members[request].stage = ENDED
-            if reads and off.members[request].transfers == 0:
-                forget_answers(machine, request)
-        if state.ended > 0:
-            machine.state[0].front = NONE
-        state.ended = 0
-        if reads and state.polls_late:
-            flush(off)
-
-    return store_step
+@called_by_kernels
+def store_step(machine: Machine) -> None:
+    """End a plan: offers to the tier, and requests that leave it."""
+    off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
+    size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
+    reads = bool(state.storage)
+    if reads and not state.polls_late:
+        flush(off)
+    offer_step(machine)
+    for at in range(state.ended):
+        request = off.ended[at]
+        record = requests[request]
+        write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
+        tokens = max(record.prompt, record.prompt + record.generated - 1)
+        commit_accesses(off, request, front, tokens // size // state.unit_nodes * state.groups)
+        off.members[request].stage = ENDED
+        if reads and off.members[request].transfers == 0:
+            forget_answers(machine, request)
+    if state.ended > 0:
+        machine.state[0].front = NONE
+    state.ended = 0
+    if reads and state.polls_late:
+        flush(off)
 
 
 @callable_in_kernels
@@ -342,44 +287,37 @@ def begin_transfers(machine: Machine) -> float:
     return begin_s  # type: ignore[no-any-return]
 
 
-def transfer_ender(storage: bool) -> Callable[[Machine], None]:
-    """Return the function that ends the transfers that are done by now."""
-
-    @called_by_kernels
-    def end_transfers(machine: Machine) -> None:
-        off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
-        for number in range(state.stores_done, state.stores):
-            job = off.stores[number % len(off.stores)]
-            if job.submitted and not job.done and job.done_s <= now_s:
-                for at in range(job.first, job.first + job.nodes):
-                    unpin_chunk(off, off.store_nodes[at % len(off.store_nodes)])
-                if storage and state.storage:
-                    write_on(off, off.store_nodes, job.first, job.nodes, now_s)
-                member = off.members[job.request]
-                member.transfers -= 1
-                ended = member.stage == ENDED and member.transfers == 0
-                if storage and ended and state.storage:
-                    forget_answers(machine, job.request)
-                job.done = 1
-        while (
-            state.stores_done < state.stores
-            and off.stores[state.stores_done % len(off.stores)].done
-        ):
-            state.fences_done = off.stores[state.stores_done % len(off.stores)].fences
-            state.stores_done += 1
-        while state.loads_done < state.loads:
-            job = off.loads[state.loads_done % len(off.loads)]
-            if not job.submitted or job.done_s > now_s:
-                break
+@called_by_kernels
+def end_transfers(machine: Machine) -> None:
+    """End the transfers that are done by now."""
+    off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
+    for number in range(state.stores_done, state.stores):
+        job = off.stores[number % len(off.stores)]
+        if job.submitted and not job.done and job.done_s <= now_s:
             for at in range(job.first, job.first + job.nodes):
-                node = off.load_nodes[at % len(off.load_nodes)]
-                off.chunks[node].loading = 0
-                unpin_chunk(off, node)
-            off.members[job.request].transfers -= 1
-            off.members[job.request].stage = LOADED
-            state.loads_done += 1
-
-    return end_transfers
+                unpin_chunk(off, off.store_nodes[at % len(off.store_nodes)])
+            if state.storage:
+                write_on(off, off.store_nodes, job.first, job.nodes, now_s)
+            member = off.members[job.request]
+            member.transfers -= 1
+            ended = member.stage == ENDED and member.transfers == 0
+            if ended and state.storage:
+                forget_answers(machine, job.request)
+            job.done = 1
+    while state.stores_done < state.stores and off.stores[state.stores_done % len(off.stores)].done:
+        state.fences_done = off.stores[state.stores_done % len(off.stores)].fences
+        state.stores_done += 1
+    while state.loads_done < state.loads:
+        job = off.loads[state.loads_done % len(off.loads)]
+        if not job.submitted or job.done_s > now_s:
+            break
+        for at in range(job.first, job.first + job.nodes):
+            node = off.load_nodes[at % len(off.load_nodes)]
+            off.chunks[node].loading = 0
+            unpin_chunk(off, node)
+        off.members[job.request].transfers -= 1
+        off.members[job.request].stage = LOADED
+        state.loads_done += 1
 
 
 @callable_in_kernels
@@ -397,32 +335,26 @@ def next_end_s(machine: Machine) -> float:
     return soonest_s
 
 
-def waiter(
-    end_transfers: Callable[[Machine], None], storage: bool
-) -> Callable[[Machine, float], float]:
-    """Return the function that lets time pass to the next arrival or end of a transfer.
+@called_by_kernels
+def wait(machine: Machine, until_s: float) -> float:
+    """Let time pass to the next arrival or end of a transfer.
 
-    It returns when that is, infinity for never, and goes on waiting where that is after `until_s`:
-    until then a request may come that is not known yet. After a preemption (loads have blocks),
-    others may fit as soon as their copies have ended.
+    Return when that is, infinity for never, and go on waiting where that is after `until_s`: until
+    then a request may come that is not known yet. After a preemption (loads have blocks), others
+    may fit as soon as their copies have ended.
     """
-
-    @called_by_kernels
-    def wait(machine: Machine, until_s: float) -> float:
-        requests, state, off = machine.requests, machine.state[0], machine.offload.state[0]
-        preempted = off.waits == 2
-        next_s = off.begin_s if preempted else next_end_s(machine)
-        if storage and off.storage and not preempted:
-            next_s = next_copy_s(machine.offload, state.now_s, next_s)
-        if state.arrived < len(requests):
-            next_s = min(next_s, requests[state.arrived].arrival_s)
-        if next_s <= until_s and next_s < np.inf:
-            off.waits = 0
-            state.now_s = max(off.begin_s, next_s)
-            end_transfers(machine)
-        return next_s
-
-    return wait
+    requests, state, off = machine.requests, machine.state[0], machine.offload.state[0]
+    preempted = off.waits == 2
+    next_s = off.begin_s if preempted else next_end_s(machine)
+    if off.storage and not preempted:
+        next_s = next_copy_s(machine.offload, state.now_s, next_s)
+    if state.arrived < len(requests):
+        next_s = min(next_s, requests[state.arrived].arrival_s)
+    if next_s <= until_s and next_s < np.inf:
+        off.waits = 0
+        state.now_s = max(off.begin_s, next_s)
+        end_transfers(machine)
+    return next_s
 
 
 @callable_in_kernels
@@ -453,127 +385,85 @@ def advance_next(machine: Machine) -> None:
     state.next = end
 
 
-def releaser(
-    release: Callable[..., None], keep_table: Callable[[Machine, int, int], None]
-) -> Callable[..., None]:
-    """Return the function that frees all blocks of a request, as `release`, and notes its end."""
+@callable_in_kernels
+def resume(machine: Machine, request: int, budget: int) -> int:
+    """Prepare to run a request whose load has ended.
 
-    @callable_in_kernels
-    def release_offloaded(machine: Machine, request: int, finished: bool) -> None:
-        off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
-        if finished:
-            keep_table(machine, request, state.ended)
-            off.members[request].allocated = record.allocated
-            off.ended[state.ended] = request
-            state.ended += 1
-        elif off.members[request].transfers > 0:
-            for number in range(state.stores_done, state.stores):
-                job = off.stores[number % len(off.stores)]
-                if job.request == request:
-                    job.flush = 1
-        off.members[request].stage = WAITING
-        release(machine, request, finished)
-
-    return release_offloaded
-
-
-def resumer(blocks: TierBlocks) -> Callable[..., Any]:
-    """Return the function that prepares to run a request whose load has ended.
-
-    It returns the tokens to compute in the step being planned, 0 where all requests have to wait.
+    Return the tokens to compute in the step being planned, 0 where all requests have to wait.
     """
-    hash_loaded, cut, fits_loaded = blocks.hash_loaded, blocks.rules.cut, blocks.fits_loaded
+    record, member = machine.requests[request], machine.offload.members[request]
+    total = record.prompt + record.generated
+    if member.stage == LOADED:
+        hash_filled(machine, request, record.computed, planned_step(machine))
+        record.computed = min(record.computed, total - 1)
+        member.stage = READY
+    tokens = cut(machine, request, record.computed, min(total - record.computed, budget))
+    end = record.computed + tokens
+    if tokens == 0 or not fits_loaded(machine, request, end):
+        return 0
+    return tokens
 
-    @callable_in_kernels
-    def resume(machine: Machine, request: int, budget: int) -> int:
-        record, member = machine.requests[request], machine.offload.members[request]
-        total = record.prompt + record.generated
-        if member.stage == LOADED:
-            hash_loaded(machine, request, record.computed)
-            record.computed = min(record.computed, total - 1)
-            member.stage = READY
-        tokens = cut(machine, request, record.computed, min(total - record.computed, budget))
-        end = record.computed + tokens
-        if tokens == 0 or not fits_loaded(machine, request, end):
-            return 0
+
+@callable_in_kernels
+def admit_above_tier(machine: Machine, request: int, budget: int) -> int:
+    """Try to admit a waiting request, whose path is written out.
+
+    Return the tokens to compute in the step being planned; LOAD where it has begun to load, 0 where
+    all requests have to wait, SKIP where this one does.
+    """
+    off, record, state = machine.offload, machine.requests[request], machine.state[0]
+    total, member = record.prompt + record.generated, off.members[request]
+    first = record.hits == NONE
+    if member.transfers > 0:
+        return SKIP
+    hit = look_up_front(machine, request)
+    loaded = look_up_chunks(machine, request, hit, total)
+    if loaded == SKIP:
+        return SKIP
+    if off.state[0].restarts:
+        off.next_chunk[request] = 0
+    tokens = 0 if loaded > 0 else cut(machine, request, hit, min(total - hit, budget))
+    cached = hit + loaded
+    end, reserved = cached + tokens, reserved_blocks(machine) if loaded > 0 else 0
+    slots = len(machine.slots) - state.running - off.state[0].loading
+    if end == hit or slots == 0:
+        return 0
+    if not fits(machine, request, hit, cached, end, reserved):
+        return 0
+    take_slot(machine, request)
+    if first:
+        note_written(machine, request, hit)
+        note_admission(machine, request, hit // state.block_size)
+        member.external = loaded
+    enter(machine, request, hit, cached)
+    record.computed = cached
+    if loaded == 0:
         return tokens
-
-    return resume
-
-
-def offloaded_admitter(
-    blocks: TierBlocks, look_up_chunks: Callable[..., int]
-) -> Callable[..., Any]:
-    """Return the function that tries to admit a waiting request, whose path is written out.
-
-    It returns the tokens to compute in the step being planned; LOAD where it has begun to load, 0
-    where all requests have to wait, SKIP where this one does.
-    """
-    look_up, cut, fits, enter = blocks.look_up, blocks.rules.cut, blocks.fits, blocks.enter
-    note_first, reserved_blocks = blocks.note_first, reserver(blocks.still_needed)
-    begin_load = loader(blocks.list_loads)
-
-    @callable_in_kernels
-    def admit(machine: Machine, request: int, budget: int) -> int:
-        off, record, state = machine.offload, machine.requests[request], machine.state[0]
-        total, member = record.prompt + record.generated, off.members[request]
-        first = record.hits == NONE
-        if member.transfers > 0:
-            return SKIP
-        hit = look_up(machine, request)
-        loaded = look_up_chunks(machine, request, hit, total)
-        if loaded == SKIP:
-            return SKIP
-        if off.state[0].restarts:
-            off.next_chunk[request] = 0
-        tokens = 0 if loaded > 0 else cut(machine, request, hit, min(total - hit, budget))
-        cached = hit + loaded
-        end, reserved = cached + tokens, reserved_blocks(machine) if loaded > 0 else 0
-        slots = len(machine.slots) - state.running - off.state[0].loading
-        if end == hit or slots == 0:
-            return 0
-        if not fits(machine, request, hit, cached, end, reserved):
-            return 0
-        take_slot(machine, request)
-        if first:
-            note_first(machine, request, hit)
-            member.external = loaded
-        enter(machine, request, hit, cached)
-        record.computed = cached
-        if loaded == 0:
-            return tokens
-        read = begin_load(machine, request, hit, cached)
-        if first:
-            member.read = read
-        return LOAD
-
-    return admit
+    read = begin_load(machine, request, hit, cached)
+    if first:
+        member.read = read
+    return LOAD
 
 
-def joiner(blocks: TierBlocks) -> Callable[..., None]:
-    """Return the function that gives a request its blocks, and plans for its next `tokens`.
+@callable_in_kernels
+def join(machine: Machine, request: int, tokens: int) -> None:
+    """Give a request its blocks, and plan for its next `tokens`.
 
     A request that begins to LOAD gets them too, and no step.
     """
-    allocate, note_table, hash_computed = blocks.allocate, blocks.note_table, blocks.hash_computed
-
-    @callable_in_kernels
-    def join(machine: Machine, request: int, tokens: int) -> None:
-        off, state, record = machine.offload, machine.state[0], machine.requests[request]
-        end = record.computed + max(tokens, 0)
-        allocate(machine, request, end)
-        note_table(machine, request)
-        if tokens == LOAD:
-            return
-        if record.preemptions == 0:
-            learn(machine, off.state[0].learned, record.prompt - record.computed)
-            off.state[0].learned += 1
-        hash_computed(machine, request, end)
-        machine.running[state.running] = request
-        state.running += 1
-        plan(machine, request, tokens)
-
-    return join
+    off, state, record = machine.offload, machine.state[0], machine.requests[request]
+    end = record.computed + max(tokens, 0)
+    allocate(machine, request, end, True)
+    note_table(machine, request)
+    if tokens == LOAD:
+        return
+    if record.preemptions == 0:
+        learn(machine, off.state[0].learned, record.prompt - record.computed)
+        off.state[0].learned += 1
+    hash_planned(machine, request, end)
+    machine.running[state.running] = request
+    state.running += 1
+    plan(machine, request, tokens)
 
 
 @callable_in_kernels
@@ -593,111 +483,80 @@ def leave_loading(off: Offload, at: int) -> None:
         off.loading[place] = off.loading[place + 1]
 
 
-def waiting_planner(
-    admit: Callable[..., Any], resume: Callable[..., Any], join: Callable[..., None]
-) -> Callable[[Machine], None]:
-    """Return the function that plans for those that wait: loaded, then preempted, then arrived."""
-
-    @called_by_kernels
-    def plan_waiting(machine: Machine) -> None:
-        off, state = machine.offload, machine.state[0]
-        loaded, were = next_loaded(machine, 0), off.state[0].loading
-        preempted, at = state.preempted - 1, next_new(machine, state.next)
-        while state.budget > 0 and state.running < state.max_num_seqs:
-            resumes = loaded < were
-            if resumes:
-                request = off.loading[loaded]
-                tokens = resume(machine, request, state.budget)
+@called_by_kernels
+def plan_waiting(machine: Machine) -> None:
+    """Plan for those that wait: loaded, then preempted, then arrived."""
+    off, state = machine.offload, machine.state[0]
+    loaded, were = next_loaded(machine, 0), off.state[0].loading
+    preempted, at = state.preempted - 1, next_new(machine, state.next)
+    while state.budget > 0 and state.running < state.max_num_seqs:
+        resumes = loaded < were
+        if resumes:
+            request = off.loading[loaded]
+            tokens = resume(machine, request, state.budget)
+        else:
+            if preempted >= 0:
+                request = machine.preempted[preempted]
+                preempted -= 1
+            elif at < state.arrived:
+                request = at
+                at = next_new(machine, at + 1)
             else:
-                if preempted >= 0:
-                    request = machine.preempted[preempted]
-                    preempted -= 1
-                elif at < state.arrived:
-                    request = at
-                    at = next_new(machine, at + 1)
-                else:
-                    break
-                write_front(machine, request)
-                tokens = admit(machine, request, state.budget)
-            if tokens == 0:
                 break
-            if tokens == SKIP:
-                continue
-            join(machine, request, tokens)
-            if resumes:
-                leave_loading(off, loaded)
-                were -= 1
-                loaded = min(next_loaded(machine, loaded), were)
-        advance_next(machine)
-
-    return plan_waiting
+            write_front(machine, request)
+            tokens = admit_above_tier(machine, request, state.budget)
+        if tokens == 0:
+            break
+        if tokens == SKIP:
+            continue
+        join(machine, request, tokens)
+        if resumes:
+            leave_loading(off, loaded)
+            were -= 1
+            loaded = min(next_loaded(machine, loaded), were)
+    advance_next(machine)
 
 
 @callable_in_kernels
-def take_above_tier(machine: Machine, again: bool) -> int:
-    """Allocate a free block."""
-    block = take(machine, again)
-    note_block(machine, block)
-    return block
+def schedule_above_tier(machine: Machine) -> None:
+    """Plan a step: running requests, then, if none was preempted, those that wait."""
+    begin_plan(machine)
+    machine.offload.state[0].plan += 1
+    machine.offload.state[0].now_s = machine.state[0].now_s
+    if plan_running(machine):
+        plan_waiting(machine)
+    free_copied(machine)
+    cost_plan(machine)
+    store_step(machine)
 
 
-@once
-def offloaded_runner(hybrid: bool = False) -> Callable[..., Any]:
-    """Return the function that runs an engine with a CPU tier, called as that of `runner`.
-
-    `hybrid` as there, then without storage below the tier.
-    """
-    storage = not hybrid
-    blocks = several_group_blocks(take_above_tier) if hybrid else one_group_blocks(take_above_tier)
-    rules = blocks.rules._replace(release=releaser(blocks.rules.release, blocks.keep_table))
-    find_chunks = look_up_group_chunks if hybrid else look_up_chunks
-    admit = offloaded_admitter(blocks, find_chunks)
-    plan_waiting = waiting_planner(admit, resumer(blocks), joiner(blocks))
-    plan_running, complete = running_planner(rules), completer(rules)
-    store_step, end_transfers = step_storer(blocks, storage), transfer_ender(storage)
-    wait = waiter(end_transfers, storage)
-    end_plan = rules.end_plan
-
-    @callable_in_kernels
-    def schedule(machine: Machine) -> None:
-        begin_plan(machine)
-        machine.offload.state[0].plan += 1
-        machine.offload.state[0].now_s = machine.state[0].now_s
-        if plan_running(machine):
-            plan_waiting(machine)
-        end_plan(machine)
-        cost_plan(machine)
-        store_step(machine)
-
-    @callable_in_kernels
-    def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-        state, off = machine.state[0], machine.offload.state[0]
-        for _ in range(steps):
-            if state.finished >= finished or state.now_s >= until_s:
-                break
-            if off.waits == 0:
-                arrive(machine)
-                mark_arrived(machine)
-                if state.ttl_s < np.inf:
-                    expire(machine)
-                preempted = state.preempted
-                schedule(machine)
-                full = off.reread > 2 * (off.stored_chunks + off.capacity)
-                if storage and full and off.storage:
-                    off.stuck = True
-                    return False
-                off.begin_s = begin_transfers(machine)
-                if state.planned > 0:
-                    off.reread = 0
-                    start(machine)
-                    state.end_s += off.begin_s - state.now_s
-                    complete(machine)
-                    end_transfers(machine)
-                    continue
-                off.waits = 1 + (state.preempted > preempted)
-            next_s = wait(machine, until_s)
-            if off.waits > 0:
-                return next_s < np.inf
-        return True
-
-    return run
+@callable_in_kernels
+def run_above_tier(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
+    """Run an engine with a CPU tier, as `run_steps`."""
+    state, off = machine.state[0], machine.offload.state[0]
+    for _ in range(steps):
+        if state.finished >= finished or state.now_s >= until_s:
+            break
+        if off.waits == 0:
+            arrive(machine)
+            mark_arrived(machine)
+            if state.ttl_s < np.inf:
+                expire(machine)
+            preempted = state.preempted
+            schedule_above_tier(machine)
+            if off.storage and off.reread > 2 * (off.stored_chunks + off.capacity):
+                off.stuck = True
+                return False
+            off.begin_s = begin_transfers(machine)
+            if state.planned > 0:
+                off.reread = 0
+                start(machine)
+                state.end_s += off.begin_s - state.now_s
+                complete(machine)
+                end_transfers(machine)
+                continue
+            off.waits = 1 + (state.preempted > preempted)
+        next_s = wait(machine, until_s)
+        if off.waits > 0:
+            return next_s < np.inf
+    return True

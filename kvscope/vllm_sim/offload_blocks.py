@@ -1,89 +1,43 @@
 """What requests above a CPU tier do with blocks of the pool, and which chunks these fill.
 
-For models of one group of layers; `offload_groups` has the same for hybrid models.
+A chunk belongs to one group of layers, as its blocks do. A prefix is loaded only where every group
+has what its layers look at: full attention all chunks behind the hits on the GPU, windows those
+before the end. Of windows, chunks are stored where a load can end: before the end of a prompt and
+where prompts part, by the retention interval also before its multiples, or before each chunk of
+full attention.
 
-Source: vLLM 0.32.0 and 0.33.0, vllm/v1/core/kv_cache_manager.py (KVCacheManager.allocate_slots),
-vllm/v1/core/sched/scheduler.py (Scheduler._request_remaining_blocks) and
-vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py (_build_store_jobs).
+Of linear attention, one state is loaded, that at the end. States are stored when they are hashed,
+each on its own: those that the pool keeps and a chunk ends with.
+
+vLLM notes the blocks of a request as it gets them and strikes out those that were given away
+since. So a window that its request has left is stored until another request gets its blocks.
+
+Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py
+(_lookup_complete_chunks, update_state_after_alloc, _update_req_states,
+_build_aligned_boundary_store_jobs, _build_store_jobs), vllm/v1/core/sched/scheduler.py
+(Scheduler._request_remaining_blocks) and vllm/v1/core/single_type_kv_cache_manager.py
+(SlidingWindowManager.reachable_block_mask, MambaManager.cache_blocks).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
-from kvscope.core.jit import callable_in_kernels
-from kvscope.vllm_sim.admission import (
-    BlockRules,
-    allocator,
-    blocks_for,
-    count_free,
-    count_written,
-    hash_blocks,
-    look_up,
-    note_admission,
-    one_group,
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
+from kvscope.vllm_sim.chunks import chunk_at, is_held
+from kvscope.vllm_sim.group_hits import blocks_for
+from kvscope.vllm_sim.groups import (
+    blocks_missing,
+    first_held,
+    free_skipped,
+    known_tokens,
+    skipped_blocks,
     use_hits,
 )
-from kvscope.vllm_sim.chunks import list_range
-from kvscope.vllm_sim.offload_state import ANY
-from kvscope.vllm_sim.state import NONE, Machine
+from kvscope.vllm_sim.offload_state import ANY, MISSING, PENDING, PRESENT, READY, SKIP
+from kvscope.vllm_sim.pool import note_block
+from kvscope.vllm_sim.state import ALWAYS, FULL, LINEAR, NONE, ROOT, SLIDING, Machine
+from kvscope.vllm_sim.storage import poll, read_chunk
 
-
-class TierBlocks(NamedTuple):
-    """The blocks and chunks of a request; all functions are callable in kernels.
-
-    `rules` are those of running requests. `look_up(machine, request)` returns the tokens that the
-    front request hits on the GPU. `fits(machine, request, hit, cached, end, reserved)` says if what
-    it takes until `end` fits, where `cached` tokens are hit or loaded and others have `reserved`
-    some blocks; `fits_loaded(machine, request, end)` the same once they are loaded.
-    `still_needed(machine, request)` returns the blocks that the rest of a prompt takes.
-
-    `note_first(machine, request, hit)` counts the hits of a new request; `enter(machine, request,
-    hit, cached)` pins them. `allocate`, `hash_loaded` and `hash_computed` (machine, request,
-    tokens) allocate and hash for so many tokens, the last one for those of the planned step.
-    `note_table(machine, request)` notes the blocks of a request that begins, and
-    `keep_table(machine, request, number)` keeps those of the `number`th that ended until the plan
-    behind.
-
-    `list_loads(machine, request, hit, cached)` and `list_stores(machine, request, row, tokens)`
-    write the places of chunks to load and to offer into `offered`, and return their number; `row`
-    is a slot, or the number of a request that ended. `advance(machine, request, row)` has the next
-    offer begin behind that one. `list_states(machine)` writes the states of
-    linear attention to offer into `states`, and returns their number. `fence(machine, request, row,
-    place)` notes that a store reads the blocks of a chunk.
-    """
-
-    rules: BlockRules
-    look_up: Callable[[Machine, int], int]
-    fits: Callable[[Machine, int, int, int, int, int], bool]
-    fits_loaded: Callable[[Machine, int, int], bool]
-    still_needed: Callable[[Machine, int], int]
-    note_first: Callable[[Machine, int, int], None]
-    enter: Callable[[Machine, int, int, int], None]
-    allocate: Callable[[Machine, int, int], None]
-    hash_loaded: Callable[[Machine, int, int], None]
-    hash_computed: Callable[[Machine, int, int], None]
-    note_table: Callable[[Machine, int], None]
-    keep_table: Callable[[Machine, int, int], None]
-    list_loads: Callable[[Machine, int, int, int], int]
-    list_stores: Callable[[Machine, int, int, int], int]
-    advance: Callable[[Machine, int, int], None]
-    list_states: Callable[[Machine], int]
-    fence: Callable[[Machine, int, int, int], None]
-
-
-@callable_in_kernels
-def note_block(machine: Machine, block: int) -> None:
-    """Note that a request gets a block, which waits for copies that still read it."""
-    off, requests = machine.offload, machine.requests
-    off.taken[block] = off.state[0].plan
-    entry = off.fence[block]
-    while entry >= off.state[0].fences_done:
-        fence = off.fences[entry % len(off.fences)]
-        if fence.request == ANY or requests[fence.request].finished_s >= 0:  # nan until then
-            off.stores[fence.job % len(off.stores)].flush = 1
-        entry = fence.older
+NO_HORIZON = -1  # a request goes on, and stores no window for its end
 
 
 @callable_in_kernels
@@ -93,27 +47,11 @@ def has_ended(machine: Machine, request: int) -> bool:
 
 
 @callable_in_kernels
-def known_tokens(machine: Machine, request: int) -> int:
-    """Return the tokens of a request that are known, prompt and output."""
-    record = machine.requests[request]
-    return record.prompt + record.generated  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
 def allocated_of(machine: Machine, request: int) -> int:
     """Return what is allocated for a request that runs, or was when it ended."""
     if has_ended(machine, request):
         return machine.offload.members[request].allocated  # type: ignore[no-any-return]
     return machine.requests[request].allocated  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def most_to_look_up(machine: Machine, request: int) -> int:
-    """Return how many blocks of the front request may be hits."""
-    record = machine.requests[request]
-    if record.hits == NONE:
-        return record.look  # type: ignore[no-any-return]
-    return (known_tokens(machine, request) - 1) // machine.state[0].block_size  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -136,138 +74,434 @@ def fence_until_ended(machine: Machine, request: int, block: int) -> None:
 
 
 @callable_in_kernels
-def look_up_front(machine: Machine, request: int) -> int:
-    """Return the tokens of the front request that are hits."""
-    return look_up(machine, most_to_look_up(machine, request)) * machine.state[0].block_size  # type: ignore[no-any-return]
+def place_of(machine: Machine, group: int, at: int) -> int:
+    """Return the place of a group's chunk `at`."""
+    state = machine.offload.state[0]
+    nodes = (at + 1) * machine.offload.layers[group].chunk_tokens // machine.state[0].block_size
+    return (nodes // state.unit_nodes - 1) * state.groups + state.groups - 1 - group  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def fits_blocks(
-    machine: Machine, request: int, hit: int, cached: int, end: int, reserved: int
-) -> bool:
-    """Return `fits` of TierBlocks."""
-    state = machine.state[0]
-    needed = blocks_for(end, state.block_size) + reserved
-    if state.reserve_full_prompt:
-        needed = max(needed, blocks_for(known_tokens(machine, request), state.block_size))
-    hits = hit // state.block_size
-    return needed + count_free(machine, hits) - hits <= state.free  # type: ignore[no-any-return]
+def group_of(machine: Machine, place: int) -> int:
+    """Return the group of the chunk at a place."""
+    groups = machine.offload.state[0].groups
+    return groups - 1 - place % groups  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def fits_loaded_blocks(machine: Machine, request: int, end: int) -> bool:
-    """Return `fits_loaded` of TierBlocks."""
-    state = machine.state[0]
-    tokens = known_tokens(machine, request) if state.reserve_full_prompt else end
-    blocks = blocks_for(tokens, state.block_size) - machine.requests[request].allocated
-    return blocks <= state.free  # type: ignore[no-any-return]
+def number_of(machine: Machine, place: int) -> int:
+    """Return which chunk of its group is at a place."""
+    off, group = machine.offload, group_of(machine, place)
+    nodes = (place // off.state[0].groups + 1) * off.state[0].unit_nodes
+    return nodes * machine.state[0].block_size // off.layers[group].chunk_tokens - 1  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def blocks_still_needed(machine: Machine, request: int) -> int:
-    """Return the blocks that the rest of a prompt takes."""
-    blocks = blocks_for(known_tokens(machine, request), machine.state[0].block_size)
-    return max(0, blocks - machine.requests[request].allocated)  # type: ignore[no-any-return]
+def chunk_of(machine: Machine, group: int, at: int) -> int:
+    """Return a group's chunk `at` on the front path."""
+    path = machine.path[len(machine.path) - 1]
+    return chunk_at(machine.offload, path, place_of(machine, group, at))
 
 
 @callable_in_kernels
-def note_first_hits(machine: Machine, request: int, hit: int) -> None:
-    """Count the hits of a new request."""
-    record, hits = machine.requests[request], hit // machine.state[0].block_size
-    record.written = max(count_written(machine, record.look), hits)
-    record.kept = record.written
-    note_admission(machine, request, hits)
+def chunks_before(machine: Machine, group: int, end: int) -> int:
+    """Return how many chunks before the end of a load a group may have to load."""
+    layers, layout = machine.offload.layers[group], machine.groups[group]
+    if layout.kind != SLIDING:
+        return layers.window_chunks  # type: ignore[no-any-return]
+    padding = -end % layers.chunk_tokens
+    wanted = blocks_for(layout.window_tokens - 1 + padding, layers.chunk_tokens)
+    return max(layers.window_chunks, wanted)  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def enter_with_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the hits of a request."""
-    use_hits(machine, request, hit // machine.state[0].block_size)
+def find_leading(machine: Machine, request: int, group: int, begin: int, end: int) -> int:
+    """Return how many of a group's chunks begin..end the tier has in a run from the first one.
+
+    Or gets from storage. SKIP where one of them is under way.
+    """
+    off, path, pending, reads = machine.offload, machine.path[len(machine.path) - 1], False, 0
+    count = end - begin
+    for at in range(begin, end):
+        chunk = chunk_of(machine, group, at)
+        if is_held(off, chunk):
+            pending = pending or off.chunks[chunk].users == PENDING
+            continue
+        answer = MISSING
+        if off.state[0].storage:
+            answer = read_chunk(off, request, path, at, reads == 0)
+        if answer == MISSING:
+            count = at - begin
+            break
+        pending = True
+        reads += answer == PRESENT
+    return SKIP if pending else count
 
 
 @callable_in_kernels
-def note_blocks(machine: Machine, request: int) -> None:
-    """Note all blocks of a request that was just admitted."""
-    record = machine.requests[request]
-    for at in range(record.allocated):
-        note_block(machine, machine.table[record.slot, at])
+def find_window(machine: Machine, group: int, begin: int, end: int, first: int) -> int:
+    """Return after how many of a group's chunks begin..end a window ends that the tier has.
+
+    The last one, of `first` chunks where it ends with the last of them; a run from `begin` on is
+    one too, since the GPU has what is before. SKIP where one of its chunks is under way.
+    """
+    off, wanted, run, pending = machine.offload, first, 0, False
+    for at in range(end - 1, begin - 1, -1):
+        chunk = chunk_of(machine, group, at)
+        if is_held(off, chunk):
+            pending = pending or off.chunks[chunk].users == PENDING
+            run += 1
+        else:
+            wanted, run, pending = off.layers[group].window_chunks, 0, False
+        if run == wanted:
+            return SKIP if pending else at - begin + wanted
+    return SKIP if pending else run
 
 
 @callable_in_kernels
-def keep_blocks(machine: Machine, request: int, number: int) -> None:
-    """Keep the blocks of the `number`th request that ended."""
-    record, row = machine.requests[request], machine.offload.ended_table[number]
-    for at in range(record.allocated):
-        row[at] = machine.table[record.slot, at]
+def find_chunks(machine: Machine, request: int, group: int, hit: int, most: int, keyed: int) -> int:
+    """Return the end of what the tier has of a group behind the hit tokens, for `most` at most.
+
+    0 for nothing, SKIP to wait. The request has `keyed` whole chunks.
+    """
+    tokens = machine.offload.layers[group].chunk_tokens
+    begin, end = hit // tokens, min(blocks_for(most, tokens), keyed)
+    if machine.offload.layers[group].window_chunks == 0:
+        count = find_leading(machine, request, group, begin, end)
+    else:
+        first = chunks_before(machine, group, min(most, end * tokens))
+        count = find_window(machine, group, begin, end, first)
+    return count if count <= 0 else (begin + count) * tokens
+
+
+@callable_in_kernels
+def is_loading(machine: Machine, hit: int, end: int) -> bool:
+    """Return whether a chunk between hit tokens and the end of a load is loaded for another one."""
+    off = machine.offload
+    for group in range(len(machine.groups)):
+        tokens = off.layers[group].chunk_tokens
+        first, last = hit // tokens, blocks_for(end, tokens)
+        if off.layers[group].window_chunks > 0:
+            first = max(first, last - chunks_before(machine, group, end))
+        for at in range(first, last):
+            if off.chunks[chunk_of(machine, group, at)].loading:
+                return True
+    return False
+
+
+@called_by_kernels
+def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
+    """Return the tokens behind the hit ones to load, SKIP to wait for chunks.
+
+    Full attention first, then wide windows; where a group has less than the ones before it, those
+    are looked up again. Of windows, the last token is always computed, and with states all that
+    is behind the last one's chunk.
+    """
+    off, groups = machine.offload, len(machine.groups)
+    windows, loadable, waits, begin = off.state[0].full_groups, 0, False, 0
+    states = max(1, machine.state[0].state_tokens * off.state[0].blocks_per_chunk)
+    most = (total - int(windows < groups)) // states * states
+    while begin < groups:
+        again = groups
+        for place in range(begin, groups):
+            group = off.order[place]
+            tokens = off.layers[group].chunk_tokens
+            most = min(most, total // tokens * tokens)
+            if most - hit < tokens:
+                return 0
+            if off.state[0].storage:
+                poll(off, False)
+            end = find_chunks(machine, request, group, hit, most, total // tokens)
+            if end == 0:
+                return 0
+            if end == SKIP:
+                waits = True
+            else:
+                most = min(most, end)
+            if most - hit < tokens:
+                return 0
+            if most - hit < loadable:
+                if waits:
+                    waits, again = False, 0
+                elif place > windows and again == groups:
+                    again = windows
+            loadable = most - hit
+        begin = again
+    if waits or is_loading(machine, hit, hit + loadable):
+        return SKIP
+    return loadable
 
 
 @callable_in_kernels
 def list_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
-    """Write the places of the chunks between hit and cached tokens into `offered`."""
-    off, tokens = machine.offload, machine.state[0].block_size * machine.offload.state[0].unit_nodes
-    off.next_chunk[request, 0] = cached // tokens
-    return list_range(off, hit // tokens, cached // tokens)
+    """Write the places of the chunks between hit and cached tokens that groups need."""
+    off, bpc, count = machine.offload, machine.offload.state[0].blocks_per_chunk, 0
+    for group in range(len(machine.groups)):
+        size, tokens = machine.groups[group].block_tokens, off.layers[group].chunk_tokens
+        first, end = max(blocks_for(hit, size), skipped_blocks(machine, group, cached)), 0
+        if first < blocks_for(cached, size):
+            end = blocks_for(cached, tokens)
+        for at in range(first // bpc, end):
+            off.offered[count] = place_of(machine, group, at)
+            count += 1
+        if machine.groups[group].kind != LINEAR:
+            off.next_chunk[request, group] = blocks_for(cached, tokens)
+    return count
+
+
+@callable_in_kernels
+def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> int:
+    """Return a request's block, NONE where it has left it and another one has it.
+
+    What the request passed over stays as it was then.
+    """
+    off, number = machine.offload, row * len(machine.groups) + group
+    ended = has_ended(machine, request)
+    block = off.ended_table[number, at] if ended else machine.table[number, at]
+    if machine.groups[group].kind == FULL:
+        return block  # type: ignore[no-any-return]
+    if ended:
+        passed = off.next_chunk[request, group] * off.state[0].blocks_per_chunk
+        lost = block != NONE and at >= passed and off.taken[block] == off.state[0].plan
+        return NONE if lost else block
+    since = off.since[number, at]
+    return NONE if since == NONE or off.taken[block] > since else block
+
+
+@callable_in_kernels
+def pass_over(machine: Machine, request: int, row: int, group: int, end: int) -> None:
+    """Keep the blocks of chunks before `end` as they are now, also once others get them."""
+    off, bpc = machine.offload, machine.offload.state[0].blocks_per_chunk
+    number = row * len(machine.groups) + group
+    for at in range(off.next_chunk[request, group] * bpc, end * bpc):
+        lost = block_in(machine, request, row, group, at) == NONE
+        off.since[number, at] = NONE if lost else ALWAYS
+
+
+@callable_in_kernels
+def stores_block(
+    machine: Machine, request: int, group: int, at: int, last: int, horizon: int
+) -> bool:
+    """Return whether a load may need a group's block `at`, of those before `last`.
+
+    `horizon` are the blocks before the end of a request, NO_HORIZON before that is known.
+    """
+    off, state, layout = machine.offload, machine.state[0], machine.groups[group]
+    size, needed = layout.block_tokens, layout.blocks_for_hit
+    alignment = off.state[0].alignment_tokens
+    if layout.kind != SLIDING or alignment == 0 or alignment % size:
+        return True
+    segment = (state.segment_tokens if state.keeps_boundaries else alignment) // size
+    if segment > 0:
+        if needed >= segment or at % segment >= segment - needed:
+            return True
+        rest = horizon % segment if horizon != NO_HORIZON else 0
+        if rest > 0 and max(horizon - rest, horizon - needed) <= at < min(last, horizon):
+            return True
+    if state.keeps_boundaries:
+        record = machine.requests[request]
+        for boundary in (record.prompt - 1, record.junction):
+            end = boundary // alignment * alignment // size
+            if end - needed <= at < end:
+                return True
+    return False
+
+
+@callable_in_kernels
+def stores_chunk(
+    machine: Machine, request: int, row: int, group: int, at: int, last: int, horizon: int
+) -> bool:
+    """Return whether a group's chunk `at` is offered: a load may need it, and it is still there.
+
+    `last` and `horizon` as in `stores_block`, in chunks.
+    """
+    bpc, needed = machine.offload.state[0].blocks_per_chunk, False
+    if block_in(machine, request, row, group, (at + 1) * bpc - 1) == NONE:
+        return False
+    blocks = horizon * bpc if horizon != NO_HORIZON else NO_HORIZON
+    for block in range(at * bpc, (at + 1) * bpc):
+        if stores_block(machine, request, group, block, last * bpc, blocks):
+            needed = True
+            lost = block_in(machine, request, row, group, block) == NONE
+            if lost and machine.offload.state[0].whole_chunks:
+                return False
+    return needed
+
+
+@callable_in_kernels
+def first_again(machine: Machine, group: int, end: int) -> int:
+    """Return from which chunk on a window before the last chunk, `end`, of a request is offered."""
+    state, layout = machine.offload.state[0], machine.groups[group]
+    alignment = state.alignment_tokens
+    if layout.kind != SLIDING or alignment == 0 or alignment % layout.block_tokens:
+        return end
+    blocks, segment = end * state.blocks_per_chunk, alignment // layout.block_tokens
+    return blocks // segment * segment // state.blocks_per_chunk  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
-    """Write the places of chunks that so many tokens fill, from the next one on, into `offered`."""
-    off, size = machine.offload, machine.state[0].block_size
-    begin, known = off.next_chunk[request, 0], known_tokens(machine, request)
-    blocks = min(tokens // size, allocated_of(machine, request), known // size)
-    off.ends[0] = max(begin, blocks // off.state[0].unit_nodes)
-    return list_range(off, begin, off.ends[0])
+    """Write the places of chunks that so many tokens fill into `offered`, from the next ones on.
+
+    Most steps fill none: a look at each group is much cheaper than a call.
+    """
+    off, more = machine.offload, has_ended(machine, request)
+    for group in range(len(machine.groups)):
+        off.ends[group] = off.next_chunk[request, group]
+        more = more or tokens // off.layers[group].chunk_tokens > off.ends[group]
+    return list_filled(machine, request, row, tokens) if more else 0
+
+
+@called_by_kernels
+def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
+    """Return `list_stores` of a request that may have filled chunks."""
+    off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
+    ended, known, count = has_ended(machine, request), known_tokens(machine, request), 0
+    allocated = allocated_of(machine, request)
+    for group in range(len(machine.groups)):
+        size, chunk = machine.groups[group].block_tokens, off.layers[group].chunk_tokens
+        passed = off.next_chunk[request, group]
+        blocks = min(min(tokens, known) // size, blocks_for(allocated, size))
+        end = blocks // state.blocks_per_chunk
+        if machine.groups[group].kind == LINEAR:  # see list_states
+            continue
+        off.ends[group] = max(passed, end)
+        prompt, begin = record.prompt // chunk, passed
+        again = ended and end != prompt and state.reconsiders
+        if again:
+            begin = min(begin, first_again(machine, group, end))
+        if end <= begin:
+            continue
+        horizon = NO_HORIZON
+        if not machine.state[0].keeps_boundaries:
+            horizon = end if ended else prompt if end <= prompt else NO_HORIZON
+        for at in range(begin, end):
+            if at < passed and stores_passed(machine, request, group, at, end, prompt):
+                continue
+            if stores_chunk(machine, request, row, group, at, end, horizon):
+                off.offered[count] = place_of(machine, group, at)
+                count += 1
+    return count
 
 
 @callable_in_kernels
-def advance_chunks(machine: Machine, request: int, row: int) -> None:
-    """Have the next offer of a request begin where its last one ended."""
-    machine.offload.next_chunk[request, 0] = machine.offload.ends[0]
+def advance(machine: Machine, request: int, row: int) -> None:
+    """Have the next offer of a request begin behind the last one, which the tier did not refuse."""
+    off = machine.offload
+    passes_over = off.state[0].reconsiders and not has_ended(machine, request)
+    for group in range(len(machine.groups)):
+        if passes_over:
+            pass_over(machine, request, row, group, off.ends[group])
+        off.next_chunk[request, group] = off.ends[group]
 
 
 @callable_in_kernels
-def no_states(machine: Machine) -> int:
-    """Return 0: attention has no states."""
-    return 0
+def stores_passed(
+    machine: Machine, request: int, group: int, at: int, last: int, prompt: int
+) -> bool:
+    """Return whether a chunk was offered when its request was in its prompt of so many chunks."""
+    bpc = machine.offload.state[0].blocks_per_chunk
+    for block in range(at * bpc, (at + 1) * bpc):
+        if stores_block(machine, request, group, block, last * bpc, prompt * bpc):
+            return True
+    return False
+
+
+@callable_in_kernels
+def list_states_of(machine: Machine, request: int, count: int) -> int:
+    """Write the states of a request that were hashed in this plan behind `count` ones in `states`.
+
+    Return how many there are then. A chunk of states is the one at its end.
+    """
+    off, record = machine.offload, machine.requests[request]
+    bpc, hashed = off.state[0].blocks_per_chunk, record.hashed
+    if off.state[0].prompt_only:
+        hashed = min(hashed, record.prompt)
+    for group in range(len(machine.groups)):
+        if machine.groups[group].kind != LINEAR:
+            continue
+        row, first = record.slot * len(machine.groups) + group, first_held(machine, request, group)
+        begin, end = off.next_chunk[request, group], hashed // off.layers[group].chunk_tokens
+        for at in range(begin, end):
+            last = (at + 1) * bpc - 1
+            block = machine.table[row, last] if last >= first else NONE
+            if block != NONE and machine.blocks[block].content != ROOT:
+                off.states[count, 0], off.states[count, 1] = request, place_of(machine, group, at)
+                count += 1
+        off.next_chunk[request, group] = max(begin, end)
+    return count
+
+
+@callable_in_kernels
+def list_states(machine: Machine) -> int:
+    """Write the states that were hashed in this plan into `states`; return how many they are.
+
+    Those of planned requests, then of one that was loaded and does not fit.
+    """
+    off, planned, count = machine.offload, machine.state[0].planned, 0
+    if machine.state[0].state_tokens == 0:
+        return 0
+    for at in range(planned + off.state[0].loading):
+        request = machine.batch[1, at] if at < planned else off.loading[at - planned]
+        if at < planned or off.members[request].stage == READY:
+            count = list_states_of(machine, request, count)
+    return count
 
 
 @callable_in_kernels
 def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
     """Note that the newest store reads the blocks of a chunk."""
-    off, size = machine.offload, machine.offload.state[0].unit_nodes
-    table = off.ended_table if has_ended(machine, request) else machine.table
-    for block in table[row, place * size : (place + 1) * size]:
-        fence_until_ended(machine, request, block)
+    bpc, group = machine.offload.state[0].blocks_per_chunk, group_of(machine, place)
+    number = number_of(machine, place)
+    if machine.groups[group].kind == LINEAR:
+        last = (number + 1) * bpc - 1
+        fence_block(machine, ANY, machine.table[row * len(machine.groups) + group, last])
+        return
+    for at in range(number * bpc, (number + 1) * bpc):
+        block = block_in(machine, request, row, group, at)
+        if machine.groups[group].kind == FULL:
+            fence_until_ended(machine, request, block)
+        elif block != NONE:
+            fence_block(machine, ANY, block)
 
 
-def one_group_blocks(take: Callable[[Machine, bool], int]) -> TierBlocks:
-    """Return the blocks of requests whose layers all cache every token, allocated by `take`."""
-    allocate_blocks = allocator(take)
+@callable_in_kernels
+def blocks_still_needed(machine: Machine, request: int) -> int:
+    """Return the blocks that the rest of a prompt takes, of windows at most what one holds."""
+    record, known = machine.requests[request], known_tokens(machine, request)
+    planned = record.planned_step == machine.state[0].steps + 1
+    begin = record.computed_before if planned else record.computed
+    return blocks_missing(machine, request, begin, known, True)
 
-    @callable_in_kernels
-    def allocate(machine: Machine, request: int, tokens: int) -> None:
-        allocate_blocks(machine, request, blocks_for(tokens, machine.state[0].block_size))
 
-    @callable_in_kernels
-    def hash_tokens(machine: Machine, request: int, tokens: int) -> None:
-        hash_blocks(machine, request, tokens)
+@callable_in_kernels
+def fits_loaded(machine: Machine, request: int, end: int) -> bool:
+    """Return whether what a loaded request takes until `end` fits; free what it has left."""
+    state, record = machine.state[0], machine.requests[request]
+    if state.reserve_full_prompt and blocks_still_needed(machine, request) > state.free:
+        return False
+    if record.computed >= record.skips_at:
+        free_skipped(machine, request, record.computed)
+    missing = blocks_missing(machine, request, record.computed, end, False)
+    return missing <= state.free  # type: ignore[no-any-return]
 
-    return TierBlocks(
-        one_group(take),
-        look_up_front,
-        fits_blocks,
-        fits_loaded_blocks,
-        blocks_still_needed,
-        note_first_hits,
-        enter_with_hits,
-        allocate,
-        hash_tokens,
-        hash_tokens,
-        note_blocks,
-        keep_blocks,
-        list_loads,
-        list_stores,
-        advance_chunks,
-        no_states,
-        fence_chunk,
-    )
+
+@callable_in_kernels
+def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
+    """Pin the hits of a request that it needs after so many cached tokens."""
+    off = machine.offload
+    use_hits(machine, request, hit, cached)
+    for group in range(len(machine.groups)):
+        if machine.groups[group].kind == LINEAR:
+            off.next_chunk[request, group] = hit // off.layers[group].chunk_tokens
+
+
+@callable_in_kernels
+def note_table(machine: Machine, request: int) -> None:
+    """Note that a request gets all blocks that it holds."""
+    record = machine.requests[request]
+    for group in range(len(machine.groups)):
+        size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group
+        for at in range(first_held(machine, request, group), blocks_for(record.allocated, size)):
+            if machine.table[row, at] != NONE:
+                note_block(machine, machine.table[row, at])

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from msgspec import Struct
 
 from kvscope.core import units
-from kvscope.core.errors import UsageError, placed
+from kvscope.core.errors import UsageError, key_values, placed
 from kvscope.deployment.engines import Engine
 from kvscope.vllm_sim.settings import (
     AT_ONCE,
@@ -69,7 +68,8 @@ class OffloadSpec(Struct, frozen=True):
         if not engine.startswith(_VLLM) or release not in RELEASES:
             near = " or ".join(f"{_VLLM}{known}" for known in RELEASES)
             raise UsageError(f"{engine!r} is not modelled", where=WHERE, remedy=f"take {near}")
-        spec = cls(release, **_options(rest), files=files)
+        given = key_values(rest, _OPTIONS, WHERE, owner="vLLM's tier", example=_FORM)
+        spec = cls(release, **{name: _value(name, value) for name, value in given}, files=files)
         with placed(f"{WHERE} {spec.text}"):
             spec.settings(1)
         return spec
@@ -149,24 +149,7 @@ def own_offload(engine: Engine | None) -> str:
     return f"{_VLLM}{RELEASES[-1 if last else 0]}"
 
 
-def _options(pieces: Sequence[str]) -> dict[str, Any]:
-    """Return the options in `pieces` by their names; UsageError for what is none."""
-    options: dict[str, Any] = {}
-    for piece in pieces:
-        name, equals, value = (side.strip() for side in piece.partition("="))
-        if not equals or not value:
-            raise UsageError(f"{piece!r} is no option", where=WHERE, remedy=_FORM)
-        if name not in _OPTIONS:
-            near = "".join(get_close_matches(name, _OPTIONS, n=1))
-            remedy = f"did you mean {near}?" if near else f"it has {', '.join(_OPTIONS)}"
-            raise UsageError(f"vLLM's tier has no option {name!r}", where=WHERE, remedy=remedy)
-        if name in options:
-            raise UsageError(f"{name} is there twice", where=WHERE, remedy="leave one out")
-        options[name] = _value(name, value)
-    return options
-
-
-def _value(name: str, text: str) -> object:
+def _value(name: str, text: str) -> Any:
     if name == "eviction_policy":
         known = get_args(ChunkPolicy)
         if text not in known:

@@ -1,11 +1,11 @@
 """The tables of a CPU tier: its chunks, the transfers under way, and what requests did with it.
 
 Like the tables of the engine (`state`), one tuple of records that kernels read and write. A chunk
-is `blocks_per_chunk` blocks of a path, of a hybrid model in one group of layers; the trie's node at
-its end stands for it, plus `nodes_each` for each group before its own.
+is `blocks_per_chunk` blocks of a path in one group of layers; the trie's node at its end stands for
+it, plus `nodes_each` for each group before its own.
 
 A request's chunks have places, by where they end and, of those that end together, the last group
-first. Without groups, the place of a chunk is its number.
+first. With one group, the place of a chunk is its number.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ last plan, `loading` ones have blocks and do not run, `learned` ones did once. `
 `target` are ARC's. The first `marked` requests have `marks_taken` marks. `waits`: nothing is left
 to compute until something comes, 2 after a preemption, with transfers that began by `begin_s`.
 
-Of a hybrid model there are `groups`, of which `full_groups` cache all tokens. Windows are stored
+There are `groups` of layers, of which `full_groups` cache all tokens. Windows are stored
 where they end at multiples of `alignment_tokens`, 0: all of them. `whole_chunks`: a chunk is stored
 only with all its blocks that a window needs. `reconsiders`: a request that has ended offers
 windows that it passed over before.
@@ -110,7 +110,7 @@ since the engine last moved on, and `stuck` says that it never will.
 class Offload(NamedTuple):
     """A CPU tier of c chunks below an engine; without one all tables are empty.
 
-    `chunks` (N + 1 + 5), `members` (R), `layers` (G, 0 without groups) and `state` (1) are records
+    `chunks` (N + 1 + 5), `members` (R), `layers` (G) and `state` (1) are records
     as above; `marks` are what each request did with each of its chunks, and `next_chunk` (R x G)
     the next ones that it offers of each group. `loads` and `stores` are rings of transfers, whose
     chunks are in `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in
@@ -154,7 +154,7 @@ class Offload(NamedTuple):
 
 def no_offload() -> Offload:
     """Return the tables of an engine without a CPU tier."""
-    return _tables(0, np.zeros(0, dtype=np.int64), 0, 0, 0, 0, 0)
+    return _tables(0, np.zeros(0, dtype=np.int64), 0, 0, 0, 0, 0, 1)
 
 
 def empty_offload(
@@ -164,18 +164,17 @@ def empty_offload(
     usable: int,
     slots: int,
     width: int,
-    groups: KvGroups | None,
+    groups: KvGroups,
     block_size: int,
 ) -> Offload:
     """Return an empty tier for requests of so many blocks each over a trie of `nodes` nodes.
 
-    Those of all groups, if it has some; a block of the trie has `block_size` tokens. The engine has
-    `usable` blocks, and tables of `width` blocks for `slots` requests.
+    Those of all groups; a block of the trie has `block_size` tokens. The engine has `usable`
+    blocks, and tables of `width` blocks for `slots` requests.
     """
     size = settings.blocks_per_chunk
     capacity = min(settings.capacity_chunks, nodes)
-    number = 1 if groups is None else len(groups.groups)
-    unit_nodes = size if groups is None else size * groups.block_tokens // block_size
+    number, unit_nodes = len(groups.groups), size * groups.block_tokens // block_size
     tables = _tables(
         nodes,
         path_blocks // unit_nodes * number,
@@ -188,8 +187,7 @@ def empty_offload(
     )
     state = tables.state[0]
     state.groups, state.unit_nodes, state.nodes_each = number, unit_nodes, nodes // number
-    if groups is not None:
-        tables = _of_groups(tables, settings, groups, width)
+    tables = _of_groups(tables, settings, groups, width)
     state.capacity, state.blocks_per_chunk = capacity, size
     state.arc = settings.eviction_policy == "arc"
     state.provisional = settings.release == "0.33" and not state.arc
@@ -216,7 +214,7 @@ def empty_offload(
 
 
 def _of_groups(tables: Offload, settings: OffloadSettings, groups: KvGroups, width: int) -> Offload:
-    """Return a tier with the layers of a hybrid model and what vLLM derives of them."""
+    """Return a tier with the layers of each group and what vLLM derives of them."""
     layers = np.zeros(len(groups.groups), dtype=LAYERS).view(np.recarray)
     tokens = np.array([each.block_tokens for each in groups.groups]) * settings.blocks_per_chunk
     layers.chunk_tokens = tokens
@@ -231,12 +229,13 @@ def _of_groups(tables: Offload, settings: OffloadSettings, groups: KvGroups, wid
     state.alignment_tokens = sizes.pop() if len(sizes) == 1 else 0
     state.whole_chunks = settings.release == "0.33"
     state.reconsiders = groups.retention_tokens is None and not settings.prompt_only
+    rows = len(tables.ended_table) if layers.window_chunks.any() else 0
     windows = np.where(layers.window_chunks == 0, np.iinfo(np.int64).max, layers.window_chunks)
     return tables._replace(
         layers=layers,
         order=np.argsort(-windows, kind="stable"),
         states=np.zeros((len(tables.fence) if groups.state_tokens else 0, 2), dtype=np.int64),
-        since=np.full((len(tables.ended_table), width), NONE, dtype=np.int64),
+        since=np.full((rows, width), NONE, dtype=np.int64),
     )
 
 
@@ -248,7 +247,7 @@ def _tables(
     usable: int,
     slots: int,
     width: int,
-    groups: int = 1,
+    groups: int,
 ) -> Offload:
     longest = int(path_chunks.max(initial=0))
     chunks = np.zeros(nodes + LISTS + 1, dtype=CHUNK).view(np.recarray)

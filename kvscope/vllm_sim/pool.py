@@ -15,7 +15,17 @@ from __future__ import annotations
 import numpy as np
 
 from kvscope.core.jit import callable_in_kernels, lowest_bit
-from kvscope.vllm_sim.state import ALWAYS, NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
+from kvscope.vllm_sim.offload_state import ANY
+from kvscope.vllm_sim.state import (
+    ALWAYS,
+    NONE,
+    PARKED,
+    PINNED,
+    ROOT,
+    UNHASHED,
+    Machine,
+    has_tier,
+)
 
 _ONE, _WORD = np.uint64(1), np.uint64(63)
 
@@ -266,4 +276,19 @@ def take(machine: Machine, again: bool) -> int:
     unlink(machine, block)
     machine.blocks[block].users = 1
     state.free -= 1
+    if has_tier(machine):
+        note_block(machine, block)
     return block
+
+
+@callable_in_kernels
+def note_block(machine: Machine, block: int) -> None:
+    """Note that a request gets a block, which waits for copies that still read it."""
+    off, requests = machine.offload, machine.requests
+    off.taken[block] = off.state[0].plan
+    entry = off.fence[block]
+    while entry >= off.state[0].fences_done:
+        fence = off.fences[entry % len(off.fences)]
+        if fence.request == ANY or requests[fence.request].finished_s >= 0:  # nan until then
+            off.stores[fence.job % len(off.stores)].flush = 1
+        entry = fence.older

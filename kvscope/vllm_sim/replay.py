@@ -169,7 +169,7 @@ def replayed(machine: Machine) -> EngineReplay:
         loaded = loaded_blocks(requests, offload.members, int(state.block_size))
         read = np.minimum(offload.members.read, loaded).astype(np.int32)
         copied = loaded
-        if len(machine.groups):
+        if state.hybrid:
             each = offload.state[0].blocks_per_chunk * int(machine.groups.block_tokens.min())
             copied = (offload.members.chunks * each // state.block_size).astype(np.int32)
     return EngineReplay(

@@ -8,19 +8,14 @@ adapters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from kvscope.core.jit import callable_in_kernels, called_by_kernels, kernel, once
-from kvscope.vllm_sim.admission import BlockRules, arrive, one_group, peek_waiting
-from kvscope.vllm_sim.fast_forward import WORTHWHILE, fast_forwarder
-from kvscope.vllm_sim.groups import several_groups
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
+from kvscope.vllm_sim.admission import admit, arrive, peek_waiting
+from kvscope.vllm_sim.fast_forward import WORTHWHILE, fast_forward
+from kvscope.vllm_sim.groups import cut, extend, free_copied, hash_filled, release
 from kvscope.vllm_sim.pool import expire
 from kvscope.vllm_sim.state import NONE, Machine
-
-Step = Callable[[Machine], Any]
 
 
 @callable_in_kernels
@@ -67,110 +62,93 @@ def cost_plan(machine: Machine) -> None:
         state.steps += 1
 
 
-def running_planner(rules: BlockRules) -> Callable[[Machine], bool]:
-    """Return the function that plans for running requests, and returns True without preemption.
+@callable_in_kernels
+def preempt(machine: Machine) -> None:
+    """Preempt the youngest running request, which then waits in front."""
+    state = machine.state[0]
+    request = machine.running[state.running - 1]
+    release(machine, request, False)
+    record = machine.requests[request]
+    record.computed = 0
+    record.coming = 0
+    record.preemptions += 1
+    machine.preempted[state.preempted] = request
+    state.preempted += 1
 
-    A request that needs a block where none is free preempts the youngest one, in the end itself:
-    that waits in front then. One whose last output is on its way needs nothing.
+
+@called_by_kernels
+def plan_running(machine: Machine) -> bool:
+    """Plan for running requests; return True without preemption.
+
+    A request that needs a block where none is free preempts the youngest one, in the end itself.
+    One whose last output is on its way needs nothing.
     """
-    extend, release, cut = rules.extend, rules.release, rules.cut
-
-    @callable_in_kernels
-    def preempt(machine: Machine) -> None:
-        state = machine.state[0]
-        request = machine.running[state.running - 1]
-        release(machine, request, False)
+    state, undisturbed, at = machine.state[0], True, 0
+    while at < state.running and state.budget > 0:
+        request = machine.running[at]
         record = machine.requests[request]
-        record.computed = 0
-        record.coming = 0
-        record.preemptions += 1
-        machine.preempted[state.preempted] = request
-        state.preempted += 1
-
-    @called_by_kernels
-    def plan_running(machine: Machine) -> bool:
-        state, undisturbed, at = machine.state[0], True, 0
-        while at < state.running and state.budget > 0:
-            request = machine.running[at]
-            record = machine.requests[request]
-            at += 1
-            if record.coming > 0 and record.generated + record.coming >= record.outputs:
-                continue
-            known = record.prompt + record.generated
-            tokens = min(known + record.coming - record.computed, state.budget)
-            tokens = cut(machine, request, record.computed, tokens)
-            if tokens == 0:
-                continue
-            while record.slot != NONE and not extend(machine, request, tokens):
-                preempt(machine)
-                undisturbed = False
-            if record.slot == NONE:
-                break
-            plan(machine, request, tokens)
-        return undisturbed
-
-    return plan_running
+        at += 1
+        if record.coming > 0 and record.generated + record.coming >= record.outputs:
+            continue
+        known = record.prompt + record.generated
+        tokens = min(known + record.coming - record.computed, state.budget)
+        tokens = cut(machine, request, record.computed, tokens)
+        if tokens == 0:
+            continue
+        while record.slot != NONE and not extend(machine, request, tokens):
+            preempt(machine)
+            undisturbed = False
+        if record.slot == NONE:
+            break
+        plan(machine, request, tokens)
+    return undisturbed
 
 
-def planner(rules: BlockRules) -> Callable[[Machine], bool]:
-    """Return the function that plans a step: running requests, then, if none was preempted, new.
-
-    It returns True without preemption.
-    """
-    plan_running = running_planner(rules)
-    admit, end_plan = rules.admit, rules.end_plan
-
-    @callable_in_kernels
-    def schedule(machine: Machine) -> bool:
-        state = machine.state[0]
-        begin_plan(machine)
-        undisturbed = plan_running(machine)
-        while undisturbed and state.budget > 0 and state.running < state.max_num_seqs:
-            request = peek_waiting(machine)
-            if request == NONE:
-                break
-            tokens = admit(machine, request, state.budget)
-            if tokens == 0:
-                break
-            plan(machine, request, tokens)
-        end_plan(machine)
-        cost_plan(machine)
-        return undisturbed
-
-    return schedule
+@callable_in_kernels
+def schedule(machine: Machine) -> bool:
+    """Plan a step: running requests, then, if none was preempted, new ones; return if none was."""
+    state = machine.state[0]
+    begin_plan(machine)
+    undisturbed = plan_running(machine)
+    while undisturbed and state.budget > 0 and state.running < state.max_num_seqs:
+        request = peek_waiting(machine)
+        if request == NONE:
+            break
+        tokens = admit(machine, request, state.budget)
+        if tokens == 0:
+            break
+        plan(machine, request, tokens)
+    free_copied(machine)
+    cost_plan(machine)
+    return undisturbed
 
 
-def completer(rules: BlockRules) -> Step:
-    """Return the function that ends a step: its tokens are known, complete requests finish."""
-    hash_filled, release = rules.hash_filled, rules.release
-
-    @called_by_kernels
-    def complete(machine: Machine) -> None:
-        state, before = machine.state[0], machine.state[0].running
-        state.now_s = state.end_s
-        for at in range(state.in_progress):
-            if not machine.yields[0, at]:
-                continue
-            request = machine.batch[0, at]
-            record = machine.requests[request]
-            record.generated += 1
+@called_by_kernels
+def complete(machine: Machine) -> None:
+    """End a step: its tokens are known, complete requests finish."""
+    state, before = machine.state[0], machine.state[0].running
+    state.now_s = state.end_s
+    for at in range(state.in_progress):
+        if not machine.yields[0, at]:
+            continue
+        request = machine.batch[0, at]
+        record = machine.requests[request]
+        record.generated += 1
+        if record.slot != NONE:
+            record.coming -= 1
+            hash_filled(machine, request, record.computed - record.coming, 1)
+        if record.generated == 1:
+            record.first_token_s = state.now_s
+        if record.generated == record.outputs:
+            record.finished_s = state.now_s
+            state.finished += 1
             if record.slot != NONE:
-                record.coming -= 1
-                hash_filled(machine, request, record.computed - record.coming)
-            if record.generated == 1:
-                record.first_token_s = state.now_s
-            if record.generated == record.outputs:
-                record.finished_s = state.now_s
-                state.finished += 1
-                if record.slot != NONE:
-                    release(machine, request, True)
-                else:
-                    leave_waiting(machine, request)
-        state.in_progress = 0
-        if state.running < before:
-            compact_running(machine, before)
-
-    return complete
+                release(machine, request, True)
+            else:
+                leave_waiting(machine, request)
+    state.in_progress = 0
+    if state.running < before:
+        compact_running(machine, before)
 
 
 @callable_in_kernels
@@ -220,65 +198,44 @@ def decoded_alone(machine: Machine) -> bool:
     return all_planned and state.prefill_tokens == 0 and state.ttl_s == np.inf  # type: ignore[no-any-return]
 
 
-@once
-def run_kernel(run_steps: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of a function that runs an engine."""
+@callable_in_kernels
+def run_steps(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
+    """Run an engine with any policy: plan up to so many steps.
 
-    @kernel
-    def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-        return run_steps(machine, steps, finished, until_s)  # type: ignore[no-any-return]
-
-    return run
-
-
-@once
-def runner(hybrid: bool = False) -> Callable[..., Any]:
-    """Return the function that runs an engine with any policy; `hybrid`: its machine has groups.
-
-    Called as run(machine, steps, finished, until_s): plans up to so many steps, and stops early
-    once that many requests are done with, or before it plans a step at `until_s` or later. False
-    when there is nothing left to do; requests that arrive at infinity are not known yet. Kernels
-    that call it pass the machine by reference.
+    Stop early once `finished` requests are done with, or before a step is planned at `until_s` or
+    later. Return False when there is nothing left to do; requests that arrive at infinity are not
+    known yet.
     """
-    rules = several_groups() if hybrid else one_group()
-    schedule = planner(rules)
-    complete = completer(rules)
-    fast_forward = fast_forwarder(rules)
-
-    @callable_in_kernels
-    def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-        state, requests = machine.state[0], machine.requests
-        pause = waited = 0  # steps until the next try to go fast, and between the last two
-        while steps > 0:
-            planned_s = max(state.now_s, state.ready_s)
-            if state.finished >= finished or planned_s >= until_s:
-                break
-            state.now_s = planned_s
-            arrive(machine)
-            if state.ttl_s < np.inf:
-                expire(machine)
-            undisturbed = schedule(machine)
-            ended = state.finished
-            if state.in_progress > 0:  # only where a step is planned before the last one ends
+    state, requests = machine.state[0], machine.requests
+    pause = waited = 0  # steps until the next try to go fast, and between the last two
+    while steps > 0:
+        planned_s = max(state.now_s, state.ready_s)
+        if state.finished >= finished or planned_s >= until_s:
+            break
+        state.now_s = planned_s
+        arrive(machine)
+        if state.ttl_s < np.inf:
+            expire(machine)
+        undisturbed = schedule(machine)
+        ended = state.finished
+        if state.in_progress > 0:  # only where a step is planned before the last one ends
+            complete(machine)
+            start(machine)
+        elif state.planned > 0:
+            start(machine)
+            if not state.overlapped:
                 complete(machine)
-                start(machine)
-            elif state.planned > 0:
-                start(machine)
-                if not state.overlapped:
-                    complete(machine)
-            elif state.arrived < len(requests) and requests[state.arrived].arrival_s < np.inf:
-                state.now_s = requests[state.arrived].arrival_s
-            else:
-                return False
-            steps -= 1
-            pause -= 1
-            if pause < 0 and decoded_alone(machine) and steps > 0 and state.finished < finished:
-                settled = undisturbed and state.finished == ended
-                taken = fast_forward(machine, steps, until_s, settled)
-                steps -= taken
-                # Where requests end or change blocks in most steps, vain tries would cost a tenth.
-                waited = 0 if taken >= WORTHWHILE else min(2 * waited + 1, 15)
-                pause = waited
-        return True
-
-    return run
+        elif state.arrived < len(requests) and requests[state.arrived].arrival_s < np.inf:
+            state.now_s = requests[state.arrived].arrival_s
+        else:
+            return False
+        steps -= 1
+        pause -= 1
+        if pause < 0 and decoded_alone(machine) and steps > 0 and state.finished < finished:
+            settled = undisturbed and state.finished == ended
+            taken = fast_forward(machine, steps, until_s, settled)
+            steps -= taken
+            # Where requests end or change blocks in most steps, vain tries would cost a tenth.
+            waited = 0 if taken >= WORTHWHILE else min(2 * waited + 1, 15)
+            pause = waited
+    return True

@@ -18,10 +18,9 @@ from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records, record
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
-from kvscope.deployment.kv_groups import GroupKind, KvGroups
+from kvscope.deployment.kv_groups import GroupKind, KvGroup, KvGroups
 from kvscope.policies.base import LanePolicy, Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention
+from kvscope.policies.lru import Lru, LruRetention
 from kvscope.replay.kernels.lanes import LaneFunctions, lane_functions
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
@@ -71,23 +70,23 @@ REQUEST = record_type(
 `prompt` and `outputs` are its tokens; `leaf` and `length` its path, of which the first look-up
 may find `look` blocks. `computed` tokens have their KV or get it in a planned step; `generated`
 outputs are known, `coming` ones will be after a planned step. It runs in `slot` (NONE: it waits or
-is done) with `allocated` blocks, of which `hashed` have their content. `hits` are the blocks found
-when it was first admitted, NONE until then; `written` leading blocks had been held by then, evicted
-or not, and `kept` would have been hits had nothing been evicted. Times are seconds, nan for "not
-yet".
+is done) with blocks for `allocated` tokens, whose content those of `hashed` tokens have; up to
+`room` tokens need no new block. `hits` are the blocks found when it was first admitted, NONE until
+then; `written` leading blocks had been held by then, evicted or not, and `kept` would have been
+hits had nothing been evicted. Times are seconds, nan for "not yet".
 
-Of a hybrid model `allocated` and `hashed` are tokens. Where its last look-up ended for part of the
-groups, the `junction`, blocks are kept; up to `room` tokens need no new block; blocks that no token
-after the first `skipped_for` looks at are free, and more of them from `skips_at` on. It had
-`computed_before` tokens when its step `planned_step`, the last one, was planned. Before it writes
-into its block `copy_at`, which ends in the middle for a later request, that is copied (else NONE).
+Of a hybrid model, blocks are kept where its last look-up ended for part of the groups, the
+`junction`. Blocks that no token after the first `skipped_for` looks at are free, and more of them
+from `skips_at` on. It had `computed_before` tokens when its step `planned_step`, the last one, was
+planned. Before it writes into its block `copy_at`, which ends in the middle for a later request,
+that is copied (else NONE).
 """
 
 GROUP = record_type(
     "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block first_content "
     "copied"
 )
-"""A group of layers of a hybrid model, with the fields of `KvGroup`.
+"""A group of layers, with the fields of `KvGroup`.
 
 A block of it is `nodes_per_block` nodes of the trie deep; the content of a node in this group is
 its number plus `first_content`. A request holds at most `most_blocks` at a time. `copied` counts
@@ -102,7 +101,8 @@ STATE = record_type(
     "free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states "
-    "unhashed_last export_tokens leaf selects adaptive taken_lane second_freed",
+    "hybrid hash_tokens hashes_always unhashed_last export_tokens leaf selects adaptive "
+    "taken_lane second_freed",
     "now_s ready_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s launch_s "
     "decode_base_s decode_token_s decode_context_token_s second_worth",
@@ -114,8 +114,9 @@ STATE = record_type(
 never admitted, of the `arrived` ones. The path of `front` is written out. `in_progress` and
 `planned` are the sizes of the two batches, `budget` the tokens that the latter may still get and
 `cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends, and from
-`ready_s` on the next one can be planned. `period` is the policy's table in force. Of a hybrid
-model, hits are multiples of `alignment_tokens`; windows are kept at every multiple of
+`ready_s` on the next one can be planned. `period` is the policy's table in force. Blocks get their
+hash every `hash_tokens` tokens, or `hashes_always` may change in a step. `hybrid`: not one group of
+full attention; then hits are multiples of `alignment_tokens`; windows are kept at every multiple of
 `segment_tokens` (0: at none) and, with `keeps_boundaries`, at those of requests. Steps end at
 multiples of `state_tokens` where it has linear attention, else it is 0; where that is more than
 `alignment_tokens`, hits end within blocks. With `export_tokens` a step that ends a prompt writes
@@ -140,9 +141,10 @@ class Machine(NamedTuple):
     `yields` which of them get a token. `recent` are the uncached tokens of recent requests,
     `p` the policy's parameters, `functions` its functions, `tables` what it has learned.
 
-    `groups` (G) and `specs` are those of a hybrid model, else empty. It has G rows of `table` for
-    each slot, G * (N + 1) nodes, and `path` counts trie nodes; row g of `copies` lists the blocks
-    that the step being planned copies, each before its copy. With a CPU tier (`offload`) there
+    `groups` (G) are the groups of layers, one of full attention but for hybrid models, and `specs`
+    which of them are looked up together. There are G rows of `table` for each slot, G * (N + 1)
+    nodes, and `path` counts trie nodes; row g of `copies` lists the blocks that the step being
+    planned copies, each before its copy. With a CPU tier (`offload`) there
     are slots for loading requests too.
     """
 
@@ -185,25 +187,24 @@ def idle_machine(
     """
     kind = lane_class(policy)
     if settings.groups is not None:
-        groups = _checked_groups(policy, settings.groups, prompts.block_size)
-        settings = replace(settings, groups=groups)
+        checked = _checked_groups(policy, settings.groups, prompts.block_size)
+        settings = replace(settings, groups=checked)
     tables = tables.chosen(policy, settings.usable_blocks)
     known = tables.classified(policy, engine_traffic(prompts, rate_scale))
+    groups = settings.groups or KvGroups((KvGroup("full", known.block_size),))
     lanes = tables.categories if kind.by_category else kind.lanes
     requests = _requests(known, settings)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
     tokens = int(tokens_kept(known)[requests.oversized == 0].max(initial=1))
-    layouts = _groups(settings, len(known.block_parent), known.block_size)
-    smallest = layouts.block_tokens.min(initial=known.block_size)
-    tables_each = max(1, len(layouts))  # block tables of a slot
-    nodes = np.zeros(len(known.block_parent) * tables_each, dtype=NODE).view(np.recarray)
+    layouts = _groups(groups, settings.in_flight_tokens, len(known.block_parent), known.block_size)
+    nodes = np.zeros(len(known.block_parent) * len(layouts), dtype=NODE).view(np.recarray)
     nodes.parent[: len(known.block_parent)], nodes.first = known.block_parent, NONE
-    state = _state(settings, cost)
+    state = _state(settings, groups, cost)
     state.lanes, state.block_size, state.max_num_seqs = lanes, known.block_size, slots
     state.leaf, state.adaptive = policy.evicts == "leaf", kind.adaptive
     state.selects = kind.admits is not LanePolicy.admits
     state.ttl_s = policy.values.get("ttl_s", math.inf)
-    width, offload = -(-tokens // smallest), no_offload()
+    width, offload = -(-tokens // layouts.block_tokens.min()), no_offload()
     if settings.offload is not None:
         slots += max(slots, 16)  # requests that load hold blocks and do not run
         offload = empty_offload(
@@ -213,7 +214,7 @@ def idle_machine(
             settings.usable_blocks,
             slots,
             int(width),
-            settings.groups,
+            groups,
             known.block_size,
         )
     return Machine(
@@ -223,7 +224,7 @@ def idle_machine(
         requests=requests,
         cuts=known.cuts,
         state=state,
-        table=np.empty((slots * tables_each, width), dtype=np.int64),
+        table=np.empty((slots * len(layouts), width), dtype=np.int64),
         path=np.empty((slots + 1, -(-tokens // known.block_size)), dtype=np.int32),
         running=np.empty(slots, dtype=np.int64),
         preempted=np.empty(slots, dtype=np.int64),
@@ -234,7 +235,7 @@ def idle_machine(
         p=policy.settings(),
         tables=tables.periods(),
         groups=layouts,
-        specs=_specs(settings),
+        specs=_specs(groups),
         copies=np.empty((len(layouts), 2 * slots), dtype=np.int64),
         functions=lane_functions(kind),
         offload=offload,
@@ -326,12 +327,16 @@ def orders_groups(policy: type[Policy]) -> bool:
     return policy in {Lru, LruRetention}
 
 
-def _groups(settings: EngineSettings, nodes: int, block_size: int) -> Records:
-    """Return the records of the groups of a hybrid model over a trie of so many nodes."""
-    groups = settings.groups.groups if settings.groups is not None else ()
-    records = np.zeros(len(groups), dtype=GROUP).view(np.recarray)
-    for number, group in enumerate(groups):
-        most = group.most_blocks(settings.in_flight_tokens)
+def has_tier(machine: Machine) -> bool:
+    """Return whether there is a CPU tier below a machine, or below several."""
+    return len(machine.offload.members) > 0
+
+
+def _groups(groups: KvGroups, in_flight_tokens: int, nodes: int, block_size: int) -> Records:
+    """Return the records of groups over a trie of so many nodes."""
+    records = np.zeros(len(groups.groups), dtype=GROUP).view(np.recarray)
+    for number, group in enumerate(groups.groups):
+        most = group.most_blocks(in_flight_tokens)
         record = records[number]
         record.kind = KINDS.index(group.kind)
         record.block_tokens, record.window_tokens = group.block_tokens, group.window_tokens
@@ -342,13 +347,12 @@ def _groups(settings: EngineSettings, nodes: int, block_size: int) -> Records:
     return records
 
 
-def _specs(settings: EngineSettings) -> Records:
+def _specs(groups: KvGroups) -> Records:
     """Return which groups are looked up together, full attention first, else in their order."""
-    groups = settings.groups.groups if settings.groups is not None else ()
     ends: dict[object, tuple[int, int]] = {}
-    for number, group in enumerate(groups):
+    for number, group in enumerate(groups.groups):
         ends[group.spec] = ends.get(group.spec, (number, 0))[0], number + 1
-    order = sorted(ends.values(), key=lambda span: groups[span[0]].kind != "full")
+    order = sorted(ends.values(), key=lambda span: groups.groups[span[0]].kind != "full")
     records = np.zeros(len(order), dtype=SPEC).view(np.recarray)
     for number, (begin, end) in enumerate(order):
         records[number].begin, records[number].end = begin, end
@@ -392,7 +396,7 @@ def _requests(known: Traffic, settings: EngineSettings) -> Records:
     return requests
 
 
-def _state(settings: EngineSettings, cost: StepCost) -> Records:
+def _state(settings: EngineSettings, groups: KvGroups, cost: StepCost) -> Records:
     state = np.zeros(1, dtype=STATE).view(np.recarray)
     state.blocks = state.free = settings.usable_blocks
     state.max_num_batched_tokens = settings.max_num_batched_tokens
@@ -400,15 +404,16 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
     state.reserve_full_prompt = settings.reserve_full_prompt
     state.front = NONE
     state.unhashed_last = settings.unhashed_last
-    if settings.groups is not None:
-        interval, alignment = settings.groups.retention_tokens, settings.groups.alignment_tokens
-        state.alignment_tokens = settings.groups.hit_tokens
-        state.segment_tokens = alignment if interval is None else interval
-        state.keeps_boundaries = interval is not None
-        state.state_tokens = settings.groups.state_tokens
-        state.export_tokens = settings.groups.export_tokens
-        rehashes = settings.rehashes_states and not hits_within_blocks(settings)
-        state.rehashes_states = rehashes and settings.groups.state_tokens > 0
+    interval, alignment = groups.retention_tokens, groups.alignment_tokens
+    state.hybrid = len(groups.groups) > 1 or groups.groups[0].kind != "full"
+    state.alignment_tokens = groups.hit_tokens
+    state.segment_tokens = alignment if interval is None else interval
+    state.keeps_boundaries = interval is not None
+    state.state_tokens, state.export_tokens = groups.state_tokens, groups.export_tokens
+    state.hash_tokens = max(groups.hit_tokens, groups.state_tokens)
+    within = hits_within_blocks(settings)
+    rehashes = settings.rehashes_states and not within and groups.state_tokens > 0
+    state.rehashes_states, state.hashes_always = rehashes, within or rehashes
     for name in cost.__struct_fields__:
         value = getattr(cost, name)
         state[name] = cost.base_s if value is None else value  # decode_base_s

@@ -35,6 +35,7 @@ from kvscope.usecases.tune import TuneOptions
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python, streams_of
 from tests.golden.documents import differences
+from tests.golden.samples import write_beginnings
 
 ROOT = Path(__file__).parents[2]
 REQUESTS = 2_000  # of the sample
@@ -248,11 +249,7 @@ def test_the_stub_is_current() -> None:
 def beginnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to a folder with the first requests of the samples that the docs read."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sample_traces").mkdir()
-    for name in ("birth-death.jsonl.gz", "to-c.jsonl.gz"):
-        with gzip.open(ROOT / "sample_traces" / name) as lines:
-            short = gzip.compress(b"".join(islice(lines, 500)))
-        (tmp_path / "sample_traces" / name).write_bytes(short)
+    write_beginnings(tmp_path / "sample_traces", 500)
     return tmp_path
 
 

@@ -40,17 +40,14 @@ OPTIONS: Rows = {
         ("--memory 8GiB", 2, "--memory: 'short' is no dataset"),
         ("--latency nope", 2, "--latency: no latency profile 'nope'"),
         (f"{_GPU} --hbm 80GiB", 2, "--hbm: the deployment (--gpu) has a pool of its own"),
-        ("--section reuse", 2, "--section: there is no section 'reuse'"),
         ("--capacity-blocks many", 2, "'many' is not a number of blocks"),
         ("--capacity-blocks 1,0", 2, "'0' is not a number of blocks"),
         ("--model llama3-8b --hbm 0GiB", 2, "'0GiB' is not above zero"),
         ("--model llama3-8b --capacity lots", 2, "'lots' is not a size"),
         ("--block-size 0", 2, "'0' is not a whole number from 1 on"),
-        ("--html no/such/page.html", 2, "there is no folder 'no/such'"),
         ("--fail-on hitrate<1%", 2, "no figure 'hitrate' here; did you mean hit-rate?"),
         ("--fail-on p95>1s", 2, "--fail-on"),
         ("--fail-on regression>5% --baseline run:1", 2, "a stored run is a replay"),
-        ("--html /proc/x.html", 2, "/proc"),
     ),
     "analyze": (
         ("shorr", 3, "did you mean 'short'?"),
@@ -69,14 +66,11 @@ OPTIONS: Rows = {
         ("--capacity 1GiB", 2, "bytes need a model"),
         (f"{_GPU} --policy lfu", 2, "lfu cannot order the blocks of an engine"),
         ("--fail-on evicted>3", 2, "--fail-on"),
-        ("--section nope", 2, "there is no section 'nope'"),
-        ("--html .", 2, "name a file in it"),
     ),
     "fit short": (
         ("--warmup 100%", 2, "--warmup: not below 100%"),
         ("--window 0s", 2, "'0s' is not above zero"),
         ("--window 'an hour'", 2, "'an hour' is not a duration"),
-        ("--html no/such/page.html", 2, "there is no folder 'no/such'"),
         ("--policy gittins", 2, "is for --export"),
         ("--param gittins.xi_tokens=1", 2, "is for --export"),
         ("--capacity-blocks 1", 2, "is for --export"),
@@ -92,10 +86,8 @@ OPTIONS: Rows = {
         ("--export - --deployment x.toml", 3, "x.toml: No such file"),
         ("--export - --json", 2, "two results for standard output; name a file for one"),
         ("--export - --html -", 2, "two results for standard output; name a file for one"),
-        ("--html - --json", 2, "two results for standard output; name a file for one"),
         ("--export no/x.toml", 2, "make it first"),
         ("--export /proc/x.toml", 2, "/proc"),
-        ("--section nope", 2, "there is no section 'nope'"),
     ),
     "simulate short": (
         (
@@ -211,10 +203,6 @@ OPTIONS: Rows = {
             "needs a baseline; add --baseline",
         ),
         ("--baseline x.json", 2, "--baseline: nothing compares with it"),
-        ("--section nope", 2, "there is no section 'nope'"),
-        ("--html - --json", 2, "two results for standard output"),
-        ("--html no/x.html", 2, "make it first"),
-        ("--html /proc/x.html", 2, "/proc"),
     ),
     "simulate short --capacity-blocks 4 --policies lru --fail-on regression>5% --baseline": (
         ("no.json", 3, "no.json: No such file or directory"),
@@ -232,11 +220,7 @@ OPTIONS: Rows = {
         ("--latency llama2-7b-a100", 2, "--latency: the recommendation settles this"),
         ("--slo 1s", 2, "--slo: the recommendation settles this"),
     ),
-    "retention short": (
-        ("--kv-dtype fp8", 2, "--kv-dtype: needs a model"),
-        ("--section nope", 2, "there is no section 'nope'"),
-        ("--html /proc/x.html", 2, "/proc"),
-    ),
+    "retention short": (("--kv-dtype fp8", 2, "--kv-dtype: needs a model"),),
     "tune short": (
         ("", 2, "--slo"),
         ("--slo 200", 2, "200ms"),
@@ -291,11 +275,9 @@ OPTIONS: Rows = {
         ("--tier-sizes 1GiB", 2, "--tier-sizes: a tier alone has it"),
         ("--tiers", 2, "needs an engine with a pool"),
         ("--fail-on x>1", 2, "--fail-on"),
-        ("--full --section nope", 2, "there is no section 'nope'"),
         ("--output no/such/folder/r.toml", 2, "make it first"),
         ("--output .", 2, "name a file in it"),
         ("--output /proc/r.toml", 2, "/proc"),
-        ("--html no/such/folder/r.html", 2, "make it first"),
     ),
     _TIERS: (
         ("--warmup 90%", 2, "20%, 25% and 25%"),
@@ -311,7 +293,6 @@ OPTIONS: Rows = {
         ("--offload vllm@0.33:speed=3", 2, "has no option 'speed'"),
         ("--ssd-writes-per-day 0", 2, "is not a number of drive writes above 0"),
         ("--dram-price -1", 2, "is not a price above 0"),
-        ("--section nope", 2, "there is no section 'nope'"),
         ("--engine sglang", 2, "--tiers: tiers below sglang@0.5 are not simulated; leave it out"),
     ),
     f"tune short --slo 1s --fleet {_GPU}": (
@@ -345,8 +326,6 @@ OPTIONS: Rows = {
         ("--capacity 1GiB", 2, "both state the capacity"),
         ("--warmup 100%", 2, "--warmup: not below 100%"),
         ("--fail-on x>3", 2, "--fail-on"),
-        ("--section nope", 2, "there is no section 'nope'"),
-        ("--html /proc/x.html", 2, "/proc"),
     ),
     "validate short": (
         ("", 2, "--url, --model: name one of them"),
@@ -366,7 +345,6 @@ OPTIONS: Rows = {
         ("--model x --blocks 9 --python nope", 2, "--python: 'nope' is no Python interpreter"),
         ("--model x --server-log no/x.log", 2, "make it first"),
         ("--url http://x --fail-on x>3", 2, "--fail-on"),
-        ("--model x --html /proc/x.html", 2, "/proc"),
     ),
     "calibrate": (
         ("", 2, "--url, --model: name one of them"),
@@ -386,7 +364,6 @@ OPTIONS: Rows = {
         ("nothing short", 3, "nothing: neither a file nor a stored trace"),
         ("short short --kv-dtype fp8", 2, "--kv-dtype: needs a model"),
         ("short short --hbm 3GiB", 2, "--hbm: needs a model"),
-        ("short short --html /proc/x.html", 2, "/proc"),
     ),
     "watch": (
         ("", 2, "there is nothing to watch; name a recording"),
@@ -514,6 +491,28 @@ FACTS: Rows = {
 }
 
 
+SECTIONS = (
+    ("--section nope", 2, "there is no section 'nope'"),
+    ("--full --section nope", 2, "there is no section 'nope'"),
+)
+EVERYWHERE = (
+    ("--html no/x.html", 2, "there is no folder 'no'; make it first"),
+    ("--html .", 2, "name a file in it"),
+    ("--html /proc/x.html", 2, "/proc"),
+    ("--html - --json", 2, "two results for standard output; name a file for one"),
+    ("--nope", 2, "no such option: --nope"),
+)
+KNOWN_SECTIONS = (
+    *("analyze short", "explain short", "fit short", "retention short", "simulate short"),
+    *("tune short --slo 1s", _TIERS, "fleet short --slo 1s --capacity-blocks 9"),
+)
+OF_USE_CASES: Rows = {
+    **dict.fromkeys(KNOWN_SECTIONS, EVERYWHERE + SECTIONS),
+    **dict.fromkeys(("validate short --model x --blocks 9", "diff short short"), EVERYWHERE),
+}
+"""What all use cases refuse alike."""
+
+
 def commands(rows: Rows) -> list[Any]:
     """Return a parameter for each row: the command line, the exit code and the text."""
     return [
@@ -583,7 +582,10 @@ def _forbidden(what: str) -> Any:
 
 
 @pytest.mark.usefixtures("_without_reading")
-@pytest.mark.parametrize(("line", "code", "text"), commands(OPTIONS))
+@pytest.mark.parametrize(
+    ("line", "code", "text"),
+    commands(OPTIONS) + commands(OF_USE_CASES),
+)
 def test_what_options_say_comes_before_a_trace_is_read(
     capsys: Streams, line: str, code: int, text: str
 ) -> None:

@@ -16,9 +16,8 @@ import pytest
 
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import Gittins
-from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.lru import ThresholdLru, Ttl
 from kvscope.policies.tlru import TLru
-from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
 from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 from tests.conformance.conversations import TokenRequest

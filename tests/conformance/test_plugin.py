@@ -17,10 +17,8 @@ from kvscope.learning.returns.formulas import LRU, OWN, ROWS
 from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.policies.base import LanePolicy, Leaves
 from kvscope.policies.gittins import AGES, Gittins
-from kvscope.policies.lru import Lru
-from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.lru import Lru, ThresholdLru, Ttl
 from kvscope.policies.tlru import TLru
-from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa, reuse_rows
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import traffic

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from kvscope.core.arrays import Float64s, Int32s
+from kvscope.routers.balancers import PowerOfTwo
 from kvscope.routers.base import Prompt, Router, View, mix32
-from kvscope.routers.hash_ring import HashRing
-from kvscope.routers.power_of_two import PowerOfTwo
-from kvscope.routers.prefix_hash import PrefixHash, prefix_key
+from kvscope.routers.hash_ring import HashRing, PrefixHash, prefix_key
 from kvscope.routers.sglang import Sglang, Tree
 from tests.conformance.real_router import RealRouter
 from tests.routers.scripted import BLOCK_SIZE, CHARACTERS_PER_TOKEN, Script, decide, scripted

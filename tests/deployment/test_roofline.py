@@ -18,7 +18,7 @@ from kvscope.deployment.engines import CHANGES, COMPARED, PLUGIN, parse_engine
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.models import resolve_model
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline, tpot_s
-from kvscope.policies.lru_retention import LruRetention
+from kvscope.policies.lru import LruRetention
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.flags import EngineLaunch, flags
 from kvscope.vllm_sim.settings import EngineSettings

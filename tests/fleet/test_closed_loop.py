@@ -19,7 +19,7 @@ from kvscope.ingest.pipeline import ingest
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
 from kvscope.replay.traffic import traffic
-from kvscope.routers.round_robin import RoundRobin
+from kvscope.routers.balancers import RoundRobin
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from tests.small_traces import built, prompts

@@ -25,12 +25,10 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.traffic import traffic
+from kvscope.routers.balancers import LeastRequests, RoundRobin
 from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View
-from kvscope.routers.least_requests import LeastRequests
-from kvscope.routers.min_ttft import MinTtft
-from kvscope.routers.mooncake import MooncakeConductor
+from kvscope.routers.references import MinTtft, MooncakeConductor
 from kvscope.routers.registry import ROUTERS
-from kvscope.routers.round_robin import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from kvscope.vllm_sim.settings import OffloadSettings, StorageSettings, Transfers
 from tests.oracles.engines import simulate

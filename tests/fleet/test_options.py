@@ -18,9 +18,9 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
 from kvscope.replay.settings import run_setting
 from kvscope.replay.workload import Workload
+from kvscope.routers.balancers import RoundRobin
 from kvscope.routers.dynamo import Dynamo
 from kvscope.routers.registry import ROUTERS
-from kvscope.routers.round_robin import RoundRobin
 from kvscope.routers.sglang import Sglang
 from tests.small_traces import built, prompts
 

@@ -22,8 +22,8 @@ from kvscope.replay.metrics import queued_ttft_s
 from kvscope.replay.replay import replay
 from kvscope.replay.settings import run_setting
 from kvscope.replay.traffic import traffic
-from kvscope.routers.best_cached import BestCached
-from kvscope.routers.round_robin import RoundRobin
+from kvscope.routers.balancers import RoundRobin
+from kvscope.routers.references import BestCached
 from tests.oracles.replay import paths
 from tests.small_traces import SIZES, built, prompts, requests
 

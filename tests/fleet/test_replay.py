@@ -22,10 +22,9 @@ from kvscope.policies.tlru import TLru
 from kvscope.replay.costs import costs
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic
+from kvscope.routers.balancers import LeastRequests, RoundRobin
 from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View
-from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.registry import ROUTERS
-from kvscope.routers.round_robin import RoundRobin
 from tests.long import long
 from tests.oracles.fleet import simulate
 from tests.policies import drawn

@@ -14,8 +14,8 @@ from kvscope.fleet.split import assignment, fleet_curve
 from kvscope.policies.lru import Lru
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.traffic import traffic
+from kvscope.routers.balancers import LeastRequests
 from kvscope.routers.base import Router
-from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.registry import ROUTERS
 from tests.fleet.test_closed_loop import chat
 from tests.fleet.test_replay import PROFILE

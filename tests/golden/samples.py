@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from functools import cache
+from itertools import islice
+from pathlib import Path
 
 from kvscope.core.files import data_folder
 from kvscope.core.trace import Prompts
@@ -26,3 +29,12 @@ def capacities(prompts: Prompts) -> list[int]:
     """Return eight capacities in blocks, as shares of the distinct blocks."""
     blocks = len(prompts.block_parent) - 1
     return [blocks * percent // 100 for percent in SHARES_PERCENT]
+
+
+def write_beginnings(folder: Path, requests: int) -> None:
+    """Write the first requests of each sample into a new folder, under the samples' names."""
+    folder.mkdir()
+    for path in _FOLDER.glob("*.jsonl.gz"):
+        with gzip.open(path) as lines:
+            short = gzip.compress(b"".join(islice(lines, requests)), 1)
+        (folder / path.name).write_bytes(short)

@@ -37,10 +37,8 @@ from kvscope.learning.returns.offline import ReturnsOffline, class_tables, guard
 from kvscope.learning.shadow_cache import Kind, ShadowCache, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy, Policy
 from kvscope.policies.gittins import AGES, LEVELS, Gittins
-from kvscope.policies.lru import Lru
-from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.lru import Lru, ThresholdLru, Ttl
 from kvscope.policies.tlru import TLru
-from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
 from kvscope.replay.derived_traces import select
 from kvscope.replay.last_touch import last_touch_segments
@@ -49,7 +47,7 @@ from kvscope.replay.settings import run_setting
 from kvscope.replay.sweep import make_run, serve_replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.routers.round_robin import RoundRobin
+from kvscope.routers.balancers import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.golden.samples import sample
 from tests.learning.test_learners import first, told

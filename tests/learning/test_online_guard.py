@@ -28,8 +28,7 @@ from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.learning.shadow_cache import ShadowCache
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, LEVELS, Gittins
-from kvscope.policies.lru import Lru
-from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.lru import Lru, ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.wa import Wa
 from kvscope.replay.derived_traces import select

@@ -26,9 +26,8 @@ from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.learning.reuse.offline import ReuseOffline
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import Gittins
-from kvscope.policies.lru import Lru
+from kvscope.policies.lru import Lru, ThresholdLru
 from kvscope.policies.registry import by_name
-from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.wa import Wa
 from kvscope.replay.replay import NO_TABLES, Tables, replay

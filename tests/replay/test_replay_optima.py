@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from benchmarks.tel_bound import tel_tokens_at_least
 from kvscope.policies.base import ENDS, Leaves, Policy
-from kvscope.policies.belady import Belady
+from kvscope.policies.belady import Belady, TailBelady
 from kvscope.policies.lru import Lru
-from kvscope.policies.tail_belady import TailBelady
 from kvscope.replay.replay import replay, touch_history
 from kvscope.replay.traffic import Traffic, uncut
 from tests.oracles.optimum import best

@@ -15,15 +15,11 @@ import kvscope.replay.tiers as replaying
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import TierMode
 from kvscope.policies.base import Policy
-from kvscope.policies.fifo import Fifo
 from kvscope.policies.lfu import Lfu
-from kvscope.policies.lru import Lru
+from kvscope.policies.lru import Lru, ThresholdLru, Ttl
+from kvscope.policies.queues import Fifo
 from kvscope.policies.registry import POLICIES
-from kvscope.policies.threshold_lru import ThresholdLru
-from kvscope.policies.tlru import TLru
-from kvscope.policies.tlru_end import TLruEnd
-from kvscope.policies.tlru_length import TLruLength
-from kvscope.policies.ttl import Ttl
+from kvscope.policies.tlru import TLru, TLruEnd, TLruLength
 from kvscope.policies.wa import Wa
 from kvscope.replay.replay import replay
 from kvscope.replay.tier_spec import Tier

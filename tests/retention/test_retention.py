@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvscope
 from kvscope.app.traces import replayable
-from kvscope.policies.ttl import Ttl
+from kvscope.policies.lru import Ttl
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic
 from kvscope.retention import prices as retention_prices

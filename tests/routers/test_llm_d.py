@@ -9,10 +9,8 @@ import pytest
 
 from kvscope.core.arrays import Int32s
 from kvscope.routers.base import View
-from kvscope.routers.dynamo import Dynamo
-from kvscope.routers.dynamo_approx import DynamoApprox, SentBlocks
-from kvscope.routers.llm_d import LlmD, PickerMemory
-from kvscope.routers.llm_d_precise import LlmDPrecise
+from kvscope.routers.dynamo import Dynamo, DynamoApprox, SentBlocks
+from kvscope.routers.llm_d import LlmD, LlmDPrecise, PickerMemory
 from kvscope.routers.lru_index import holds, touch
 from tests.routers.views import choices, load, path, prompt_of, sizes, view
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvscope.core.errors import UsageError
 from kvscope.routers import prefixaware
+from kvscope.routers.balancers import PowerOfTwo, VllmDp
 from kvscope.routers.base import (
     Fetch,
     MemorySizes,
@@ -21,15 +22,11 @@ from kvscope.routers.base import (
     mix32,
     new_dice,
 )
-from kvscope.routers.consistent_hash import ConsistentHash
-from kvscope.routers.hash_ring import first_place, new_ring
+from kvscope.routers.hash_ring import ConsistentHash, PrefixHash, first_place, new_ring
 from kvscope.routers.lru_index import empty_index, holds, touch
-from kvscope.routers.mooncake import MooncakeConductor
-from kvscope.routers.power_of_two import PowerOfTwo
-from kvscope.routers.prefix_hash import PrefixHash
 from kvscope.routers.prefixaware import Prefixaware
+from kvscope.routers.references import MooncakeConductor
 from kvscope.routers.registry import ROUTERS, router_by_name
-from kvscope.routers.vllm_dp import VllmDp
 from tests.routers.scripted import decide, scripted
 from tests.routers.views import BLOCK_TOKENS, choices, load, path, prompt_of, sizes, view
 

@@ -8,10 +8,9 @@ import pytest
 
 from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention
+from kvscope.policies.lfu import Slru
+from kvscope.policies.lru import Lru, LruRetention
 from kvscope.policies.registry import POLICIES, by_name
-from kvscope.policies.slru import Slru
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.flags import VLLM_PLUGIN, EngineLaunch, flags
 from kvscope.vllm_plugin.eviction_controller import lane_policy

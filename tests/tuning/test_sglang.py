@@ -24,7 +24,7 @@ from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.report import overview
 from kvscope.report.words import share
-from kvscope.routers.least_requests import LeastRequests
+from kvscope.routers.balancers import LeastRequests
 from kvscope.sglang_sim.requests import serve_tree
 from kvscope.store.db import MEMORY, open_store
 from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, together

@@ -15,8 +15,7 @@ from kvscope.core.errors import Stopped
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention
+from kvscope.policies.lru import Lru, LruRetention
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.tier_spec import READS, WRITES

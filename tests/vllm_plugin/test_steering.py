@@ -19,9 +19,9 @@ from kvscope.learning.conversations import (
 )
 from kvscope.learning.lanes import LanePlan
 from kvscope.policies.base import LanePolicy, Leaves
+from kvscope.policies.lru import Ttl
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru
-from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
 from kvscope.vllm_plugin.eviction_controller import EvictionController, lane_policy
 from kvscope.vllm_plugin.free_blocks import planned

@@ -11,7 +11,7 @@ from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
-from kvscope.vllm_sim.scheduler import run_kernel, runner
+from kvscope.vllm_sim.scheduler import run_steps
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import NONE, PARKED, Machine, idle_machine
 from tests.small_traces import built, prompts
@@ -44,7 +44,7 @@ def engine(
 
 def run(machine: Machine, steps: int = FOREVER) -> Machine:
     """So many steps, uncompiled."""
-    run_kernel(runner()).py_func(machine, steps, FOREVER, math.inf)
+    run_steps(machine, steps, FOREVER, math.inf)
     return machine
 
 
@@ -78,7 +78,9 @@ def check_books(machine: Machine, leaf: bool) -> None:
     assert state.free == len(queued) + len(parked)
     assert state.free + np.count_nonzero(blocks.users) == state.blocks
     rows = machine.requests[machine.requests.slot != NONE]
-    used = [machine.table[row.slot, : row.allocated].tolist() for row in rows]
+    used = [
+        machine.table[row.slot, : -(-row.allocated // state.block_size)].tolist() for row in rows
+    ]
     assert blocks.users.tolist() == _counts(used, len(blocks))
     assert all(blocks.content[queue(machine, 0)] == 0)
     held = np.flatnonzero(nodes.first != NONE)

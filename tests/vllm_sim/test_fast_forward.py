@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
 
@@ -23,8 +23,6 @@ from kvscope.vllm_sim.state import Machine
 from tests.small_traces import SIZES, built, prompts, requests
 from tests.vllm_sim.examples import FOREVER, SIZE, asks, engine, told
 from tests.vllm_sim.test_random import POLICIES, SETTINGS
-
-Run = Callable[[Machine, int, int, float], bool]
 
 COST = StepCost(
     base_s=0.3,
@@ -60,13 +58,11 @@ def _at_every_chance() -> Iterator[None]:
         yield
 
 
-def kernels(*, hybrid: bool = False) -> tuple[Run, Run]:
-    """Return the steps of an engine, uncompiled: as they are, and all one by one."""
-    make: Any = scheduler.runner.__wrapped__  # type: ignore[attr-defined]  # not the remembered one
+def one_by_one(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
+    """Run an engine uncompiled, no two steps in one go."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "fast_forwarder", lambda _: lambda *_: 0)
-        one_by_one = make(hybrid)
-    return make(hybrid), one_by_one
+        patch.setattr(scheduler, "fast_forward", lambda *_: 0)
+        return scheduler.run_steps(machine, steps, finished, until_s)
 
 
 @st.composite
@@ -87,15 +83,13 @@ def check_equal(left: Machine, right: Machine) -> None:
             assert table.tobytes() == getattr(right, name).tobytes(), name
 
 
-def check_slices(
-    machine: Machine, runs: tuple[Run, Run], slices: list[tuple[int, int, float]]
-) -> None:
+def check_slices(machine: Machine, slices: list[tuple[int, int, float]]) -> None:
     """Run an engine both ways to its end, a slice at a time, and compare after each."""
     other = copy.deepcopy(machine)
     for steps, requests_more, more_s in cycle(slices):
         state = machine.state[0]
         limits = steps, int(state.finished) + requests_more, float(state.now_s) + more_s
-        more, other_more = runs[0](machine, *limits), runs[1](other, *limits)
+        more, other_more = scheduler.run_steps(machine, *limits), one_by_one(other, *limits)
         assert more == other_more
         check_equal(machine, other)
         if not more:
@@ -121,7 +115,7 @@ def test_steps_in_one_go_are_steps_one_by_one(
 ) -> None:
     """However few blocks there are, and wherever a caller stops."""
     known = prompts(built(data.draw(decoding(size)), size))
-    check_slices(engine(known, blocks, policy, COST, **options), kernels(), slices)
+    check_slices(engine(known, blocks, policy, COST, **options), slices)
 
 
 @given(
@@ -139,7 +133,7 @@ def test_steps_of_a_hybrid_model_in_one_go_are_steps_one_by_one(
     """With windows that move on, and states that are kept, hashed again or copied."""
     options = {**options, "groups": groups, "rehashes_states": rehashes}
     machine = engine(prompts(built(trace, SIZE)), blocks, Lru(), COST, **options)
-    check_slices(machine, kernels(hybrid=True), slices)
+    check_slices(machine, slices)
 
 
 @pytest.mark.parametrize("waiting", [0, 4])
@@ -148,23 +142,16 @@ def test_few_steps_of_long_outputs_are_planned(
     monkeypatch: pytest.MonkeyPatch, overlapped: bool, waiting: int
 ) -> None:
     """Those in which requests begin or end, also where others wait for a place."""
-    planned = 0
-    make = scheduler.planner
+    planned, schedule = 0, scheduler.schedule
 
-    def counting(rules: Any) -> Any:
-        schedule = make(rules)
+    def count(machine: Machine) -> bool:
+        nonlocal planned
+        planned += 1
+        return schedule(machine)
 
-        def count(machine: Machine) -> bool:
-            nonlocal planned
-            planned += 1
-            return schedule(machine)
-
-        return count
-
-    monkeypatch.setattr(scheduler, "planner", counting)
-    run, _ = kernels()
+    monkeypatch.setattr(scheduler, "schedule", count)
     trace = told(*[asks("ab", 8, 100, at=float(at)) for at in range(2 + waiting)])
     machine = engine(trace, 100, Lru(), COST, max_num_seqs=2, async_scheduling=overlapped)
-    run(machine, FOREVER, FOREVER, math.inf)
+    scheduler.run_steps(machine, FOREVER, FOREVER, math.inf)
     assert machine.state[0].steps > 50 * (2 + waiting)
     assert planned < 10 * (2 + waiting)

@@ -14,7 +14,6 @@ from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
-from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy, Leaves, Turn
 from kvscope.policies.lru import Lru
@@ -27,8 +26,9 @@ from kvscope.vllm_sim import (
     replay_engine,
     replay_in_flight,
 )
+from kvscope.vllm_sim.engine import engine_kernel
 from kvscope.vllm_sim.pool import take
-from kvscope.vllm_sim.scheduler import run_kernel, runner
+from kvscope.vllm_sim.scheduler import run_steps
 from kvscope.vllm_sim.state import NONE
 from tests.small_traces import SIZES, built, prompts, requests
 from tests.vllm_sim.examples import FOREVER, SECONDS, check_books, engine, run
@@ -69,7 +69,7 @@ def test_compiled_and_uncompiled_do_the_same(
     known = prompts(built(*trace))
     plain, compiled = (engine(known, blocks, policy, **options) for _ in range(2))
     run(plain)
-    run_kernel(runner())(Referenced(compiled), FOREVER, FOREVER, np.inf)
+    engine_kernel(compiled)(Referenced(compiled), FOREVER, FOREVER, np.inf)
     for name in TABLES:
         left, right = getattr(plain, name), getattr(compiled, name)
         if left.dtype.names is None:  # stacks: what lies above their top is rest
@@ -111,7 +111,7 @@ def test_blocks_taken_one_after_another_are_those_taken_one_by_one(
     """Comparing the lane of the last one with the best of the others, or all lanes anew."""
     policy, leaf = _ManyLanes(leaves=leaves), leaves == "leaf"
     machine = engine(prompts(built(*trace)), blocks, policy, **options)
-    run_kernel(runner()).py_func(machine, steps, FOREVER, np.inf)
+    run_steps(machine, steps, FOREVER, np.inf)
     check_books(machine, leaf)
     other = copy.deepcopy(machine)
     for number in range(machine.state[0].free):
@@ -133,10 +133,9 @@ def test_the_books_are_right_after_every_step(
     """In use and free make the pool, nothing counts twice, and a leaf policy leaves no orphan."""
     leaf = policy.evicts == "leaf"
     machine = engine(prompts(built(*trace)), blocks, policy, **options)
-    step = run_kernel(runner()).py_func
     more, steps = True, 0
     while more:
-        more = step(machine, 1, FOREVER, np.inf)
+        more = run_steps(machine, 1, FOREVER, np.inf)
         check_books(machine, leaf)
         steps += 1
         assert steps < FOREVER
@@ -156,21 +155,6 @@ def test_a_pool_without_end_finds_all_there_is(trace: tuple[list[Request], int])
     assert seen.hit_blocks.tolist() == ideal.hit_blocks.tolist()
     assert seen.evictions == 0
     assert not seen.oversized.any()
-
-
-@given(traces(), st.integers(1, 12), SETTINGS)
-@settings(deadline=None)  # compiles
-def test_one_group_is_several_of_which_there_is_one(
-    trace: tuple[list[Request], int], blocks: int, options: dict[str, float]
-) -> None:
-    """The rules of hybrid models do to a group of full attention what the plain ones do."""
-    known = prompts(built(*trace))
-    plain, grouped = (
-        replay_engine(known, Lru(), EngineSettings(blocks, groups=groups, **options), SECONDS)
-        for groups in (None, KvGroups((KvGroup("full", known.block_size),)))
-    )
-    for name in EngineReplay.__struct_fields__:
-        np.testing.assert_equal(getattr(grouped, name), getattr(plain, name))
 
 
 @given(traces(), st.integers(1, 8), SETTINGS)

@@ -11,10 +11,8 @@ from kvscope.core.errors import UsageError
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.belady import Belady
-from kvscope.policies.lru import Lru
-from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.lru import Lru, ThresholdLru, Ttl
 from kvscope.policies.tlru import TLru
-from kvscope.policies.ttl import Ttl
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine, replay_in_flight
 from tests.vllm_sim.examples import (
     SECONDS,

@@ -89,16 +89,10 @@ def served_traffic(traffic: Traffic, served: Bools) -> Traffic:
     while (skipped := (parent >= 0) & ~served[parent]).any():
         parent[skipped] = traffic.parent[parent[skipped]]
     number = (np.cumsum(served) - 1).astype(np.int32)
-    columns = {
-        name: column[served]
-        for name, column in traffic._asdict().items()
-        if name not in {"block_size", "block_parent"}
-    }
-    columns["parent"] = np.where(parent >= 0, number[parent], -1)[served].astype(np.int32)
-    columns["next_prompt_tokens"] = next_prompts(
-        columns["parent"], columns["input_tokens"], columns["history_tokens"]
-    )
-    return traffic._replace(**columns)
+    some = traffic.of_requests(served)
+    before = np.where(parent >= 0, number[parent], -1)[served].astype(np.int32)
+    following = next_prompts(before, some.input_tokens, some.history_tokens)
+    return some._replace(parent=before, next_prompt_tokens=following)
 
 
 def _for_all(tables: Tables, some: Traffic, served: Bools) -> Tables:

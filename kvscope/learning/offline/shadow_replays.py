@@ -162,12 +162,7 @@ class GuardedShadows:
         rate = 0.5**halvings
         if rate not in self._samples:
             requests = np.flatnonzero(self._place < rate)
-            columns = {
-                name: column[requests]
-                for name, column in self._traffic._asdict().items()
-                if name not in {"block_size", "block_parent"}
-            }
-            some = self._traffic._replace(**columns)
+            some = self._traffic.of_requests(requests)
             self._samples[rate] = _ShadowSample(rate, requests, some, last_touch_segments(some))
         return self._samples[rate]
 

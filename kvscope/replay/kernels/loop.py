@@ -176,13 +176,10 @@ def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
         state, tables = by_reference(state), by_reference(tables)
         size, evictions, expired, period = 0, 0, 0, 0
         for request in range(len(traffic.leaf)):
-            now_s = traffic.arrival_s[request]
-            before = period
-            while period + 1 < len(tables.since) and tables.since[period + 1] <= request:
-                period += 1
+            now_s, before = traffic.arrival_s[request], period
+            period = advance_table(tables, period, request + 1)
             now = Now(now_s, traffic.block_size, p, tables.in_force, functions)
             if period != before:
-                take_table(tables, period)
                 retable(state, traffic, request, now)
             while expired < request and traffic.arrival_s[expired] < now_s - ttl_s:
                 count = expire(state, traffic, expired, now)

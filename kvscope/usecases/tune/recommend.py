@@ -26,7 +26,7 @@ from kvscope.ingest.clocks import other_starts
 from kvscope.latency.profile import MODELS
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
-from kvscope.policies.lru_retention import RETENTION, LruRetention, retaining
+from kvscope.policies.lru import RETENTION, LruRetention, retaining
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import SGLANG, VLLM, Variant, contenders, format_value
 from kvscope.replay.settings import timed_by, with_groups
@@ -53,7 +53,7 @@ WHY_CONTENDERS = {
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
 
-_DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru_retention` counts them
+_DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru` counts them
 _POOLS, _ALL_POOLS = (0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _TIER_ROWS = 6
 _TIER_OPTIONS: Options = (

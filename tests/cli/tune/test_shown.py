@@ -33,16 +33,6 @@ def test_the_report_is_self_contained_and_escaped(
     assert "Recommendation: do now" in head
 
 
-def test_explain_says_why(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
-    """The target against xi, all that was tried, and who pays."""
-    asked = (trace, *options, "--slo", "200ms", *HERE)
-    plain, words = told(capsys, *asked), told(capsys, *asked, "--full")
-    for title in ("Why this xi", "Tried in the training window", "TTFT by category"):
-        assert title in words
-        assert title not in plain
-    assert "LRU now, then tlru, ξ " in words
-
-
 def test_what_was_assumed_is_said(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """Without --latency: which preset, and what another speed of prefill would change."""
     asked = (trace, *options[:2], "--policies", "tlru", "--view", "unloaded", "--slo", "30ms")
@@ -72,7 +62,7 @@ def test_narrow_terminals(
     out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     words = " ".join(out.split())
     assert "Do now, free: tlru" in words
-    assert "Why this xi" in words
+    assert all(title in words for title in ("Why this xi", "Tried in the training window"))
     # the first line is data for pipes as well, and stays one
     longest = max(len(line) for line in out.splitlines()[1:])
     assert columns < 80 or longest <= columns

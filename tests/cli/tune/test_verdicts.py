@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace, write_untold
-from tests.tuning.examples import chats, disturbed, in_turn
+from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace
+from tests.tuning.examples import in_turn
 
 Streams = pytest.CaptureFixture[str]
 
@@ -189,37 +188,3 @@ def test_a_range_that_ends_too_soon(trace: str, options: tuple[str, ...], capsys
         *("--capacity-range", "80MiB..1.5GiB"),
     )
     assert "No capacity within the search range meets it." in words
-
-
-@pytest.mark.parametrize(("until", "window"), [(240, "validation"), (360, "held-out")])
-def test_no_step_sees_a_later_window(
-    tmp_path: Path, options: tuple[str, ...], capsys: Streams, until: int, window: str
-) -> None:
-    """From file to JSON: other requests later on, the same trials, values, choice and capacities.
-
-    Of 480 requests the validation window begins with the 240th, the held-out one with the 360th.
-    """
-    trace = chats(7, told=False)
-    found = []
-    for name, each in (("one", trace), ("other", disturbed(trace, until, 7))):
-        path = str(write_untold(tmp_path / f"{name}.jsonl", each))
-        wanted = ("--policies", "tlru,etlru,wa", "--slo", "200ms", "--block-size", "16")
-        found.append(document(capsys, path, *options[:4], *wanted))
-    one, other = found
-    assert one["trace"]["lineage"] == "inferred"
-    assert json.dumps(one["explored"]) == json.dumps(other["explored"])
-    for key in ("capacity_blocks", "capacity_origin"):
-        assert one[key] == other[key]
-    for key in ("lru", "best"):
-        least = [
-            doc["least_capacity"][key] and doc["least_capacity"][key]["training"] for doc in found
-        ]
-        assert least[0] == least[1]
-    later = [doc["recommendation"]["lru"]["held_out"] for doc in found]
-    assert later[0] != later[1]
-    if window == "validation":
-        assert one["infinite"] != other["infinite"]
-        return
-    assert json.dumps(one["infinite"]) == json.dumps(other["infinite"])
-    changes = [[each["validation"] for each in doc["changes"]] for doc in found]
-    assert changes[0] == changes[1]

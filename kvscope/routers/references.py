@@ -1,4 +1,4 @@
-"""Mooncake's Conductor: the least estimated TTFT, prefixes copied where that pays."""
+"""Routers that know every queue and every cache: no program offers them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,64 @@ from typing import Any, ClassVar
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.parameters import Parameter
 from kvscope.routers.base import Prompt, Router, View
+
+
+class BestCached(Router):
+    """Send each request to the replica that holds most of its prefix; of equals to the least busy.
+
+    Knows every cache and forgets load, so it may queue everything on one replica.
+    """
+
+    name = "best-cached"
+    summary = "the longest prefix held, every cache known"
+    source = "kvscope"
+    sees = "truth"
+    reference = True
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        """Return the replica with most leading blocks cached."""
+        cached, own = view.truth.cached_blocks, view.own
+        best = 0
+        for replica in range(1, view.replicas):
+            if cached[replica] != cached[best]:
+                better = cached[replica] > cached[best]
+            elif own.in_flight[replica] != own.in_flight[best]:
+                better = own.in_flight[replica] < own.in_flight[best]
+            else:
+                better = own.processed[replica] < own.processed[best]
+            if better:
+                best = replica
+        return best
+
+
+class MinTtft(Router):
+    """Send each request where wait and prefill end first; of equals to the one with fewer so far.
+
+    Knows every queue and every cache: a bound for routers that estimate either, greedy and so not
+    the optimum.
+    Source: Mooncake (FAST'25), Algorithm 1, without transfers and with true times.
+    """
+
+    name = "min-ttft"
+    summary = "the soonest first token, queues and caches known"
+    source = "Mooncake, FAST'25, Algorithm 1, with the truth"
+    sees = "truth"
+    reference = True
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        """Return the replica with the least wait and prefill."""
+        truth, processed = view.truth, view.own.processed
+        best, soonest = 0, truth.wait_s[0] + truth.prefill_s[0]
+        for replica in range(1, view.replicas):
+            ttft_s = truth.wait_s[replica] + truth.prefill_s[replica]
+            sooner = ttft_s < soonest - 1e-12
+            even = ttft_s <= soonest + 1e-12
+            if sooner or (even and processed[replica] < processed[best]):
+                best, soonest = replica, min(ttft_s, soonest)
+        return best
+
 
 _THRESHOLD, _TRANSFER = 0, 1
 

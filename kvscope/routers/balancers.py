@@ -1,0 +1,160 @@
+"""Load balancers, which look at no prompt: by order, by session or by load."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.parameters import Parameter
+from kvscope.routers.base import Dice, Prompt, Router, View, draw, least_loaded, mix32
+
+
+class RoundRobin(Router):
+    """Send request k to replica k modulo N.
+
+    Source: NGINX, ngx_http_upstream_module, the default of equal weights.
+    """
+
+    name = "round-robin"
+    aliases = ("rr",)
+    summary = "one replica after the other"
+    source = "every load balancer"
+    sees = "order"
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        """Return the next replica in turn."""
+        return prompt.request % view.replicas
+
+
+class Random(Router):
+    """Send each request to a replica drawn evenly.
+
+    Source: sglang-router 0.3.2, `--policy random`.
+    """
+
+    name = "random"
+    summary = "any replica, drawn evenly"
+    source = "every load balancer"
+    sees = "order"
+    draws = True
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Float64s) -> int:
+        """Return a replica drawn from all."""
+        return draw(memory.dice, view.replicas)
+
+
+class Session(Router):
+    """Send all turns of a conversation to one replica, drawn by a hash of its key.
+
+    The key is the number of the conversation's first request, so it stays the same when the trace
+    grows. Real routers hash a header; which replica that gives differs, how evenly does not.
+    Source: vLLM production-stack a6c01db0, src/vllm_router/routers/routing_logic.py
+    (SessionRouter).
+    """
+
+    name = "session"
+    aliases = ("session-affinity",)
+    summary = "all turns of a conversation to one replica"
+    source = "session affinity by header or cookie"
+    sees = "order"
+    needs = "keys"
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        """Return the replica that the conversation's key falls on."""
+        return (mix32(prompt.key) * view.replicas) >> 32
+
+
+class LeastRequests(Router):
+    """Send each request to the replica with the fewest in flight; of equals that with fewer so far.
+
+    Source: Envoy, load balancing policies, weighted least request (all hosts compared).
+    """
+
+    name = "least-requests"
+    summary = "the replica with the fewest requests in flight"
+    source = "Envoy, NGINX least_conn"
+    sees = "load"
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        """Return the least loaded replica."""
+        return least_loaded(view.own.in_flight, view.own.processed)
+
+
+class PowerOfTwo(Router):
+    """Draw two replicas, and send the request to the one with fewer in flight; if equal, the first.
+
+    Source: smg 1.13 (lightseekorg/smg), model_gateway/src/policies/power_of_two.rs, with
+    `--power-of-two-load-metric requests` of its launcher, wheel 1.13.0. Under this policy the older
+    sglang-router 0.3.2 counts no requests: it draws, unless workers report tokens.
+    """
+
+    name = "power-of-two@1.13"
+    aliases = ("power-of-two", "p2c")
+    summary = "the less busy of two replicas drawn"
+    source = "smg 1.13, power_of_two"
+    sees = "load"
+    draws = True
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Float64s) -> int:
+        """Return the less busy of two different replicas."""
+        if view.replicas == 1:
+            return 0
+        load = view.own.in_flight
+        first = draw(memory.dice, view.replicas)
+        second = (first + 1 + draw(memory.dice, view.replicas - 1)) % view.replicas
+        return first if load[first] <= load[second] else second
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the options of `python -m smg.launch_router`."""
+        return ("--policy power_of_two", "--power-of-two-load-metric requests")
+
+
+_FULL_PENALTY = 6.0
+_RELAXED_USAGE = 0.5
+
+
+class VllmDp(Router):
+    """Send each request to the engine with the fewest requests; queues count more in full ones.
+
+    score = max(in flight, waiting + running) + 6 * waiting * max(0, KV usage - 0.5), the lowest
+    wins; of equals the first from engine k mod N on, for request k. In flight is the front-end's
+    own count; waiting, running and KV usage are the coordinator's, published every scrape_s, and
+    waiting grows by one with each request sent since. Caches play no part. One front-end process.
+    Earlier releases took 4 * waiting + running.
+    Source: vLLM 0.32.0, vllm/v1/engine/core_client.py (DPLBAsyncMPClient), coordinator.py.
+    """
+
+    name = "vllm-dp@0.32"
+    aliases = ("vllm-dp",)
+    summary = "fewest requests, waiting ones four times"
+    source = "vLLM 0.32.0"
+    sees = "load"
+    counts_blocks = True
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("scrape_s", 0.1, "how often engines tell their load"),
+    )
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        """Return the engine of the lowest score."""
+        own, scraped = view.own, view.scraped
+        best, lowest = 0, 0.0
+        for turn in range(view.replicas):
+            engine = (prompt.request + turn) % view.replicas
+            sent = own.processed[engine] - scraped.processed[engine]
+            waiting = scraped.waiting[engine] + sent
+            usage = min(scraped.used_blocks[engine] / max(view.capacity_blocks, 1), 1.0)
+            score = float(max(own.in_flight[engine], waiting + scraped.running[engine]))
+            score += waiting * _FULL_PENALTY * max(0.0, usage - _RELAXED_USAGE)
+            if turn == 0 or score < lowest:
+                best, lowest = engine, score
+        return best
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the option of `vllm serve`, the number of engines left to fill in."""
+        return ("--data-parallel-size N",)
