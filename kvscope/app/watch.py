@@ -226,7 +226,7 @@ def _advice(path: str) -> Advice:
     from kvscope.deployment.engines import parse_engine
     from kvscope.replay.policy_options import VLLM
     from kvscope.replay.settings import run_setting, with_capacity_model
-    from kvscope.tuning.file import RecommendationFile, read_policy_file, read_recommendation_table
+    from kvscope.tuning.file import RecommendationFile, read_policy_file
 
     file, expected = read_policy_file(Path(path)), None
     slo_s = None if file.target is None else file.target.slo_s
@@ -240,8 +240,7 @@ def _advice(path: str) -> Advice:
                 where=path,
                 remedy="replay a recording with kvscope simulate --recommendation",
             )
-        figures = read_recommendation_table(Path(path)).expected.get("recommended", {})
-        expected = figures.get("token_hit_rate")
+        expected = file.expected.get("recommended", {}).get("token_hit_rate")
         engine = file.deployment
         if engine is not None and parse_engine(engine.engine).name == VLLM:
             setting = with_capacity_model(

@@ -28,7 +28,7 @@ from kvscope.routers.base import MemorySizes, Router
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.engine import engine_runner
 from kvscope.vllm_sim.replay import loaded_blocks, never_start
-from kvscope.vllm_sim.state import Machine, engine_traffic, has_tier, idle_machine
+from kvscope.vllm_sim.state import Machine, engine_traffic, idle_machine
 
 _SLICE = 1000  # arrivals between two checks for an interrupt
 
@@ -78,7 +78,7 @@ def replay_engines(
     due = arrivals(engine_traffic(prompts, rate_scale), think_s, after)
     sent = _nothing_sent(replicas, count, closed=len(due.turns) > 0)
     route = partial(
-        engines_kernel(engine_runner(known), has_tier(known)),
+        engines_kernel(engine_runner(known)),
         Referenced(machines),
         Referenced(routed),
         Referenced(FleetPaths(parents, *np.zeros((2, longest), dtype=np.int32))),
@@ -142,7 +142,7 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
     each, at = machines.each, (sent.replica, sent.place)
     rows: Any = each.requests[at]
     hit_blocks = np.maximum(rows.hits, 0).astype(np.int32)
-    if has_tier(each):
+    if each.offload.members.size:
         if each.offload.state.stuck.any():
             raise never_start(int(np.isnan(rows.finished_s[rows.oversized == 0]).sum()))
         members: Any = each.offload.members[at]

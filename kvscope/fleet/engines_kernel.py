@@ -21,7 +21,7 @@ from kvscope.fleet.machines import (
     NEVER,
     Machines,
     held_blocks,
-    machine_finder,
+    machine_at,
     queue_request,
     take_tables,
     unused_blocks,
@@ -195,12 +195,11 @@ def _send(
     return place
 
 
-def simulator(run_engine: Callable[..., Any], tier: bool) -> Callable[..., None]:
+def simulator(run_engine: Callable[..., Any]) -> Callable[..., None]:
     """Return the function that simulates engines until the next request arrives, or to their end.
 
-    `run_engine` is as in `runner`; `tier` is whether they have a CPU tier.
+    `run_engine` is as in `engine_runner`.
     """
-    machine_at = machine_finder(tier)
 
     @callable_in_kernels
     def simulate(machines: Machines, sent: SentRequests, arrivals: Arrivals, lag_s: float) -> None:
@@ -221,7 +220,7 @@ def simulator(run_engine: Callable[..., Any], tier: bool) -> Callable[..., None]
             finished = machine.state[0].finished
             busy = run_engine(machine, steps, NEVER, until_s)
             now_s[number] = machine.state[0].now_s if busy else np.inf
-            if tier and machine.offload.state[0].waits > 0:  # until something comes
+            if machine.offload.state[0].waits > 0:  # until something comes
                 now_s[number] = max(now_s[number], until_s)
             if closed and number < replicas and machine.state[0].finished > finished:
                 _note_ends(machines, sent, arrivals, number)
@@ -230,15 +229,15 @@ def simulator(run_engine: Callable[..., Any], tier: bool) -> Callable[..., None]
 
 
 @once
-def engines_kernel(run_engine: Callable[..., Any], tier: bool) -> Callable[..., Any]:
+def engines_kernel(run_engine: Callable[..., Any]) -> Callable[..., Any]:
     """Return the kernel that simulates engines behind any router.
 
-    `run_engine` and `tier` are as in `simulator`. The kernel routes the arrivals `begin` to `end`,
+    `run_engine` is as in `engine_runner`. The kernel routes the arrivals `begin` to `end`,
     and returns which one is next. Once nothing arrives any more, the engines do all that is left.
     `choose` is the router's function, `memory` what it remembers, and `p` its parameters. It takes
     all tuples of arrays as `Referenced`.
     """
-    simulate = simulator(run_engine, tier)
+    simulate = simulator(run_engine)
 
     @kernel
     def run(

@@ -6,7 +6,6 @@ kernel that runs one of them takes views of its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_sim import EngineSettings
 from kvscope.vllm_sim.offload_state import CHUNK, Offload
-from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine, has_tier
+from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine
 
 NEVER = 2**62
 _WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is ever in memory
@@ -51,9 +50,7 @@ def idle_machines(known: Machine, count: int) -> Machines:
         for name, column in known._asdict().items()
         if name not in {"tables", "functions", "offload"}
     }
-    offload = known.offload
-    if has_tier(known):
-        offload = Offload(*(_rows(column, count) for column in offload))
+    offload = Offload(*(_rows(column, count) for column in known.offload))
     tables = _table_rows(known.tables, count)
     each = Machine(**own, tables=tables, functions=known.functions, offload=offload)
     each.requests.arrival_s[:, :1] = np.inf
@@ -103,11 +100,6 @@ def _tables_at(tables: TablePeriods, number: int) -> TablePeriods:
 
 
 @callable_in_kernels
-def _no_tier(offload: Offload, number: int) -> Offload:
-    return offload
-
-
-@callable_in_kernels
 def _tier_at(offload: Offload, number: int) -> Offload:
     return Offload(
         chunks=offload.chunks[number],
@@ -141,37 +133,32 @@ def _tier_at(offload: Offload, number: int) -> Offload:
     )
 
 
-def machine_finder(tier: bool) -> Callable[[Machine, int], Machine]:
-    """Return the function that returns one of several machines, with a CPU tier or without one."""
-    offload_at = _tier_at if tier else _no_tier
-
-    @callable_in_kernels
-    def machine_at(each: Machine, number: int) -> Machine:
-        return Machine(
-            blocks=each.blocks[number],
-            nodes=each.nodes[number],
-            requests=each.requests[number],
-            cuts=each.cuts[number],
-            state=each.state[number],
-            table=each.table[number],
-            path=each.path[number],
-            running=each.running[number],
-            busy=each.busy[number],
-            preempted=each.preempted[number],
-            slots=each.slots[number],
-            batch=each.batch[number],
-            yields=each.yields[number],
-            recent=each.recent[number],
-            p=each.p[number],
-            tables=_tables_at(each.tables, number),
-            groups=each.groups[number],
-            specs=each.specs[number],
-            copies=each.copies[number],
-            functions=each.functions,
-            offload=offload_at(each.offload, number),
-        )
-
-    return machine_at
+@callable_in_kernels
+def machine_at(each: Machine, number: int) -> Machine:
+    """Return one of several machines, as views of its rows."""
+    return Machine(
+        blocks=each.blocks[number],
+        nodes=each.nodes[number],
+        requests=each.requests[number],
+        cuts=each.cuts[number],
+        state=each.state[number],
+        table=each.table[number],
+        path=each.path[number],
+        running=each.running[number],
+        busy=each.busy[number],
+        preempted=each.preempted[number],
+        slots=each.slots[number],
+        batch=each.batch[number],
+        yields=each.yields[number],
+        recent=each.recent[number],
+        p=each.p[number],
+        tables=_tables_at(each.tables, number),
+        groups=each.groups[number],
+        specs=each.specs[number],
+        copies=each.copies[number],
+        functions=each.functions,
+        offload=_tier_at(each.offload, number),
+    )
 
 
 @callable_in_kernels

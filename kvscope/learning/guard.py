@@ -6,9 +6,9 @@ They replay the traffic as each candidate alone would have it. What they compute
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -196,6 +196,19 @@ REVERTS = "with a guard that reverts to LRU"
 MEMORY = 4608  # requests whose blocks are known, as many as `gittins` has by default
 
 
+class ArrivedRequest(NamedTuple):
+    """A request as it arrived, with its class; more input may be streamed since.
+
+    `match` is what earlier requests had touched of it, None where no guard needs that.
+    """
+
+    match: PrefixMatch | None
+    kind: int
+    prompt_tokens: int
+    arrival_s: float = 0.0
+    turn: int = 0
+
+
 class GuardedLearner(OnlineLearner):
     """Follows the blocks of the latest `memory` requests, and has a guard decide by them.
 
@@ -212,9 +225,9 @@ class GuardedLearner(OnlineLearner):
         self.recent = RecentBlocks(memory, most_requests=self.slots, gaps_s=gaps_s)
         self.online_guard: OnlineGuard | None = None
 
-    @abstractmethod
     def kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> Sequence[Kind]:
-        """Return the class and cuts of a request for each candidate."""
+        """Return the class and cuts of a request for each candidate: here one class for all."""
+        return [(0, ()), (0, ())]
 
     def called(self, candidate: int) -> str:
         """Return the name of a candidate, for the log."""
@@ -267,13 +280,14 @@ class GuardedLearner(OnlineLearner):
             self.online_guard.arrive(match, tokens, arrival_s, self.recent.every, forgotten)
         return match
 
+    def category(self, request: Request, memo: ArrivedRequest) -> int:
+        """Return the class that was known on arrival."""
+        return memo.kind
+
     def touch_output(
         self, request: Request, match: PrefixMatch, prompt_tokens: int
     ) -> tuple[int, TouchedSegments]:
-        """Touch the output's blocks of a served request; return as `RecentBlocks.end` does.
-
-        It had so many `prompt_tokens` when it came; more may have been streamed since.
-        """
+        """Touch the output's blocks of a served request; return as `RecentBlocks.end` does."""
         full, computed = prompt_tokens // self.block_size, computed_blocks(request, self.block_size)
         more: list[Key] = request.block_hashes[full:computed]
         followed, segments = self.recent.end(more, match.number)
@@ -282,10 +296,15 @@ class GuardedLearner(OnlineLearner):
             self.online_guard.end(match.number, outputs, followed, segments)
         return followed, segments
 
-    def forget_request(self, match: PrefixMatch) -> None:
-        """Note that a request ends unserved."""
-        if self.online_guard is not None:
-            self.online_guard.forget(match.number)
+    def end(self, request: Request, memo: ArrivedRequest) -> None:
+        """Touch the output's blocks."""
+        if memo.match is not None:
+            self.touch_output(request, memo.match, memo.prompt_tokens)
+
+    def forget(self, memo: ArrivedRequest) -> None:
+        """Have the request leave nothing new in the shadows; its touches of blocks stay."""
+        if self.online_guard is not None and memo.match is not None:
+            self.online_guard.forget(memo.match.number)
 
     def cleared(self) -> None:
         """Empty the shadows; what was learned stays."""

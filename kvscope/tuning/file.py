@@ -242,6 +242,7 @@ class RecommendationFile(PolicyFile, frozen=True, kw_only=True):
     target: Target
     capacity_tokens: int
     profile: LatencyProfile
+    expected: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     deployment: EngineTable | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
     tier: TierTable | None = None
@@ -331,6 +332,7 @@ def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFi
         capacity_tokens=table.capacity.tokens,
         target=table.target.target(),
         profile=table.latency.profile(f"{where}: latency"),
+        expected=table.expected,
         deployment=table.deployment,
         flags=table.flags,
         tier=table.tier,

@@ -348,7 +348,7 @@ def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
     off, more = machine.offload, has_ended(machine, request)
     for group in range(len(machine.groups)):
         off.ends[group] = off.next_chunk[request, group]
-        more = more or tokens // off.layers[group].chunk_tokens > off.ends[group]
+        more = more or tokens >= (off.ends[group] + 1) * off.layers[group].chunk_tokens
     return list_filled(machine, request, row, tokens) if more else 0
 
 

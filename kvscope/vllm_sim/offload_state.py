@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s, Records, record_type
-from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.vllm_sim.settings import OffloadSettings
 
 NONE = -1
@@ -154,7 +154,8 @@ class Offload(NamedTuple):
 
 def no_offload() -> Offload:
     """Return the tables of an engine without a CPU tier."""
-    return _tables(0, np.zeros(0, dtype=np.int64), 0, 0, 0, 0, 0, 1)
+    nothing, groups = np.zeros(0, dtype=np.int64), KvGroups((KvGroup("full", 1),))
+    return empty_offload(OffloadSettings(1), 0, nothing, 0, 0, 0, groups, 1)
 
 
 def empty_offload(
@@ -172,119 +173,90 @@ def empty_offload(
     Those of all groups; a block of the trie has `block_size` tokens. The engine has `usable`
     blocks, and tables of `width` blocks for `slots` requests.
     """
-    size = settings.blocks_per_chunk
+    size, number = settings.blocks_per_chunk, len(groups.groups)
     capacity = min(settings.capacity_chunks, nodes)
-    number, unit_nodes = len(groups.groups), size * groups.block_tokens // block_size
-    tables = _tables(
-        nodes,
-        path_blocks // unit_nodes * number,
-        capacity,
-        capacity * size,
-        usable,
-        slots,
-        width,
-        number,
+    state, layers = _state(settings), _layers(groups, size)
+    state.capacity, state.groups, state.nodes_each = capacity, number, nodes // number
+    unit_nodes = state.unit_nodes = size * groups.block_tokens // block_size
+    full = layers.chunk_tokens[layers.window_chunks == 0]
+    state.full_groups = len(full)
+    sizes = set(full.tolist()) or {int(layers.chunk_tokens.max())}
+    state.alignment_tokens = sizes.pop() if len(sizes) == 1 else 0
+    state.reconsiders = groups.retention_tokens is None and not settings.prompt_only
+    windows = np.where(layers.window_chunks == 0, np.iinfo(np.int64).max, layers.window_chunks)
+    path_chunks = path_blocks // unit_nodes * number
+    longest = int(path_chunks.max(initial=0))
+    chunks = _records(nodes + LISTS + 1, CHUNK)
+    for name in ("after", "before", "older", "newer"):
+        chunks[name] = np.arange(len(chunks))
+    chunks.place = ABSENT
+    members = _records(len(path_chunks), MEMBER)
+    members.external = -1
+    transfers, rows = 2 * capacity, slots * number
+    copies = transfers if settings.storage is not None else 0
+    return Offload(
+        chunks=chunks,
+        members=members,
+        layers=layers,
+        state=state,
+        marks=np.zeros(int(path_chunks.sum()), dtype=np.uint8),
+        next_chunk=np.zeros((len(members), number), dtype=np.int32),
+        loads=_records(transfers, TRANSFER),
+        stores=_records(transfers, TRANSFER),
+        load_nodes=np.zeros(transfers, dtype=np.int32),
+        store_nodes=np.zeros(transfers, dtype=np.int32),
+        reads=_records(copies, TRANSFER),
+        writes=_records(copies, TRANSFER),
+        read_nodes=np.zeros(copies, dtype=np.int32),
+        write_nodes=np.zeros(copies, dtype=np.int32),
+        asked=np.zeros(nodes if copies else 0, dtype=np.int32),
+        fences=_records(transfers * size, FENCE),
+        fence=np.zeros(usable, dtype=np.int64),
+        taken=np.full(usable, NONE, dtype=np.int64),
+        since=np.full((rows if layers.window_chunks.any() else 0, width), NONE, dtype=np.int64),
+        order=np.argsort(-windows, kind="stable"),
+        loading=np.zeros(slots, dtype=np.int64),
+        ended=np.zeros(slots, dtype=np.int64),
+        ended_table=np.zeros((rows, width), dtype=np.int64),
+        offered=np.zeros(longest, dtype=np.int32),
+        fresh=np.zeros(longest, dtype=np.int32),
+        ends=np.zeros(number, dtype=np.int64),
+        victims=np.zeros(capacity, dtype=np.int32),
+        states=np.zeros((usable if groups.state_tokens else 0, 2), dtype=np.int64),
     )
-    state = tables.state[0]
-    state.groups, state.unit_nodes, state.nodes_each = number, unit_nodes, nodes // number
-    tables = _of_groups(tables, settings, groups, width)
-    state.capacity, state.blocks_per_chunk = capacity, size
-    state.arc = settings.eviction_policy == "arc"
-    state.provisional = settings.release == "0.33" and not state.arc
-    state.restarts = settings.release == "0.33"
+
+
+def _records(count: int, dtype: np.dtype[np.void]) -> Records:
+    return np.zeros(count, dtype=dtype).view(np.recarray)
+
+
+def _layers(groups: KvGroups, blocks_per_chunk: int) -> Records:
+    """Return the chunks of each group."""
+    layers = _records(len(groups.groups), LAYERS)
+    for record, group in zip(layers, groups.groups, strict=True):
+        record.chunk_tokens = group.block_tokens * blocks_per_chunk
+        if group.kind == "linear":
+            record.window_chunks = 1
+        elif group.kind != "full":
+            record.window_chunks = -(-group.window_tokens // record.chunk_tokens)
+    return layers
+
+
+def _state(settings: OffloadSettings) -> Records:
+    """Return the settings of a tier that is empty."""
+    state, latest = _records(1, OFFLOAD), settings.release == "0.33"
+    arc = settings.eviction_policy == "arc"
+    state.blocks_per_chunk, state.arc = settings.blocks_per_chunk, arc
+    state.provisional, state.restarts, state.whole_chunks = latest and not arc, latest, latest
     state.prompt_only = settings.prompt_only
     state.threshold, state.tracker_size = settings.store_threshold, settings.max_tracker_size
     state.load_latency_s, state.load_chunk_s = settings.load.latency_s, settings.load.chunk_s
     state.store_latency_s, state.store_chunk_s = settings.store.latency_s, settings.store.chunk_s
     state.fences = state.fences_done = 1  # 0 stands for none
     if settings.storage is not None:
-        size, read, write = 2 * capacity, settings.storage.read, settings.storage.write
-        tables = tables._replace(
-            reads=np.zeros(size, dtype=TRANSFER).view(np.recarray),
-            writes=np.zeros(size, dtype=TRANSFER).view(np.recarray),
-            read_nodes=np.zeros(size, dtype=np.int32),
-            write_nodes=np.zeros(size, dtype=np.int32),
-            asked=np.zeros(nodes, dtype=np.int32),
-        )
-        state.storage, state.polls_late = True, settings.release == "0.33"
+        read, write = settings.storage.read, settings.storage.write
+        state.storage, state.polls_late = True, latest
         state.storage_capacity = settings.storage.capacity_chunks
         state.read_latency_s, state.read_chunk_s = read.latency_s, read.chunk_s
         state.write_latency_s, state.write_chunk_s = write.latency_s, write.chunk_s
-    return tables
-
-
-def _of_groups(tables: Offload, settings: OffloadSettings, groups: KvGroups, width: int) -> Offload:
-    """Return a tier with the layers of each group and what vLLM derives of them."""
-    layers = np.zeros(len(groups.groups), dtype=LAYERS).view(np.recarray)
-    tokens = np.array([each.block_tokens for each in groups.groups]) * settings.blocks_per_chunk
-    layers.chunk_tokens = tokens
-    for record, group in zip(layers, groups.groups, strict=True):
-        if group.kind == "linear":
-            record.window_chunks = 1
-        elif group.kind != "full":
-            record.window_chunks = -(-group.window_tokens // record.chunk_tokens)
-    state, full = tables.state[0], tokens[layers.window_chunks == 0]
-    state.full_groups = len(full)
-    sizes = set(full.tolist()) or {int(tokens.max())}
-    state.alignment_tokens = sizes.pop() if len(sizes) == 1 else 0
-    state.whole_chunks = settings.release == "0.33"
-    state.reconsiders = groups.retention_tokens is None and not settings.prompt_only
-    rows = len(tables.ended_table) if layers.window_chunks.any() else 0
-    windows = np.where(layers.window_chunks == 0, np.iinfo(np.int64).max, layers.window_chunks)
-    return tables._replace(
-        layers=layers,
-        order=np.argsort(-windows, kind="stable"),
-        states=np.zeros((len(tables.fence) if groups.state_tokens else 0, 2), dtype=np.int64),
-        since=np.full((rows, width), NONE, dtype=np.int64),
-    )
-
-
-def _tables(
-    nodes: int,
-    path_chunks: Int64s,
-    capacity: int,
-    blocks: int,
-    usable: int,
-    slots: int,
-    width: int,
-    groups: int,
-) -> Offload:
-    longest = int(path_chunks.max(initial=0))
-    chunks = np.zeros(nodes + LISTS + 1, dtype=CHUNK).view(np.recarray)
-    ring = np.arange(len(chunks))
-    for name in ("after", "before", "older", "newer"):
-        chunks[name] = ring
-    chunks.place = ABSENT
-    members = np.zeros(len(path_chunks), dtype=MEMBER).view(np.recarray)
-    state = np.zeros(1, dtype=OFFLOAD).view(np.recarray)
-    members.external = -1
-    return Offload(
-        chunks=chunks,
-        members=members,
-        layers=np.zeros(0, dtype=LAYERS).view(np.recarray),
-        state=state,
-        marks=np.zeros(int(path_chunks.sum()), dtype=np.uint8),
-        next_chunk=np.zeros((len(members), groups), dtype=np.int32),
-        loads=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
-        stores=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
-        load_nodes=np.zeros(2 * capacity, dtype=np.int32),
-        store_nodes=np.zeros(2 * capacity, dtype=np.int32),
-        reads=np.zeros(0, dtype=TRANSFER).view(np.recarray),
-        writes=np.zeros(0, dtype=TRANSFER).view(np.recarray),
-        read_nodes=np.zeros(0, dtype=np.int32),
-        write_nodes=np.zeros(0, dtype=np.int32),
-        asked=np.zeros(0, dtype=np.int32),
-        fences=np.zeros(2 * blocks, dtype=FENCE).view(np.recarray),
-        fence=np.zeros(usable, dtype=np.int64),
-        taken=np.full(usable, NONE, dtype=np.int64),
-        since=np.zeros((0, 0), dtype=np.int64),
-        order=np.zeros(0, dtype=np.int64),
-        loading=np.zeros(slots, dtype=np.int64),
-        ended=np.zeros(slots, dtype=np.int64),
-        ended_table=np.zeros((slots * groups, width), dtype=np.int64),
-        offered=np.zeros(longest, dtype=np.int32),
-        fresh=np.zeros(longest, dtype=np.int32),
-        ends=np.zeros(groups, dtype=np.int64),
-        victims=np.zeros(capacity, dtype=np.int32),
-        states=np.zeros((0, 2), dtype=np.int64),
-    )
+    return state

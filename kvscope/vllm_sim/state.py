@@ -328,7 +328,7 @@ def orders_groups(policy: type[Policy]) -> bool:
 
 
 def has_tier(machine: Machine) -> bool:
-    """Return whether there is a CPU tier below a machine, or below several."""
+    """Return whether there is a CPU tier below a machine."""
     return len(machine.offload.members) > 0
 
 

@@ -147,6 +147,8 @@ def test_traces_lists_the_last_used_first(tmp_path: Path, db: str, capsys: Strea
     document = json.loads(streams_of(capsys, "traces", "--db", db, "--json").out)
     assert document["trace"] is None
     assert [one["name"] for one in document["traces"]] == ["first"]
+    sound = streams_of(capsys, "traces", "bad-lines", "first", "--db", db)
+    assert (sound.out, sound.err) == ("", "note: 'first' has no bad lines\n")
     assert run(["traces", "remove", "fist", "--db", db]) == ExitCode.INPUT
     assert "did you mean 'first'?" in capsys.readouterr().err
 

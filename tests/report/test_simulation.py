@@ -79,6 +79,9 @@ def test_runs_are_ordered_and_named_by_what_differs(simulation: Simulation) -> N
         "tlru xi_tokens=20",
         "belady*",
     ]
+    (tlru, *_) = (run for run in simulation.runs if run.policy == "tlru")
+    both = [replace(tlru, leaves=leaves) for leaves in ("leaf", "any")]
+    assert list(map(names(both), both)) == ["tlru leaves=leaf", "tlru leaves=any"]
 
 
 def test_hindsight_never_wins(simulation: Simulation) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guard import REVERTS, GuardedLearner
+from kvscope.learning.guard import REVERTS, ArrivedRequest, GuardedLearner
 from kvscope.learning.lanes import Scores
 from kvscope.learning.observer import Request
 from kvscope.learning.recent_blocks import (
@@ -158,14 +157,6 @@ class ReturnEstimator:
         return waiting, seconds, float(touches)
 
 
-class _ServedTurn(NamedTuple):
-    """A request as it arrived."""
-
-    match: PrefixMatch
-    kind: int  # its class
-    prompt_tokens: int
-
-
 class ReturnsLearner(GuardedLearner):
     """Learns for `gittins` how soon the blocks of each class of requests return.
 
@@ -211,7 +202,7 @@ class ReturnsLearner(GuardedLearner):
 
     def arrive(
         self, request: Request, hints: RequestHints, arrival_s: float
-    ) -> tuple[bool, _ServedTurn]:
+    ) -> tuple[bool, ArrivedRequest]:
         """Touch the prompt's blocks, by which its class is known."""
         changed = self._refit(arrival_s)
         changed |= self.switched()
@@ -221,7 +212,7 @@ class ReturnsLearner(GuardedLearner):
         kind = self._class(match, request.num_prompt_tokens)
         if self._estimator is not None:
             self._estimator.arrive(match, kind, arrival_s, self.recent.every)
-        return changed, _ServedTurn(match, kind, request.num_prompt_tokens)
+        return changed, ArrivedRequest(match, kind, request.num_prompt_tokens)
 
     def _refit(self, now_s: float) -> bool:
         """Refit the table if its time has come; return whether the one gone by has changed."""
@@ -246,13 +237,9 @@ class ReturnsLearner(GuardedLearner):
             return self._values
         return np.full(self._values.shape, WORTHS[self.candidate])
 
-    def category(self, request: Request, memo: _ServedTurn) -> int:
-        """Return the class."""
-        return memo.kind
-
-    def cuts(self, memo: _ServedTurn) -> Sequence[int]:
+    def cuts(self, memo: ArrivedRequest) -> Sequence[int]:
         """Return where parts of the prompt begin that had waited longer, and what was new."""
-        return memo.match.cuts
+        return memo.match.cuts if memo.match is not None else ()
 
     def _class(self, match: PrefixMatch, prompt_tokens: int) -> int:
         known = match.known_blocks
@@ -266,15 +253,13 @@ class ReturnsLearner(GuardedLearner):
         """Return the class and cuts of a request for each candidate of the guard."""
         return [(0, ()), (0, ()), (self._class(match, prompt_tokens), match.cuts)]
 
-    def end(self, request: Request, memo: _ServedTurn) -> None:
+    def end(self, request: Request, memo: ArrivedRequest) -> None:
         """Touch the output's blocks."""
+        if memo.match is None:
+            return
         followed, segments = self.touch_output(request, memo.match, memo.prompt_tokens)
         if self._estimator is not None:
             self._estimator.end(memo.match, followed, segments, self.recent.every)
-
-    def forget(self, memo: _ServedTurn) -> None:
-        """Have the request leave nothing new in the shadows; its touches of blocks stay."""
-        self.forget_request(memo.match)
 
 
 LEARNER = ReturnsLearner

@@ -8,7 +8,6 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -22,7 +21,7 @@ from kvscope.learning.conversations import (
     Sessions,
 )
 from kvscope.learning.evidence import FALLBACK
-from kvscope.learning.guard import MEMORY, REVERTS, GuardedLearner
+from kvscope.learning.guard import MEMORY, REVERTS, ArrivedRequest, GuardedLearner
 from kvscope.learning.lanes import Scores
 from kvscope.learning.learners import FittedTable, computed_blocks
 from kvscope.learning.observer import Request
@@ -165,14 +164,6 @@ class ReuseEstimator:
         np.add.at(since_s, cells, blocks * age_s)
 
 
-class _CategorizedTurn(NamedTuple):
-    arrival_s: float
-    category: int
-    turn: int
-    prompt_tokens: int
-    match: PrefixMatch | None
-
-
 class ReuseLearner(GuardedLearner):
     """Learns for `wa` how soon the blocks of each category, a type and a turn, are reused.
 
@@ -211,7 +202,7 @@ class ReuseLearner(GuardedLearner):
 
     def arrive(
         self, request: Request, hints: RequestHints, arrival_s: float
-    ) -> tuple[bool, _CategorizedTurn]:
+    ) -> tuple[bool, ArrivedRequest]:
         """Find the category, which is known at once."""
         changed = self._estimator.at(arrival_s)
         if changed and self.online_guard is not None:
@@ -228,28 +219,16 @@ class ReuseLearner(GuardedLearner):
         if self._guarded:
             self._category_of[self.recent.requests % self.slots] = category
             match = self.touch_prompt(request, arrival_s)
-        return changed, _CategorizedTurn(
-            arrival_s, category, turn, request.num_prompt_tokens, match
-        )
+        return changed, ArrivedRequest(match, category, request.num_prompt_tokens, arrival_s, turn)
 
-    def category(self, request: Request, memo: _CategorizedTurn) -> int:
-        """Return the category that was found on arrival."""
-        return memo.category
-
-    def end(self, request: Request, memo: _CategorizedTurn) -> None:
+    def end(self, request: Request, memo: ArrivedRequest) -> None:
         """Touch all blocks of the request."""
         self._lineage.end(
             request.block_hashes, request.num_prompt_tokens, request.num_tokens, memo.turn
         )
         keys = request.block_hashes[: computed_blocks(request, self.block_size)]
-        self._estimator.touch(keys, memo.category, memo.arrival_s)
-        if memo.match is not None:
-            self.touch_output(request, memo.match, memo.prompt_tokens)
-
-    def forget(self, memo: _CategorizedTurn) -> None:
-        """Have the request leave nothing new in the shadows."""
-        if memo.match is not None:
-            self.forget_request(memo.match)
+        self._estimator.touch(keys, memo.kind, memo.arrival_s)
+        super().end(request, memo)
 
 
 LEARNER = ReuseLearner

@@ -22,12 +22,9 @@ GITTINS = ("--policies", "gittins")
     "more",
     [
         HERE,
-        ("--max-violations", "7.5%", *HERE),
-        ("--view", "queued", *HERE),
+        ("--max-violations", "7.5%", "--view", "queued", "--param", "tlru.ttl_s=inf", *HERE),
         ("--model", "llama3-8b", "--capacity", "700MiB"),
-        ("--param", "tlru.ttl_s=inf", *HERE),
         ("--isolate", "conversation", *HERE),
-        DEPLOYED,
         (*DEPLOYED, "--replicas", "2", "--tpot-slo", "50ms"),
         (*DEPLOYED, "--engine", "sglang"),
         ("--capacity-blocks", "100"),  # too little: LRU, or another capacity
