@@ -579,6 +579,8 @@ def move_contents(machine: Machine, source: int, copy: int) -> None:
 def free_copied(machine: Machine) -> None:
     """Free the blocks that the planned step copies, and the copies, where no request has them."""
     groups, copies = machine.groups, machine.copies
+    if machine.state[0].alignment_tokens >= machine.state[0].state_tokens:
+        return  # no hit ends within a block
     for group in range(len(groups) - 1, -1, -1):  # to the front, as in `free_unhashed`
         for at in range(groups[group].copied - 1, -1, -1):
             if goes_in_front(machine, copies[group, at]):
