@@ -50,13 +50,12 @@ the keys `kvscope` (version), `schema`, `command` and `trace`, followed by the c
 _VERSIONS_BEGIN = "<!-- generated: engine versions -->\n"
 _VERSIONS_END = "<!-- generated: engine versions, end -->\n"
 _OF_VERSIONS = """
-`--engine vllm@0.25` takes pool, hits, scheduling and flags of that version; without it, of
-{newest}. Versions {compared} were compared: their own `KVCacheManager` serves generated traffic,
-and every request hits the same tokens in the simulator (`make test-engine-versions`): full
-attention, windows, chunks, from 0.25 blocks of several sizes, from 0.32 states of linear attention.
-Of any other version kvscope says so in its first lines. The whole scheduler was compared of 0.26,
-0.32 and 0.33
-([evidence](evidence/vllm-conformance.md)). The plugin loads into {plugin}.
+`--engine vllm@0.25` takes pool, hits, scheduling and flags of that version; the default is
+{newest}. In generated traffic the own `KVCacheManager` of {compared}
+hits the same tokens (`make test-engine-versions`): full attention, windows, chunks, from 0.25
+blocks of several sizes, from 0.32 states of linear attention. Of 0.26, 0.32 and 0.33 the whole
+scheduler was compared ([evidence](evidence/vllm-conformance.md)). The plugin
+loads into {plugin}.
 
 | since | vLLM | before |
 |---|---|---|

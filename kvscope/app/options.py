@@ -210,6 +210,13 @@ class ReplicaOptions(Options, frozen=True, kw_only=True):
         "Limit of tokens per step.", default="by GPU, as vLLM"
     )
     engine: str | None = option("Engine and version.", "ENGINE", values.called, "vllm@0.33")
+    speculative: str | None = option(
+        "Speculative decoding: mtp, eagle, eagle3 or ngram, with the tokens that a step drafts and,"
+        " behind @, those that it yields on average: mtp:3@2.4.",
+        "METHOD:TOKENS",
+        values.called,
+        "none",
+    )
     num_gpu_blocks: int | None = Blocks(
         "KV blocks of a replica, as the engine reports them.", default="derived"
     )

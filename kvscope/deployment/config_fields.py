@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
 
@@ -107,7 +108,7 @@ class LinearState(Struct, frozen=True):
     `recurrent_bytes` a value. Of Mamba 2, the convolution also sees `groups` of `group_values`,
     more of them where ranks cannot share them. `export_tokens` are those of `export` in the engine
     that serves the model, 0 where none is known. `parameters` are those of a layer, 0 where it has
-    about as many as one of attention.
+    about as many as one of attention. `convolved` inputs are those that its convolution still sees.
 
     Source: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py (MambaStateShapeCalculator),
     mamba_mixer2.py, gdn/qwen_gdn_linear_attn.py; vllm/models/kimi_k3/nvidia/kda.py.
@@ -121,6 +122,20 @@ class LinearState(Struct, frozen=True):
     export: StateExport | None = None
     export_tokens: int = 0
     parameters: int = 0
+    convolved: int = 3
+
+    def with_drafts(self, tokens: int) -> Self:
+        """Return the state where the convolution also sees so many drafted tokens."""
+        values, of_group = (
+            each // self.convolved * (self.convolved + tokens)
+            for each in (self.convolution_values, self.group_values)
+        )
+        return replace(
+            self,
+            convolution_values=values,
+            group_values=of_group,
+            convolved=self.convolved + tokens,
+        )
 
     def bytes_on_rank(self, tp: int) -> int:
         """Return the bytes on each of `tp` ranks, which share both arrays."""
@@ -154,6 +169,7 @@ def _delta_net(config: ConfigFields) -> LinearState:
         values * value_size * key_size,
         4 if wide else 2,
         export=StateExport(64, (0, 33), _FLASH if key_size == 128 else _FLASH[:1]),
+        convolved=kernel - 1,
     )
 
 
@@ -169,6 +185,7 @@ def _kda(config: ConfigFields, linear: Mapping[str, Any]) -> LinearState:
         4,
         export=StateExport(16, families=_FLASH) if flash else None,
         parameters=hidden * (4 * inner + heads) + 2 * size * (hidden + inner),
+        convolved=kernel - 1,
     )
 
 
@@ -189,8 +206,8 @@ def _granite(config: ConfigFields) -> LinearState:
 def _short_convolution(config: ConfigFields) -> LinearState:
     hidden = config.count("hidden_size")
     width = config.count_or(hidden, "conv_dim")
-    inputs = width * (config.count("conv_L_cache") - 1)
-    return LinearState(inputs, 0, parameters=4 * hidden * width)
+    convolved = config.count("conv_L_cache") - 1
+    return LinearState(width * convolved, 0, parameters=4 * hidden * width, convolved=convolved)
 
 
 def _mamba2(
@@ -207,6 +224,7 @@ def _mamba2(
         export=StateExport(1),
         export_tokens=1,
         parameters=hidden * (3 * inner + 2 * groups * state + heads),
+        convolved=kernel - 1,
     )
 
 
@@ -224,6 +242,7 @@ def _mamba1(config: ConfigFields) -> LinearState:
         inner * (kernel - 1),
         inner * state,
         parameters=inner * (3 * hidden + 2 * rank + 3 * state + kernel),
+        convolved=kernel - 1,
     )
 
 

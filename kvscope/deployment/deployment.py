@@ -28,6 +28,7 @@ from kvscope.deployment.models import (
 )
 from kvscope.deployment.pool import KvPool, derive_pool, observed_pool, stated_pool
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
+from kvscope.deployment.speculative import not_beside, parse_drafter
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import FROM_TRACE, MODELS, PRESETS, TO_FIT, LatencyProfile
 
@@ -45,7 +46,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     `traffic` says whether the trace is that of the whole fleet or of one replica. `gpu_hour` is the
     price of one GPU for an hour. `num_gpu_blocks` is the engine's own count, block 0 included;
     `engine_log` is a log or saved metrics that report the pool. `prefix_match_unit` is vLLM's
-    option, the tokens of a hash.
+    option, the tokens of a hash. `speculative` is a drafter, as `parse_drafter` reads it.
     """
 
     gpu: str | None = None
@@ -61,6 +62,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     prefix_match_unit: int | None = None
     engine: str = DEFAULT_ENGINE
+    speculative: str | None = None
     num_gpu_blocks: int | None = None
     engine_log: str | None = None
     latency: str | None = None
@@ -101,7 +103,8 @@ class Deployment(Struct, frozen=True, kw_only=True):
         fleet = f"{self.replicas} replicas of {replica}" if self.replicas > 1 else replica
         dtype = f" in {self.weight_dtype}" if self.weight_dtype else ""
         model = f", {self.model}{dtype}" if self.model else ""
-        return f"{fleet}{model}, {self.engine}"
+        drafter = f" with {self.speculative}" if self.speculative else ""
+        return f"{fleet}{model}, {self.engine}{drafter}"
 
 
 def option(field: str) -> str:
@@ -272,8 +275,7 @@ def resolve(
     TTFTs, which takes the place of what the deployment says of it. Raises UsageError or InputError
     with the option that is wrong or missing.
     """
-    with placed("--engine"):
-        engine = parse_engine(deployment.engine)
+    engine = _engine(deployment)
     with placed("--gpu"):
         gpu = None if deployment.gpu is None else resolve_gpu(deployment.gpu)
     model = None
@@ -285,6 +287,7 @@ def resolve(
     elif deployment.weight_dtype or deployment.kv_dtype:
         name = "weight_dtype" if deployment.weight_dtype else "kv_dtype"
         raise UsageError("needs a model", where=option(name), remedy="name one with --model")
+    _check_drafter(deployment, engine, model)
     sequences = deployment.max_num_seqs or (gpu.default_max_num_seqs if gpu else _SEQS)
     batched = deployment.max_num_batched_tokens
     batched = batched or (engine.default_batched_tokens(gpu) if gpu else _BATCHED)
@@ -292,7 +295,7 @@ def resolve(
     if fitted is None:
         latency, origin, doubts = _latency(deployment, engine, model, gpu)
     else:
-        latency, origin, doubts = _fitted(fitted.profile, deployment, model, gpu)
+        latency, origin, doubts = _fitted(fitted.profile, deployment, engine, model, gpu)
     if model is not None and model.hybrid and pool.origin != "derived" and not model.uniform:
         doubts = ["hybrid model: a block is one of a group of layers, not of all layers", *doubts]
     groups = None if model is None else model.kv_groups(1, None, deployment.tp)
@@ -329,6 +332,36 @@ def resolve(
         notes=(*engine.doubts(groups), *engine.left_out, *notes, *pool.notes, *doubts),
         not_switchable=reason,
     )
+
+
+def _engine(deployment: Deployment) -> Engine:
+    """Return the engine with its drafter."""
+    with placed("--engine"):
+        engine = parse_engine(deployment.engine)
+    if deployment.speculative is None:
+        return engine
+    with placed("--speculative"):
+        drafter = parse_drafter(deployment.speculative)
+    size = deployment.block_size or engine.default_block_size
+    return replace(engine, drafter=replace(drafter, block_tokens=size))
+
+
+def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) -> None:
+    """Raise UsageError where speculative decoding is not simulated."""
+    if engine.drafter is None:
+        return
+    if engine.name != "vllm":
+        what = f"drafters of {engine.name} are not simulated"
+        raise UsageError(what, where="--speculative", remedy="leave it out")
+    if not engine.shortens_hits or model is None or not model.hybrid:
+        return
+    groups = model.kv_groups(1)
+    if groups is None or not groups.take_drafter:
+        raise not_beside(engine.drafter, f"the hybrid layers of {model.name}")
+    if engine.drafter.method != "mtp":
+        raise not_beside(engine.drafter, f"the linear layers of {model.name}")
+    if deployment.prefix_match_unit is not None:
+        raise not_beside(engine.drafter, "a prefix_match_unit")
 
 
 def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | None) -> None:
@@ -400,16 +433,20 @@ def _latency(
     notes = latency_notes(model, gpu, engine, deployment.tp)
     if deployment.latency == FROM_TRACE:
         notes = ["a roofline until a trace is read, to whose TTFTs the latency is fitted"]
-    return roofline(model, gpu, deployment.tp), "derived", notes
+    return roofline(model, gpu, deployment.tp, per_step=_per_step(engine)), "derived", notes
 
 
 def _fitted(
-    profile: LatencyProfile, deployment: Deployment, model: Model | None, gpu: Gpu | None
+    profile: LatencyProfile,
+    deployment: Deployment,
+    engine: Engine,
+    model: Model | None,
+    gpu: Gpu | None,
 ) -> tuple[LatencyProfile, Origin, list[str]]:
     """Return the profile fitted to TTFTs, with decoding costs by roofline; as `_latency`."""
     if model is None or gpu is None:
         return profile, "measured", []
-    derived = roofline(model, gpu, deployment.tp)
+    derived = roofline(model, gpu, deployment.tp, per_step=_per_step(engine))
     timed = replace(
         profile,
         request_s=profile.base_s * derived.request_s / derived.base_s,
@@ -418,6 +455,11 @@ def _fitted(
         decode_context_token_s=derived.decode_context_token_s,
     )
     return timed, "measured", ["TTFTs do not show the time per output token: it is a roofline's"]
+
+
+def _per_step(engine: Engine) -> float:
+    """Return the tokens that a step decodes of each request."""
+    return 1.0 if engine.drafter is None else engine.drafter.per_step
 
 
 def _check_heads(model: Model, tp: int) -> None:

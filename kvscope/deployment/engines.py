@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from kvscope.core.errors import UsageError
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.speculative import Drafter, parse_drafter
 
 Version: TypeAlias = tuple[int, int]
 
@@ -168,18 +169,22 @@ def not_compared(version: Version) -> str | None:
 
 EngineName = Literal["vllm", "sglang"]
 DEFAULT_ENGINE = f"vllm@{version_text(NEWEST)}"
-_WRITTEN = re.compile(r"(?P<name>[a-z]+)(?:@v?(?P<major>\d+)\.(?P<minor>\d+)(?:\.\S*)?)?")
+_WRITTEN = re.compile(
+    r"(?P<name>[a-z]+)(?:@v?(?P<major>\d+)\.(?P<minor>\d+)(?:\.[^\s+]*)?)?(?:\+(?P<drafter>\S+))?"
+)
 _NEWEST: dict[str, tuple[int, int]] = {"vllm": NEWEST, "sglang": (0, 5)}
 
 
 class Engine(Struct, frozen=True):
-    """An engine and its (major, minor) version."""
+    """An engine, its (major, minor) version, and what drafts tokens in it, if anything."""
 
     name: EngineName
     version: tuple[int, int]
+    drafter: Drafter | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}@{version_text(self.version)}"
+        drafter = f"+{self.drafter}" if self.drafter else ""
+        return f"{self.name}@{version_text(self.version)}{drafter}"
 
     def has(self, change: EngineChange) -> bool:
         """Return whether it is a vLLM with this behaviour."""
@@ -201,7 +206,18 @@ class Engine(Struct, frozen=True):
     def simulated_as(self) -> str:
         """Its name where the simulator does something else for it than for the newest vLLM."""
         own = (WHOLE_PROMPT, UNHASHED_FIRST, STATES_WRITTEN_ONCE)
-        return "" if self.name != "vllm" or all(map(self.has, own)) else str(self)
+        plain = all(map(self.has, own)) and not self.shortens_hits
+        return "" if self.name != "vllm" or plain else str(self)
+
+    @property
+    def shortens_hits(self) -> bool:
+        """Whether it computes the last block of each hit again, for a drafter's sake."""
+        return self.drafter is not None and self.drafter.reads_states
+
+    @property
+    def without_drafter(self) -> Engine:
+        """The engine without speculative decoding."""
+        return replace(self, drafter=None)
 
     @property
     def runs_plugin(self) -> bool:
@@ -260,12 +276,15 @@ class Engine(Struct, frozen=True):
 def parse_engine(text: str) -> Engine:
     """Return the engine that `text` names, its newest known version if none is stated.
 
-    Raises UsageError for another engine or an unreadable version.
+    A drafter may follow, as in vllm@0.33+mtp:3. Raises UsageError for another engine, an unreadable
+    version, or a drafter that it does not have.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is None or match["name"] not in _NEWEST:
         raise UsageError(f"no engine {text!r}", remedy="write vllm, vllm@0.33 or sglang")
     name: EngineName = "vllm" if match["name"] == "vllm" else "sglang"
-    if match["major"] is None:
-        return Engine(name, _NEWEST[name])
-    return Engine(name, (int(match["major"]), int(match["minor"])))
+    drafter = parse_drafter(match["drafter"]) if match["drafter"] else None
+    version = _NEWEST[name]
+    if match["major"] is not None:
+        version = int(match["major"]), int(match["minor"])
+    return Engine(name, version, drafter)

@@ -60,6 +60,7 @@ class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
     block_size: AboveZero | None = None
     prefix_match_unit: AboveZero | None = None
     engine: str | None = None
+    speculative: str | None = None
     num_gpu_blocks: AboveZero | None = None
     engine_log: str | None = None
     latency: str | None = None

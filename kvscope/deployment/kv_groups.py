@@ -128,6 +128,16 @@ class KvGroups(Struct, frozen=True):
         return any(group.kind in {"sliding", "linear"} for group in self.groups)
 
     @property
+    def take_drafter(self) -> bool:
+        """Whether hits are simulated with a drafter, of full attention, beside these groups.
+
+        That is beside states of linear attention, without hits within blocks.
+        """
+        kinds = {group.kind for group in self.groups}
+        sizes = {group.block_tokens for group in self.groups}
+        return kinds <= {"full", "linear"} and sizes == {self.hit_tokens}
+
+    @property
     def alignment_tokens(self) -> int:
         """Steps and retention count in so many tokens: vLLM's `scheduler_block_size`."""
         return math.lcm(*(group.block_tokens for group in self.groups))

@@ -209,7 +209,19 @@ class Model(Struct, frozen=True):
         return step * -(-state.bytes_on_rank(tp) // (layer * step))
 
     def served_by(self, engine: Engine, gpu: Gpu | None) -> Model:
-        """Return the model with the states that its linear layers export in an engine, on a GPU."""
+        """Return the model with what an engine on a GPU adds to its KV.
+
+        That is the layer of a drafter, whose KV lies beside the model's, and of linear layers the
+        states that they export.
+        """
+        if engine.shortens_hits and not isinstance(self.shape, UnlikeKv):
+            kinds, drafter = replace(self.kinds, full=self.kinds.full + 1), engine.drafter
+            if kinds.state is not None and drafter is not None:
+                kinds = replace(kinds, state=kinds.state.with_drafts(drafter.tokens))
+            shape = replace(self.shape, layers=self.shape.layers + 1)
+            return replace(self, kinds=kinds, shape=shape).served_by(
+                replace(engine, drafter=None), gpu
+            )
         state = self.kinds.state
         if state is None or state.export is None or engine.name != "vllm":
             return self

@@ -41,11 +41,17 @@ _ALL_REDUCES = 2  # in each layer: after attention and after the MLP
 
 
 def roofline(
-    model: Model, gpu: Gpu, tp: int = 1, *, request_s: float = REQUEST_S
+    model: Model,
+    gpu: Gpu,
+    tp: int = 1,
+    *,
+    request_s: float = REQUEST_S,
+    per_step: float = 1.0,
 ) -> LatencyProfile:
     """Return the latency profile of one replica on `tp` GPUs, decode costs included.
 
-    `request_s` is the time outside of the engine's steps. Raises InputError for a model whose
+    `request_s` is the time outside of the engine's steps; a step decodes `per_step` tokens of each
+    request. Raises InputError for a model whose
     config lacks what its weights need.
     """
     shape = model.shaped()
@@ -71,9 +77,10 @@ def roofline(
         per_token_pair_s=pair * full * _full_head_share(model, shape),
         floor_s=weights / (gpu.memory_bytes_s * _MEMORY_SHARE),
         request_s=request_s,
-        decode_base_s=decode_weights / bandwidth + shape.layers * layer + DECODE_STEP_S,
-        decode_request_s=DECODE_REQUEST_S + window_bytes / bandwidth,
-        decode_context_token_s=kv_bytes / bandwidth,
+        decode_base_s=(decode_weights / bandwidth + shape.layers * layer + DECODE_STEP_S)
+        / per_step,
+        decode_request_s=(DECODE_REQUEST_S + window_bytes / bandwidth) / per_step,
+        decode_context_token_s=kv_bytes / bandwidth / per_step,
     )
 
 

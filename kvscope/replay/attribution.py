@@ -31,13 +31,15 @@ NO_REQUEST = -1
 class Lookups(Struct, frozen=True):
     """What a cache held of each of R prompts, in blocks from the head, and since when.
 
-    The first `hit` blocks hit, the first `seen` had been written before, and the first `kept` would
-    have hit without eviction. `shared_with` last touched the deepest of those that were written,
-    and `last_use` the first one that was evicted (-1: none). `written_blocks` were written since
+    The first `hit` blocks hit, `undrafted` ones would have without a drafter; the first `seen` had
+    been written before, and the first `kept` would have hit without eviction. `shared_with` last
+    touched the deepest of those that were written, and `last_use` the first one that was evicted
+    (-1: none). `written_blocks` were written since
     then. With `needed_blocks`, LRU would have kept all that was written (0: all hit, or not known).
     """
 
     hit: Int32s
+    undrafted: Int32s
     kept: Int32s
     seen: Int32s
     shared_with: Int32s
@@ -50,21 +52,24 @@ def look_up(
     steps: Walk,
     hit_blocks: Int32s,
     distances: LruDistances | None = None,
+    undrafted_blocks: Int32s | None = None,
     kept_blocks: Int32s | None = None,
 ) -> Lookups:
     """Return what was written of each prompt before, given the blocks that each hit (R entries).
 
-    `distances` are LRU's, for `needed_blocks`. Of what was written, `kept_blocks` had been kept:
-    all by default.
+    `distances` are LRU's, for `needed_blocks`. Without a drafter, `undrafted_blocks` would have
+    hit: by default those that did. Of what was written, `kept_blocks` had been kept: all, by
+    default.
     """
     requests = len(steps.leaf)
     seen = np.zeros(requests, dtype=np.int32)
     shared_with, last_use = np.full((2, requests), NO_REQUEST, dtype=np.int32)
     owner = np.full(len(steps.block_parent), NO_REQUEST, dtype=np.int32)
     path = np.empty(int(steps.length.max(initial=0)) + 1, dtype=np.int32)
-    _look_up(steps, hit_blocks.astype(np.int32), owner, path, seen, shared_with, last_use)
-    kept = seen if kept_blocks is None else np.clip(kept_blocks, hit_blocks, seen)
-    last_use[kept <= hit_blocks] = NO_REQUEST
+    undrafted = hit_blocks if undrafted_blocks is None else undrafted_blocks
+    _look_up(steps, undrafted.astype(np.int32), owner, path, seen, shared_with, last_use)
+    kept = seen if kept_blocks is None else np.clip(kept_blocks, undrafted, seen)
+    last_use[kept <= undrafted] = NO_REQUEST
     fresh = steps.length - np.minimum(hit_blocks, steps.length) + steps.anonymous
     written = np.concatenate([[0], np.cumsum(fresh, dtype=np.int64)])
     since = np.where(
@@ -76,7 +81,7 @@ def look_up(
         deepest = seen[distances.request] - 1 - distances.depth
         ends = missed & (deepest >= 0) & (deepest < distances.blocks)
         needed[distances.request[ends]] = distances.distance[ends] + deepest[ends]
-    return Lookups(hit_blocks, kept, seen, shared_with, last_use, needed, since)
+    return Lookups(hit_blocks, undrafted, kept, seen, shared_with, last_use, needed, since)
 
 
 def computed(steps: Walk, rejected: Bools) -> Walk:
@@ -164,13 +169,14 @@ def cache_lookups(
     distances: LruDistances | None = None,
     rejected: Bools | None = None,
     written_blocks: Int32s | None = None,
+    undrafted_blocks: Int32s | None = None,
     kept_blocks: Int32s | None = None,
 ) -> CacheLookups:
     """Return what a cache held of each prompt, given the blocks that each hit.
 
     `distances` are LRU's, for `needed_blocks`. Of an engine, `rejected` requests write nothing, and
     only the first `written_blocks` of a prompt had been computed when it was looked up, of which
-    `kept_blocks` would have hit without eviction.
+    `undrafted_blocks` would have hit without a drafter, and `kept_blocks` without eviction.
     """
     steps = walk(prompts, definition)
     if rejected is None or written_blocks is None:
@@ -180,7 +186,12 @@ def cache_lookups(
     steps = computed(steps, rejected)
     done = np.minimum(steps.look, np.maximum(written_blocks, hit_blocks))
     return CacheLookups(
-        look_up(steps._replace(look=done), hit_blocks, kept_blocks=kept_blocks),
+        look_up(
+            steps._replace(look=done),
+            hit_blocks,
+            undrafted_blocks=undrafted_blocks,
+            kept_blocks=kept_blocks,
+        ),
         rejected,
         elsewhere(steps, hit_blocks, "in-flight"),
     )
@@ -203,7 +214,7 @@ def by_worker(
     requests = len(prompts.leaf)
     whole = CacheLookups(
         Lookups(
-            *np.zeros((3, requests), dtype=np.int32),
+            *np.zeros((4, requests), dtype=np.int32),
             *np.full((2, requests), NO_REQUEST, dtype=np.int32),
             *np.zeros((2, requests), dtype=np.int64),
         ),
@@ -310,9 +321,13 @@ def attribute(
         """Return the tokens in that many leading blocks; a partial last one holds fewer."""
         return np.minimum(blocks.astype(np.int64) * size, inputs)
 
-    hit = tokens(lookups.hit)
-    kept, shared = (np.maximum(hit, tokens(of)) for of in (lookups.kept, lookups.seen))
-    causes: dict[Cause, Int64s] = {"evicted": kept - hit, "not-kept": shared - kept}
+    hit, undrafted = tokens(lookups.hit), tokens(lookups.undrafted)
+    kept, shared = (np.maximum(undrafted, tokens(of)) for of in (lookups.kept, lookups.seen))
+    causes: dict[Cause, Int64s] = {
+        "drafter": undrafted - hit,
+        "evicted": kept - undrafted,
+        "not-kept": shared - kept,
+    }
     at = shared
     for each in away:
         end = np.maximum(at, tokens(each.blocks))

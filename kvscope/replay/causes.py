@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 Cause = Literal[
+    "drafter",
     "evicted",
     "not-kept",
     "in-flight",
@@ -26,6 +27,7 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 """In the order in which they appear in a prompt.
 
+- drafter: hits without speculative decoding, which computes the last block of a hit again.
 - evicted: written by an earlier request, and no longer cached.
 - not-kept: written by an earlier request, but the layers of a hybrid model that look back a window
   keep none there: no eviction is to blame.
@@ -43,12 +45,12 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 """
 
 COMPUTED: tuple[Cause, ...] = (
-    *("evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model"),
+    *("drafter", "evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model"),
 )
 """Causes of tokens that earlier requests of the trace have too."""
 
 AVOIDABLE: tuple[Cause, ...] = (
-    *("evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model", "periodic"),
+    *("drafter", "evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model", "periodic"),
     *("template", "diverged", "output-changed", "rejected"),
 )
 """Causes that a larger cache, another router or another client could remove."""

@@ -15,6 +15,8 @@ from kvscope.core import memory
 from kvscope.core.arrays import Bools
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.learning.directives.offline import STATED, stated_tables
 from kvscope.learning.offline.learners import tables_for, tables_of_served
@@ -81,13 +83,28 @@ class Workload:
         self, profile: LatencyProfile, max_num_seqs: int | None, max_num_batched_tokens: int | None
     ) -> Workload:
         """Return the same workload on an engine with this latency and these limits."""
-        other = copy(self)
-        other.setting = replace(
-            timed_by(self.setting, profile),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+        return self._under(
+            replace(
+                timed_by(self.setting, profile),
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
         )
-        other.profile = setting_profile(other.setting)
+
+    def without_drafter(self, groups: KvGroups | None = None) -> Workload | None:
+        """Return the same workload where nothing drafts tokens, None where nothing does anyway.
+
+        `groups` are those of a hybrid model without a drafter; by default they stay.
+        """
+        engine = parse_engine(self.setting.engine) if self.setting.engine else None
+        if engine is None or not engine.shortens_hits:
+            return None
+        setting = replace(self.setting, engine=engine.without_drafter.simulated_as)
+        return self._under(setting if groups is None else replace(setting, kv_groups=groups.text))
+
+    def _under(self, setting: RunSetting) -> Workload:
+        other = copy(self)  # what is computed already is shared
+        other.setting, other.profile = setting, setting_profile(setting)
         return other
 
     def with_prefill(self, times: float) -> Workload:
@@ -102,9 +119,7 @@ class Workload:
                 if (value := getattr(setting, name)) is not None
             },
         )
-        other = copy(self)  # what is computed already is shared
-        other.setting, other.profile = scaled, setting_profile(scaled)
-        return other
+        return self._under(scaled)
 
     def with_tier(self, tier_mode: str, block_bytes: int) -> Workload:
         """Return the same workload with blocks of so many bytes and an offload tier."""

@@ -31,6 +31,7 @@ _WORST = 10  # requests of a category
 _OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
 
 _WORDS: dict[Cause, str] = {
+    "drafter": "last block of a hit, computed again for a drafter",
     "evicted": "computed before, then evicted",
     "not-kept": "computed before, no window or state kept there",
     "in-flight": "of an earlier request, not computed yet",

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from kvscope.deployment.engines import DEFAULT_ENGINE, THIN_RETENTION, Engine, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.speculative import parse_drafter
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import RETENTION, LruRetention
 
@@ -88,11 +89,19 @@ def stated_words(stated: Deployment, *, vllm: bool = True) -> dict[str, float | 
         "--tensor-parallel-size" if vllm else "--tp": stated.tp if stated.tp > 1 else None,
         "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
         "--prefix-match-unit": stated.prefix_match_unit,
+        "--speculative-config": _speculative_config(stated),
         "--gpu-memory-utilization" if vllm else "--mem-fraction-static": (
             stated.gpu_memory_utilization
         ),
     }
     return {name: value for name, value in words.items() if value is not None}
+
+
+def _speculative_config(stated: Deployment) -> str | None:
+    """Return vLLM's description of the drafter, quoted for a shell; None without one."""
+    if stated.speculative is None:
+        return None
+    return f"'{parse_drafter(stated.speculative).config}'"
 
 
 def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:

@@ -259,13 +259,17 @@ def explain(
         if policy.name == BASELINE and on_blocks:
             return lru_cache_lookups(requests, setting.definition, capacity)
         part = workload if requests is prompts else Workload(requests, setting, windows)
-        done = serve_replay(part, ReplayRequest(policy, capacity or 0))
-        lookups = partial(cache_lookups, requests, setting.definition, done.served.hit_blocks)
+        replay = ReplayRequest(policy, capacity or 0)
+        done, plain = serve_replay(part, replay), part.without_drafter()
+        hits = done.served.hit_blocks
+        lookups = partial(cache_lookups, requests, setting.definition, hits)
         if (engine := done.engine) is None:
             return lookups()
+        undrafted = hits if plain is None else serve_replay(plain, replay).served.hit_blocks
         return lookups(
             rejected=engine.oversized,
             written_blocks=engine.written_blocks,
+            undrafted_blocks=np.clip(undrafted, hits, np.maximum(engine.written_blocks, hits)),
             kept_blocks=engine.kept_blocks,
         )
 

@@ -31,6 +31,7 @@ from kvscope.app.requests import (
 )
 from kvscope.core.errors import Stopped, UsageError
 from kvscope.core.files import STANDARD_STREAM
+from kvscope.deployment.speculative import not_beside
 from kvscope.fleet.options import ROUTED
 from kvscope.replay.policy_options import VLLM, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting, setting_profile
@@ -239,6 +240,8 @@ def _engine_limits(
         )
     limits, usual = where or options, EngineSettings(1)
     if where is not None:
+        if where.engine.shortens_hits and options.offload is not None:
+            raise not_beside(where.engine.drafter, "a CPU tier", "--offload")
         usual = usual.in_version(where.engine)
     return replace(
         usual,

@@ -146,7 +146,8 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     )
     setting = _on_engine(setting, options, _engine(recommended, where, options.capacity_model))
     if recommended and recommended.deployment is not None:
-        setting = replace(setting, kv_groups=recommended.deployment.kv_groups)
+        engine = parse_engine(recommended.deployment.engine).simulated_as
+        setting = replace(setting, kv_groups=recommended.deployment.kv_groups, engine=engine)
     variants = _with_lru(recommended) if recommended else _named(options, where, kv, setting)
     if options.perfetto is not None and setting.capacity_model != "engine":
         raise UsageError(

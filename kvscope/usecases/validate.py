@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.app import options as opt
 from kvscope.app import values
@@ -37,6 +38,7 @@ from kvscope.usecases.base import Opened, UseCase
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.core.trace import Trace
+    from kvscope.deployment.speculative import Drafter
     from kvscope.latency.profile import LatencyProfile
     from kvscope.serving.interpreter import Interpreter
     from kvscope.store.file import Stores
@@ -290,7 +292,7 @@ def validate(
             replica.max_num_batched_tokens,
             async_scheduling=overlapped,
             groups=engine.groups,
-        ).in_version(_version(engine.facts.version)),
+        ).in_version(replace(_version(engine.facts.version), drafter=_drafter(request))),
         block_size=engine.hash_tokens,
         forced=forced,
         target=slo,
@@ -426,6 +428,18 @@ def _version(reported: str | None) -> Engine:
         return parse_engine(f"vllm@{reported}" if reported else DEFAULT_ENGINE)
     except UsageError:  # no version, such as "dev"
         return parse_engine(DEFAULT_ENGINE)
+
+
+def _drafter(request: ValidateRequest) -> Drafter | None:
+    """Return what drafts tokens in a server that runs already; kvscope's own has no drafter."""
+    from kvscope.tuning.file import RecommendationFile
+
+    if request.python is not None:
+        return None
+    if request.where is not None:
+        return request.where.engine.drafter
+    tuned = request.advice.deployment if isinstance(request.advice, RecommendationFile) else None
+    return parse_engine(tuned.engine).drafter if tuned else None
 
 
 def _running_server(

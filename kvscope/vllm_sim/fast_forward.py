@@ -25,7 +25,8 @@ def next_arrival_s(machine: Machine) -> float:
 def admits_any(machine: Machine) -> bool:
     """Return whether the next step may admit a request besides the running ones."""
     state = machine.state[0]
-    return state.running < min(state.max_num_seqs, state.max_num_batched_tokens)  # type: ignore[no-any-return]
+    tokens = state.running * (1 + state.draft_tokens)
+    return state.running < state.max_num_seqs and tokens < state.max_num_batched_tokens  # type: ignore[no-any-return]
 
 
 @callable_in_kernels

@@ -111,15 +111,23 @@ def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int
     return at * size // alignment * alignment  # type: ignore[no-any-return]
 
 
+@callable_in_kernels
+def whole_tokens(machine: Machine) -> int:
+    """Return the tokens of the front request that fill blocks of the trace."""
+    record, size = machine.requests[machine.state[0].front], machine.state[0].block_size
+    return (record.prompt + record.generated) // size * size  # type: ignore[no-any-return]
+
+
 @called_by_kernels
 def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]:
     """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
 
     The junction is the longest prefix that a part of the groups has, 0 if none has more than the
     hit: where prompts part, windows and states are worth keeping. `ever`: as if nothing had been
-    evicted.
+    evicted. Of what a drafter's groups have, the last block is computed again: beside others, they
+    look one further.
     """
-    specs = machine.specs
+    specs, hybrid = machine.specs, machine.state[0].hybrid
     single = len(machine.groups) == 1
     two = len(specs) == 2 and machine.groups[specs[0].begin].kind == FULL
     hit, longest = tokens, 0
@@ -139,7 +147,10 @@ def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]
             elif kind == LINEAR:
                 length = look_up_state(machine, spec, length, ever)
             else:
-                length = look_up_leading(machine, spec, length, ever)
+                dropped = specs[spec].dropped_tokens
+                if dropped > 0 and hybrid:
+                    length = min(length + dropped, whole_tokens(machine))
+                length = max(0, look_up_leading(machine, spec, length, ever) - dropped)
             specs[spec].cached_tokens = length
             longest = max(longest, length)
         shorter = length < hit

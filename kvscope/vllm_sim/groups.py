@@ -144,7 +144,8 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
         return True
     if not state.keeps_boundaries:
         return False
-    for boundary in (record.prompt - 1, record.junction):
+    dropped = state.state_tokens if state.draft_tokens > 0 else 0
+    for boundary in (record.prompt - 1 - dropped, record.prompt - max(1, dropped), record.junction):
         end = boundary // state.alignment_tokens * state.alignment_tokens // size
         if end - needed <= at < end:
             return True
@@ -189,6 +190,14 @@ def note_states(machine: Machine, request: int, at: int, written: int) -> None:
             machine.nodes[content_at(machine, slot, group, at)].written = written
 
 
+@callable_in_kernels
+def rehash_state(machine: Machine, request: int, filled: int, written: int) -> None:
+    """Note the state before a prompt's end as `written`, where so many tokens fill its block."""
+    size, prompt = max(1, machine.state[0].state_tokens), machine.requests[request].prompt
+    if filled // size == last_boundary(machine, prompt, size) // size:
+        note_states(machine, request, filled // size - 1, written)
+
+
 @called_by_kernels
 def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None:
     """Hash blocks as `hash_filled` does.
@@ -198,12 +207,12 @@ def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None
     record, state = machine.requests[request], machine.state[0]
     filled, exported = tokens // state.hash_tokens * state.hash_tokens, NONE
     within = state.alignment_tokens < state.state_tokens
-    if within and exported_states(machine, request, record.computed, tokens) > 0:
+    elsewhere = within or state.draft_tokens > 0  # exports another state than its block would have
+    if elsewhere and exported_states(machine, request, record.computed, tokens) > 0:
         exported = blocks_for(tokens, state.state_tokens) - 2
     if filled <= record.hashed:
-        blocks = filled // max(1, state.state_tokens)
-        if state.rehashes_states and blocks == (record.prompt - 1) // max(1, state.state_tokens):
-            note_states(machine, request, blocks - 1, written)
+        if state.rehashes_states:
+            rehash_state(machine, request, filled, written)
     else:
         for group in range(len(machine.groups)):
             layout, row = machine.groups[group], record.slot * len(machine.groups) + group
@@ -224,6 +233,8 @@ def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None
         record.hashed = filled
     if within:
         hash_prompt_end(machine, request, tokens, exported, written)
+    elif exported != NONE:
+        hash_exports(machine, request, tokens, exported, written)
 
 
 @callable_in_kernels
@@ -262,18 +273,38 @@ def hash_prompt_end(
 
 
 @callable_in_kernels
+def hash_exports(machine: Machine, request: int, tokens: int, exported: int, written: int) -> None:
+    """Hash the states that a step to `tokens` exports into block `exported` of each group."""
+    for group in range(len(machine.groups)):
+        if machine.groups[group].kind == LINEAR:
+            row = machine.requests[request].slot * len(machine.groups) + group
+            hash_export(machine, request, group, tokens, machine.table[row, exported], written)
+
+
+@callable_in_kernels
 def hash_export(
     machine: Machine, request: int, group: int, tokens: int, block: int, written: int
 ) -> None:
     """Hash the block of the state that a step to `tokens` exports, if a hit can end there."""
     record, size = machine.requests[request], machine.state[0].state_tokens
     unit = machine.state[0].alignment_tokens
-    exported = (tokens - 1) // unit * unit
-    kept = exported == (record.prompt - 1) // unit * unit or exported == record.junction
+    exported = last_boundary(machine, tokens, unit)
+    kept = exported == last_boundary(machine, record.prompt, unit) or exported == record.junction
     if kept or (exported % size == 0 and ends_segment(machine, group, exported // size - 1)):
         content = content_after(machine, record.slot, group, exported)
         give_content(machine, block, content)
         machine.nodes[content].written = written
+
+
+@callable_in_kernels
+def last_boundary(machine: Machine, tokens: int, unit: int) -> int:
+    """Return the last multiple of `unit` before the end of `tokens` tokens where a hit can end.
+
+    The last token is computed again; for a drafter, the last block of a hit is.
+    """
+    if machine.state[0].draft_tokens > 0:
+        return max(0, tokens // unit - 1) * unit
+    return (tokens - 1) // unit * unit
 
 
 @callable_in_kernels
@@ -290,7 +321,7 @@ def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
     if state.export_tokens == 0:
         return False
     size, unit = state.state_tokens, state.alignment_tokens
-    at = (known - 1) // unit * unit
+    at = last_boundary(machine, known, unit)
     return (  # type: ignore[no-any-return]
         begin % unit == 0
         and begin + unit <= at < end
@@ -311,21 +342,38 @@ def exported_states(machine: Machine, request: int, begin: int, end: int) -> int
 
 
 @callable_in_kernels
+def columns(machine: Machine, request: int, group: int) -> int:
+    """Return how many blocks of its row a running request has taken or passed in a group."""
+    record, layout = machine.requests[request], machine.groups[group]
+    ahead, scratch = layout.ahead_tokens, layout.scratch
+    if not record.reserves:
+        ahead = scratch = 0
+    return blocks_for(record.allocated + ahead, layout.block_tokens) + scratch  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def unverified(machine: Machine, request: int) -> int:
+    """Return how many drafts a step computes beside known tokens, with those of one in progress."""
+    record = machine.requests[request]
+    return record.drafts + (record.drafted if record.coming > 0 else 0)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
 def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
     """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
 
     `capped`: at most what the request holds at any time, not what it would without freeing.
     """
-    allocated, missing = machine.requests[request].allocated, 0
+    missing = 0
     states = 1 + exported_states(machine, request, begin, tokens)
     copies = int(machine.requests[request].copy_at != NONE)
     for group in range(len(machine.groups)):
         layout = machine.groups[group]
         size, linear = layout.block_tokens, layout.kind == LINEAR
-        blocks = blocks_for(tokens, size)
+        blocks = blocks_for(tokens + layout.ahead_tokens, size) + layout.scratch
         if capped and not linear:
             blocks = min(blocks, layout.most_blocks)
-        more = max(0, blocks - blocks_for(allocated, size))
+        more = max(0, blocks - columns(machine, request, group))
         missing += copies + min(more, states) if linear else more
     return missing
 
@@ -361,13 +409,14 @@ def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserv
         layout = machine.groups[group]
         size = layout.block_tokens
         required, whole, hits = (
-            blocks_for(end, size),
+            blocks_for(end + layout.ahead_tokens, size),
             blocks_for(total, size),
             blocks_for(hit, size),
         )
         skipped = skipped_blocks(machine, group, cached)
         if layout.kind == LINEAR:
-            required, whole = min(required, hits + states), min(whole, hits + states_whole)
+            required = min(required, hits + states) + layout.scratch
+            whole = min(whole, hits + states_whole) + layout.scratch
             skipped = skipped_blocks(machine, group, hit)
             if hits > 0:
                 node = machine.nodes[content_after(machine, front, group, hit)]
@@ -400,6 +449,7 @@ def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
         partial = partial or hit % size > 0
     record.copy_at = hit // max(1, state.state_tokens) if partial else NONE
     record.allocated = hit
+    record.reserves = False
     record.hashed = hit // max(1, state.state_tokens) * max(1, state.state_tokens)
     record.skipped_for = cached
     record.skips_at = 0 if state.hybrid else ALWAYS
@@ -431,8 +481,7 @@ def turn_of(machine: Machine, request: int, part: int) -> Turn:
 @callable_in_kernels
 def last_part(machine: Machine, request: int, finished: bool) -> int:
     """Return the part of a path that its last block is in; of one that is preempted the first."""
-    blocks = blocks_for(machine.requests[request].allocated, machine.state[0].block_size)
-    end = blocks - 1 if finished else 0
+    end = columns(machine, request, 0) - 1 if finished else 0
     return int(np.searchsorted(machine.cuts[request], end, side="right"))
 
 
@@ -444,7 +493,7 @@ def free_to_lanes(machine: Machine, request: int, finished: bool) -> None:
     """
     record, size, cuts = machine.requests[request], machine.state[0].block_size, machine.cuts
     known, p, row = machine.functions, machine.p, record.slot
-    blocks, part = blocks_for(record.allocated, size), last_part(machine, request, finished)
+    blocks, part = columns(machine, request, 0), last_part(machine, request, finished)
     _, lane = known.place(turn_of(machine, request, part), 0, size, p)
     begin = blocks if finished else 0
     free_unhashed(machine, row, 0, blocks)
@@ -476,7 +525,7 @@ def release(machine: Machine, request: int, finished: bool) -> None:
         free_to_lanes(machine, request, finished)
     else:
         for group in range(len(machine.groups)):
-            end = blocks_for(record.allocated, machine.groups[group].block_tokens)
+            end = columns(machine, request, group)
             free_blocks(machine, request, group, first_held(machine, request, group), end)
     record.allocated = 0
     record.hashed = 0
@@ -554,8 +603,8 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
     if not exports:
         if computed % size:
             block_end = (computed // size + 1) * size
-        last = (known - 1) // size * size
-        prompt_end = (record.prompt - 1) // state.alignment_tokens * state.alignment_tokens
+        last = last_boundary(machine, known, size)
+        prompt_end = last_boundary(machine, record.prompt, state.alignment_tokens)
         if prompt_end < last:
             prompt_end = NONE
     first = end
@@ -605,12 +654,13 @@ def quiet_until(machine: Machine, request: int, coming: int) -> int:
         return NONE
     if state.rehashes_states:
         filled = (record.computed + 1 - coming) // state.hash_tokens * state.hash_tokens
-        if filled // state.state_tokens <= (record.prompt - 1) // state.state_tokens:
+        if filled <= last_boundary(machine, record.prompt, state.state_tokens):
             return NONE
     if record.copy_at != NONE:
         return 0
     hashes_at = record.hashed + state.hash_tokens - 1 + coming
-    return min(record.room, hashes_at, record.skips_at + coming)  # type: ignore[no-any-return]
+    room = record.room - unverified(machine, request)
+    return min(room, hashes_at, record.skips_at + coming)  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -643,6 +693,25 @@ def copy_block(machine: Machine, request: int, group: int, admitted: bool) -> No
     layout.copied += 2
 
 
+@callable_in_kernels
+def pass_states(machine: Machine, request: int, group: int, end: int) -> int:
+    """Leave no blocks for states before block `end`; return where the row of the group ends then.
+
+    A drafter's scratch blocks are the last of the row: those before `end` move behind it.
+    """
+    record, table = machine.requests[request], machine.table
+    row, before = record.slot * len(machine.groups) + group, columns(machine, request, group)
+    scratch = machine.groups[group].scratch if record.reserves else 0
+    length = max(before, end)
+    for at in range(before, end):
+        table[row, at] = NONE
+    for at in range(before - scratch, min(before, end)):
+        table[row, length] = table[row, at]
+        table[row, at] = NONE
+        length += 1
+    return length
+
+
 @called_by_kernels
 def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> None:
     """Allocate blocks in all groups until so many tokens have room, after what has to be copied.
@@ -653,24 +722,25 @@ def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> Non
     record.room = ALWAYS
     states = 1 + exported_states(machine, request, record.computed, tokens)
     for group in range(len(machine.groups)):
-        kind, size = machine.groups[group].kind, machine.groups[group].block_tokens
+        layout = machine.groups[group]
+        kind, size, ahead = layout.kind, layout.block_tokens, layout.ahead_tokens
         row = record.slot * len(machine.groups) + group
         if record.copy_at != NONE and (admitted or kind == LINEAR):
             copy_block(machine, request, group, admitted)
-        end = blocks_for(max(tokens, record.allocated), size)
+        end = blocks_for(max(tokens, record.allocated) + ahead, size)
         first = first_held(machine, request, group)
-        begin = max(blocks_for(record.allocated, size), first)
-        for at in range(begin, end):
-            if kind == LINEAR and at < end - states:
-                machine.table[row, at] = NONE
-            else:
-                machine.table[row, at] = take_cleared(machine, again)
-                again = True
+        begin = max(columns(machine, request, group), first)
+        if kind == LINEAR:
+            begin = pass_states(machine, request, group, end - states)
+        for at in range(begin, end + layout.scratch):
+            machine.table[row, at] = take_cleared(machine, again)
+            again = True
         if has_tier(machine) and kind != FULL:
             since = 0 if admitted else blocks_for(record.allocated, size)
             note_since(machine, row, since, end, first)
-        record.room = min(record.room, end * size)
+        record.room = min(record.room, end * size - ahead)
     record.allocated = max(tokens, record.allocated)
+    record.reserves = True
     record.copy_at = NONE
 
 
@@ -696,9 +766,10 @@ def extend(machine: Machine, request: int, tokens: int) -> bool:
         if settled >= record.skips_at:
             free_skipped(machine, request, settled)
     wanted = record.computed + tokens
-    if wanted > record.room or record.copy_at != NONE:
-        if blocks_missing(machine, request, record.computed, wanted, False) > state.free:
+    drafted = wanted + unverified(machine, request)
+    if drafted > record.room or record.copy_at != NONE:
+        if blocks_missing(machine, request, record.computed, drafted, False) > state.free:
             return False
-        allocate(machine, request, wanted, False)
+        allocate(machine, request, drafted, False)
     hash_planned(machine, request, min(wanted, known_tokens(machine, request)))
     return True

@@ -2,7 +2,7 @@
 
 Source: vLLM 0.32.0, vllm/v1/core/sched/scheduler.py (Scheduler.schedule, update_from_output),
 vllm/v1/core/sched/async_scheduler.py (AsyncScheduler) and vllm/v1/engine/core.py (EngineCore.step,
-step_with_batch_queue). First come, first record; text; no speculative decoding, no priorities, no
+step_with_batch_queue). First come, first record; text; no accepted drafts, no priorities, no
 adapters.
 """
 
@@ -28,7 +28,9 @@ def plan(machine: Machine, request: int, tokens: int) -> None:
     machine.batch[1, state.planned] = request
     machine.yields[1, state.planned] = last
     state.planned += 1
-    state.budget -= tokens
+    state.budget -= min(state.budget, tokens + record.drafts)
+    record.drafted = record.drafts
+    record.drafts = state.draft_tokens if last else 0
     if last:
         record.coming += 1
     if before >= record.prompt and tokens == 1:
@@ -71,6 +73,7 @@ def preempt(machine: Machine) -> None:
     record = machine.requests[request]
     record.computed = 0
     record.coming = 0
+    record.drafts = 0
     record.preemptions += 1
     machine.preempted[state.preempted] = request
     state.preempted += 1

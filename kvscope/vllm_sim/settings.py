@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from kvscope.core.errors import UsageError
 from kvscope.deployment.engines import STATES_WRITTEN_ONCE, UNHASHED_FIRST, WHOLE_PROMPT, Engine
 from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.speculative import Drafter, not_beside
 from kvscope.latency.profile import LatencyProfile
 
 NO_LIMIT = 2**31 - 1
@@ -145,6 +146,13 @@ class OffloadSettings(Struct, frozen=True):
             )
 
 
+class AheadTokens(NamedTuple):
+    """Tokens for which a request gets room behind those that a step computes."""
+
+    prefilling: int = 0
+    decoding: int = 0
+
+
 class EngineSettings(Struct, frozen=True):
     """Options of vLLM, under its own names.
 
@@ -155,7 +163,9 @@ class EngineSettings(Struct, frozen=True):
     `rehashes_states`: as 0.32 does, and not 0.33, the state before a prompt's end counts as new in
     the step after its own too, and requests that hit it wait for longer.
     `unhashed_last`: as before 0.24, blocks without a hash are freed like the others.
-    `offload` is a CPU tier below the pool; None for none.
+    `offload` is a CPU tier below the pool; None for none. `drafter` is that of speculative
+    decoding: one that reads hidden states shortens hits, and has room ahead. Steps still yield one
+    token for each request.
     Raises UsageError for values that no engine takes.
     """
 
@@ -168,12 +178,15 @@ class EngineSettings(Struct, frozen=True):
     rehashes_states: bool = False
     unhashed_last: bool = False
     offload: OffloadSettings | None = None
+    drafter: Drafter | None = None
 
     def __post_init__(self) -> None:
         for name in ("usable_blocks", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
             if not 1 <= value <= NO_LIMIT:
                 raise UsageError(f"{name} is {value}", where="engine", remedy="give 1 or more")
+        if self.drafter is not None and self.drafter.reads_states:
+            self._check_drafter(self.drafter)
         if self.offload is not None and self.groups is not None:
             _check_chunks(self.offload, self.groups)
         if self.offload is not None and self.async_scheduling:
@@ -195,7 +208,23 @@ class EngineSettings(Struct, frozen=True):
             reserve_full_prompt=engine.has(WHOLE_PROMPT),
             unhashed_last=not engine.has(UNHASHED_FIRST),
             rehashes_states=not engine.has(STATES_WRITTEN_ONCE),
+            drafter=engine.drafter,
         )
+
+    @property
+    def ahead_tokens(self) -> AheadTokens:
+        """Room that a drafter takes: its drafts, and those that the step before left unverified."""
+        if self.drafter is None or not self.drafter.reads_states:
+            return AheadTokens()
+        tokens = self.drafter.tokens
+        return AheadTokens(tokens, tokens * (3 if self.async_scheduling else 2))
+
+    def _check_drafter(self, drafter: Drafter) -> None:
+        """Raise UsageError for what is not simulated with a drafter that reads hidden states."""
+        if self.offload is not None:
+            raise not_beside(drafter, "a CPU tier")
+        if self.groups is not None and not self.groups.take_drafter:
+            raise not_beside(drafter, "these layers")
 
     def on_pool(self, blocks: int, block_size: int) -> Self:
         """Return the settings with the pool of so many blocks, each with the KV of all layers.

@@ -62,7 +62,8 @@ NODE = np.dtype([(name, np.int32) for name in ("parent", "first", "children", "w
 REQUEST = record_type(
     "prompt outputs leaf length look history_tokens category next_prompt_tokens oversized "
     "computed generated coming slot allocated hashed hits kept written preemptions "
-    "junction room skips_at skipped_for planned_step computed_before copy_at",
+    "drafts drafted reserves junction room skips_at skipped_for planned_step computed_before "
+    "copy_at",
     "arrival_s admitted_s first_token_s finished_s",
 )
 """What a request needs, and how far it is.
@@ -73,7 +74,9 @@ outputs are known, `coming` ones will be after a planned step. It runs in `slot`
 is done) with blocks for `allocated` tokens, whose content those of `hashed` tokens have; up to
 `room` tokens need no new block. `hits` are the blocks found when it was first admitted, NONE until
 then; `written` leading blocks had been held by then, evicted or not, and `kept` would have been
-hits had nothing been evicted. Times are seconds, nan for "not yet".
+hits had nothing been evicted. Its last planned step computed `drafted` tokens of a drafter, and the
+next one computes `drafts`; once it `reserves`, it has room ahead. Times are seconds, nan for "not
+yet".
 
 Of a hybrid model, blocks are kept where its last look-up ended for part of the groups, the
 `junction`. Blocks that no token after the first `skipped_for` looks at are free, and more of them
@@ -84,25 +87,29 @@ that is copied (else NONE).
 
 GROUP = record_type(
     "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block first_content "
-    "copied"
+    "copied ahead_tokens scratch"
 )
 """A group of layers, with the fields of `KvGroup`.
 
 A block of it is `nodes_per_block` nodes of the trie deep; the content of a node in this group is
 its number plus `first_content`. A request holds at most `most_blocks` at a time. `copied` counts
-the blocks that are held because the step being planned copies them.
+the blocks that are held because the step being planned copies them. For a drafter a request has
+room for `ahead_tokens` more, or `scratch` blocks for states of drafted tokens.
 """
 
-SPEC = record_type("begin end cached_tokens")
-"""Groups begin..end that are looked up together; `cached_tokens` is scratch space of a look-up."""
+SPEC = record_type("begin end cached_tokens dropped_tokens")
+"""Groups begin..end that are looked up together; `cached_tokens` is scratch space of a look-up.
+
+Of what a drafter's groups have, the last `dropped_tokens` are computed again.
+"""
 
 STATE = record_type(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
     "free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states "
-    "hybrid hash_tokens hashes_always unhashed_last export_tokens leaf selects adaptive "
-    "taken_lane second_freed",
+    "hybrid hash_tokens hashes_always unhashed_last export_tokens draft_tokens leaf selects "
+    "adaptive taken_lane second_freed",
     "now_s ready_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s launch_s "
     "decode_base_s decode_token_s decode_context_token_s second_worth",
@@ -121,7 +128,8 @@ full attention; then hits are multiples of `alignment_tokens`; windows are kept 
 multiples of `state_tokens` where it has linear attention, else it is 0; where that is more than
 `alignment_tokens`, hits end within blocks. With `export_tokens` a step that ends a prompt writes
 the last state that a hit can end at, too, at a multiple of so many tokens.
-`rehashes_states` and `unhashed_last` as in `EngineSettings`. Of the policy, `leaf`: only leaves
+`rehashes_states` and `unhashed_last` as in `EngineSettings`. A drafter has `draft_tokens` computed
+with each token that is decoded. Of the policy, `leaf`: only leaves
 leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last block was
 taken from `taken_lane`; NONE if other lanes may have changed since. Of those the first block to
 leave is worth `second_worth`, with its free-sequence number `second_freed`.
@@ -195,8 +203,9 @@ def idle_machine(
     lanes = tables.categories if kind.by_category else kind.lanes
     requests = _requests(known, settings)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
-    tokens = int(tokens_kept(known)[requests.oversized == 0].max(initial=1))
-    layouts = _groups(groups, settings.in_flight_tokens, len(known.block_parent), known.block_size)
+    room = tokens_kept(known) + _tokens_ahead(known, settings)
+    tokens = int(room[requests.oversized == 0].max(initial=1))
+    layouts = _groups(settings, groups, len(known.block_parent), known.block_size)
     nodes = np.zeros(len(known.block_parent) * len(layouts), dtype=NODE).view(np.recarray)
     nodes.parent[: len(known.block_parent)], nodes.first = known.block_parent, NONE
     state = _state(settings, groups, cost)
@@ -205,6 +214,7 @@ def idle_machine(
     state.selects = kind.admits is not LanePolicy.admits
     state.ttl_s = policy.values.get("ttl_s", math.inf)
     width, offload = -(-tokens // layouts.block_tokens.min()), no_offload()
+    width += int(layouts.scratch.max())
     if settings.offload is not None:
         slots += max(slots, 16)  # requests that load hold blocks and do not run
         offload = empty_offload(
@@ -235,7 +245,7 @@ def idle_machine(
         p=policy.settings(),
         tables=tables.periods(),
         groups=layouts,
-        specs=_specs(groups),
+        specs=_specs(settings, groups, known.block_size),
         copies=np.empty((len(layouts), 2 * slots), dtype=np.int64),
         functions=lane_functions(kind),
         offload=offload,
@@ -279,17 +289,28 @@ def tokens_kept(known: Traffic) -> Int64s:
 def blocks_needed(known: Traffic, settings: EngineSettings | None = None) -> Int64s:
     """Return the blocks that each request holds at most, a partial one included.
 
-    Without groups in `settings` that is what it fills at the end of its output.
+    Without groups in `settings` that is what it fills at the end of its output, and what a drafter
+    writes ahead.
     """
     tokens = tokens_kept(known)
+    if settings is not None:
+        tokens = tokens + _tokens_ahead(known, settings)
     if settings is None or settings.groups is None:
         return np.asarray(-(-tokens // known.block_size))
     needed = np.zeros_like(tokens)
     for group in settings.groups.groups:
         most = group.most_blocks(settings.in_flight_tokens)
         needed += np.minimum(-(-tokens // group.block_tokens), ALWAYS if most is None else most)
+        needed += settings.ahead_tokens.prefilling * (group.kind == "linear")
         needed += hits_within_blocks(settings)  # the one that is copied
     return needed
+
+
+def _tokens_ahead(known: Traffic, settings: EngineSettings) -> Int64s:
+    """Return the tokens for which each request has room behind those that it keeps."""
+    ahead = settings.ahead_tokens
+    decodes = known.history_tokens > known.input_tokens + 1
+    return np.where(decodes, ahead.decoding, ahead.prefilling).astype(np.int64)
 
 
 def hits_within_blocks(settings: EngineSettings) -> bool:
@@ -332,11 +353,11 @@ def has_tier(machine: Machine) -> bool:
     return len(machine.offload.members) > 0
 
 
-def _groups(groups: KvGroups, in_flight_tokens: int, nodes: int, block_size: int) -> Records:
+def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: int) -> Records:
     """Return the records of groups over a trie of so many nodes."""
     records = np.zeros(len(groups.groups), dtype=GROUP).view(np.recarray)
     for number, group in enumerate(groups.groups):
-        most = group.most_blocks(in_flight_tokens)
+        most = group.most_blocks(settings.in_flight_tokens)
         record = records[number]
         record.kind = KINDS.index(group.kind)
         record.block_tokens, record.window_tokens = group.block_tokens, group.window_tokens
@@ -344,18 +365,25 @@ def _groups(groups: KvGroups, in_flight_tokens: int, nodes: int, block_size: int
         record.most_blocks = ALWAYS if most is None else most
         record.nodes_per_block = group.block_tokens // block_size
         record.first_content = number * nodes
+        drafts = settings.ahead_tokens.prefilling
+        record.ahead_tokens, record.scratch = (0, drafts) if group.kind == "linear" else (drafts, 0)
     return records
 
 
-def _specs(groups: KvGroups) -> Records:
+def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Records:
     """Return which groups are looked up together, full attention first, else in their order."""
     ends: dict[object, tuple[int, int]] = {}
     for number, group in enumerate(groups.groups):
         ends[group.spec] = ends.get(group.spec, (number, 0))[0], number + 1
     order = sorted(ends.values(), key=lambda span: groups.groups[span[0]].kind != "full")
     records = np.zeros(len(order), dtype=SPEC).view(np.recarray)
+    dropped = groups.block_tokens
+    if settings.drafter is not None and settings.groups is None:
+        dropped = settings.drafter.drops(block_size)
     for number, (begin, end) in enumerate(order):
         records[number].begin, records[number].end = begin, end
+        if settings.ahead_tokens.prefilling and groups.groups[begin].kind == "full":
+            records[number].dropped_tokens = dropped
     return records
 
 
@@ -404,6 +432,7 @@ def _state(settings: EngineSettings, groups: KvGroups, cost: StepCost) -> Record
     state.reserve_full_prompt = settings.reserve_full_prompt
     state.front = NONE
     state.unhashed_last = settings.unhashed_last
+    state.draft_tokens = settings.ahead_tokens.prefilling
     interval, alignment = groups.retention_tokens, groups.alignment_tokens
     state.hybrid = len(groups.groups) > 1 or groups.groups[0].kind != "full"
     state.alignment_tokens = groups.hit_tokens

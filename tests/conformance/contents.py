@@ -45,6 +45,7 @@ def compared(
     every: int = 1,
     junctions: bool = False,
     before_free: Callable[[Request], None] | None = None,
+    drafts: int = 0,
 ) -> list[int]:
     """Serve the requests on both sides and compare them; return the hit tokens of those served.
 
@@ -57,7 +58,7 @@ def compared(
         if requests.oversized[number]:
             continue
         request = vllm_request(number, tokens, size)
-        hits = serve_alone(cache, request, tokens, before_free)
+        hits = serve_alone(cache, request, tokens, before_free, drafts)
         model.finish(number + 1)
         assert hits == requests.hits[number] * size, number
         assert not junctions or request.shared_prefix_boundary == requests.junction[number], number

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.models import read_config
+from kvscope.deployment.speculative import Drafter
 from tests.conformance.vllm_side import VLLM_VERSION, ModelConfig, torch
 from tests.long import long
 
@@ -86,8 +88,14 @@ def configs() -> dict[str, ModelConfig]:
     return {}
 
 
-def vllm_config(model: ModelConfig, tp: int, block: int, *, flash: bool) -> Any:
-    """Return what vLLM's code reads, after it has aligned blocks and states."""
+def vllm_config(model: ModelConfig, tp: int, block: int, drafts: int, *, flash: bool) -> Any:
+    """Return what vLLM's code reads, after it has aligned blocks and states; MTP drafts tokens."""
+    speculative = SimpleNamespace(
+        num_speculative_tokens=drafts,
+        method="mtp",
+        use_eagle=lambda: True,
+        use_eagle_block_drop=lambda: True,
+    )
     cache = CacheConfig(block_size=block, enable_prefix_caching=True)
     cache.mamba_cache_mode, cache.kv_cache_layout = "align", "LBNHC"
     config = SimpleNamespace(
@@ -101,8 +109,8 @@ def vllm_config(model: ModelConfig, tp: int, block: int, *, flash: bool) -> Any:
             static_forward_context={"a layer": FlashLayer()} if flash else {}
         ),
         attention_config=SimpleNamespace(hisparse_config=None),
-        speculative_config=None,
-        num_speculative_tokens=0,
+        speculative_config=speculative if drafts else None,
+        num_speculative_tokens=drafts,
     )
     adjust = MODELS_CONFIG_MAP.get(model.architecture)
     if model.is_hybrid and adjust is not None:
@@ -136,6 +144,9 @@ def layer_specs(config: Any) -> dict[str, KVCacheSpec]:
         else:
             attends = kind in {"attention", "full_attention", "*"}
             specs.append(full(**shape) if attends else state)
+    if config.num_speculative_tokens:  # MTP's layer is full attention, and comes last
+        shape = {"block_size": cache.block_size, "dtype": torch.bfloat16}
+        specs.append(full(**shape, **heads(config, 0)))
     return {f"{at}": spec for at, spec in enumerate(specs)}
 
 
@@ -185,6 +196,9 @@ CASES = [
 ]
 
 
+DRAFTING = ("qwen3-next-80b", "nemotron-3-nano-30b")
+
+
 @pytest.mark.parametrize("block", [16, 128])
 @pytest.mark.parametrize(
     ("name", "tp"),
@@ -195,10 +209,19 @@ CASES = [
     ],
 )
 @pytest.mark.parametrize("gpu", ["a100", "h100"])
+@pytest.mark.parametrize("drafts", [0, 2])
 def test_groups_are_vllms(
-    tmp_path: Path, configs: dict[str, ModelConfig], name: str, tp: int, block: int, gpu: str
+    tmp_path: Path,
+    configs: dict[str, ModelConfig],
+    name: str,
+    tp: int,
+    block: int,
+    gpu: str,
+    drafts: int,
 ) -> None:
     """The same kinds, tokens of a block and layers in each group, and bytes of a block."""
+    if drafts and name not in DRAFTING:
+        pytest.skip("no drafter is simulated for it")
     fields = json.loads((CONFIGS / name / "config.json").read_text())
     if name not in configs:
         (tmp_path / "config.json").write_text(json.dumps(fields))
@@ -206,9 +229,10 @@ def test_groups_are_vllms(
             model=str(tmp_path), skip_tokenizer_init=True, max_model_len=4096, dtype="bfloat16"
         )
     flash = gpu == "h100" and fields["model_type"] == "qwen3_next" and ENGINE.version >= (0, 33)
-    config = vllm_config(configs[name], tp, block, flash=flash)
+    config = vllm_config(configs[name], tp, block, drafts, flash=flash)
     theirs = get_kv_cache_groups(config, layer_specs(config))
-    model = read_config(CONFIGS / name / "config.json").served_by(ENGINE, resolve_gpu(gpu))
+    engine = replace(ENGINE, drafter=Drafter("mtp", drafts) if drafts else None)
+    model = read_config(CONFIGS / name / "config.json").served_by(engine, resolve_gpu(gpu))
     mine = model.kv_groups(16, block, tp)
     assert mine is not None
     kinds = {MambaSpec: "linear", SlidingWindowSpec: "sliding"}

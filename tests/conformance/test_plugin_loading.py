@@ -76,14 +76,6 @@ def test_releases_of_known_versions_are_known(
         adapter.check_version()
 
 
-def test_launch_scripts_of_earlier_versions_get_the_same_class() -> None:
-    """`--scheduler-cls kvscope.engine.vllm_plugin.KvscopeScheduler` still names the scheduler."""
-    from kvscope import vllm_plugin
-    from kvscope.engine import vllm_plugin as earlier
-
-    assert earlier.KvscopeScheduler is vllm_plugin.KvscopeScheduler
-
-
 def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice is as once; without the environment nothing happens; other classes stay."""
     from vllm.config import SchedulerConfig

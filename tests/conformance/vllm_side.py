@@ -111,8 +111,8 @@ def full_attention(size: int) -> KvGroups:
     return KvGroups((KvGroup("full", size),))
 
 
-def group_spec(group: KvGroup) -> KVCacheSpec:
-    """Return what vLLM calls a group."""
+def group_spec(group: KvGroup, drafts: int = 0) -> KVCacheSpec:
+    """Return what vLLM calls a group; its states have blocks for so many drafted tokens."""
     shape = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     size, window = group.block_tokens, group.window_tokens
     if group.kind == "sliding":
@@ -121,6 +121,7 @@ def group_spec(group: KvGroup) -> KVCacheSpec:
         return ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=window, **shape)
     if group.kind == "linear":
         state: Any = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": "align"}
+        state |= {"num_speculative_blocks": drafts}
         if group.export_tokens:
             state |= {
                 "num_prefill_checkpoint_blocks": 1,
@@ -130,28 +131,41 @@ def group_spec(group: KvGroup) -> KVCacheSpec:
     return FullAttentionSpec(block_size=size, **shape)
 
 
-def cache_config(usable_blocks: int, groups: KvGroups) -> KVCacheConfig:
-    """Return groups without tensors, one block more than can be used."""
-    specs = [group_spec(group) for group in groups.groups]
+def cache_config(usable_blocks: int, groups: KvGroups, drafts: int = 0) -> KVCacheConfig:
+    """Return groups without tensors, one block more than can be used.
+
+    A drafter of `drafts` tokens is in those of full attention.
+    """
+    specs = [group_spec(group, drafts) for group in groups.groups]
+    drafted = [drafts > 0 and group.kind == "full" for group in groups.groups]
     retention = {"prefix_cache_retention_interval": groups.retention_tokens}
     return KVCacheConfig(
         num_blocks=usable_blocks + 1,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec([f"{at}"], spec) for at, spec in enumerate(specs)],
+        kv_cache_groups=[
+            KVCacheGroupSpec([f"{at}"], spec, **{"is_eagle_group": True} if drafted[at] else {})
+            for at, spec in enumerate(specs)
+        ],
         **retention if HAS_RETENTION else {},
     )
 
 
-def manager(usable_blocks: int, size: int, groups: KvGroups | None = None) -> KVCacheManager:
-    """Return vLLM's cache manager with so many usable blocks, in groups or of full attention."""
+def manager(
+    usable_blocks: int, size: int, groups: KvGroups | None = None, drafts: int = 0
+) -> KVCacheManager:
+    """Return vLLM's cache manager with so many usable blocks, in groups or of full attention.
+
+    A drafter proposes `drafts` tokens a step.
+    """
     groups = groups or full_attention(size)
     settings = {"scheduler_block_size": groups.alignment_tokens, "hash_block_size": size}
+    settings |= {"use_eagle": True, "num_prefill_lookahead": 1} if drafts else {}
     known = signature(KVCacheManager).parameters
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_RETENTION and groups.sparse and groups.retention_tokens is not None:
             patch.setenv(RETENTION, str(groups.retention_tokens))
         return KVCacheManager(
-            cache_config(usable_blocks, groups),
+            cache_config(usable_blocks, groups, drafts),
             max_model_len=LONGEST,
             **{name: value for name, value in settings.items() if name in known},
         )
@@ -162,8 +176,12 @@ def serve_alone(
     request: Request,
     tokens: TokenRequest,
     before_free: Callable[[Request], None] | None = None,
+    drafts: int = 0,
 ) -> int | None:
-    """Take a request from look-up to its last output; return its hit tokens, None if rejected."""
+    """Take a request from look-up to its last output; return its hit tokens, None if rejected.
+
+    A drafter proposes `drafts` tokens behind each one; all are rejected.
+    """
     cache.new_step_starts()
     blocks, hits, *junction = cache.get_computed_blocks(request)
     if junction:  # since 0.26
@@ -173,7 +191,8 @@ def serve_alone(
         fits, whole = cache.can_fit_full_sequence(request, hits, blocks), {}
     else:
         fits, whole = True, {"full_sequence_must_fit": True}
-    if not fits or cache.allocate_slots(request, wanted, hits, blocks, **whole) is None:
+    ahead = {"num_lookahead_tokens": drafts}
+    if not fits or cache.allocate_slots(request, wanted, hits, blocks, **whole, **ahead) is None:
         return None
     end_step(cache)
     request.num_computed_tokens = hits + wanted
@@ -185,8 +204,8 @@ def serve_alone(
                 break
             request.append_output_token_ids(token)
         cache.new_step_starts()
-        wanted = step_tokens(cache, request, 0)
-        if cache.allocate_slots(request, wanted) is None:
+        wanted, drafted = step_tokens(cache, request, 0), request.num_output_tokens and drafts
+        if cache.allocate_slots(request, wanted + drafted, **ahead) is None:
             raise AssertionError("an output of a request that fits must fit")
         end_step(cache)
         request.num_computed_tokens += wanted
@@ -219,8 +238,8 @@ def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
         max_num_scheduled_tokens=LONGEST,
         block_size=size,
         hash_block_size=unit,
-        use_eagle_block_drop=False,
-        use_eagle=False,  # its name in 0.28
+        use_eagle_block_drop=cache.use_eagle,
+        use_eagle=cache.use_eagle,  # its name in 0.28
         mamba_partial_cache_hit=within,
         mamba_fine_grained_prefix_cache=within,  # its name in 0.30
         mamba_has_prefill_checkpoint_blocks=getattr(state, "num_prefill_checkpoint_blocks", 0) > 0,
@@ -258,6 +277,7 @@ class VllmScheduler:
         plugin: object = (),
         groups: KvGroups | None = None,
         connector: KVTransferConfig | None = None,
+        speculative: Any = None,
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -279,6 +299,7 @@ class VllmScheduler:
             config.cache_config.prefix_cache_retention_interval = groups.retention_tokens
         config.cache_config.num_gpu_blocks = usable_blocks + 1
         config.scheduler_config.async_scheduling = overlapped  # CPUs switch it off
+        config.speculative_config = speculative
         chosen: type[Scheduler] = AsyncScheduler if overlapped else Scheduler
         if policy is not None:
             params = dict(policy.values)
@@ -294,7 +315,11 @@ class VllmScheduler:
             chosen = of_kvscope(overlapped=False)
         self.scheduler = chosen(
             vllm_config=config,
-            kv_cache_config=cache_config(usable_blocks, groups or full_attention(size)),
+            kv_cache_config=cache_config(
+                usable_blocks,
+                groups or full_attention(size),
+                speculative.num_speculative_tokens if speculative else 0,
+            ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=groups.alignment_tokens if groups else size,
             hash_block_size=size,

@@ -187,6 +187,7 @@ WHOLE = Deployment(
     block_size=32,
     prefix_match_unit=16,
     engine="vllm@0.21",
+    speculative="mtp:2@1.5",
     num_gpu_blocks=1213,
     engine_log="engine.log",
     latency="latency.toml",

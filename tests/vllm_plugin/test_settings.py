@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope import vllm_plugin
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.learning.policy_file import KEYS
 from kvscope.learning.returns import file as returns
@@ -326,13 +324,3 @@ print(sorted(heavy & set(sys.modules)))
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"
-
-
-def test_the_earlier_path_of_the_plugin_still_leads_to_it() -> None:
-    """Launch scripts name `kvscope.engine.vllm_plugin.KvscopeScheduler`."""
-    earlier = importlib.import_module("kvscope.engine.vllm_plugin")
-    assert earlier.register is vllm_plugin.register
-    with pytest.raises(AttributeError):
-        _ = earlier.NoSuchScheduler
-    if importlib.util.find_spec("vllm"):
-        assert earlier.KvscopeScheduler is vllm_plugin.KvscopeScheduler

@@ -31,6 +31,7 @@ from kvscope.app.requests import (
 )
 from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.gpus import resolve_gpu
+from kvscope.deployment.speculative import not_beside
 from kvscope.latency.profile import MODELS
 from kvscope.replay.policy_options import ALL, SGLANG, VLLM, contenders
 from kvscope.replay.settings import engine_setting, run_setting
@@ -411,6 +412,8 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
         raise UsageError(
             "needs an engine with a pool", where="--tiers", remedy="name it: --gpu and --model"
         )
+    if where.engine.shortens_hits:
+        raise not_beside(where.engine.drafter, "a CPU tier", "--tiers")
     if where.engine.name != VLLM:
         raise UsageError(
             f"tiers below {where.engine} are not simulated",

@@ -19,6 +19,7 @@ from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.deployment import ResolvedDeployment, resolve
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.roofline import HIGH, LOW
 from kvscope.ingest.build import NO_COMMON_CLOCK
@@ -26,7 +27,7 @@ from kvscope.ingest.clocks import other_starts
 from kvscope.latency.profile import MODELS
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
-from kvscope.policies.lru import RETENTION, LruRetention, retaining
+from kvscope.policies.lru import RETENTION, Lru, LruRetention, retaining
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import SGLANG, VLLM, Variant, contenders, format_value
 from kvscope.replay.settings import timed_by, with_groups
@@ -34,6 +35,7 @@ from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
 from kvscope.tuning.plan import Planner, ReplicaMachine
 from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare, tier_prices
+from kvscope.tuning.trial import Evaluator
 from kvscope.tuning.tuner import End, Tuner, TuningOptions
 from kvscope.usecases.tune import WINDOWS, TuneRequest
 from kvscope.usecases.tune.recommendation import Assumption, Recommendation, RecordedLater
@@ -134,6 +136,7 @@ def tune(
             ],
             on_option=lambda option: monitor.row(option.in_words),
         ).plan()
+        without = _without_drafter(tuner, where, monitor) if where is not None else None
     tuned = Recommendation(
         trace,
         request.model,
@@ -145,12 +148,28 @@ def tune(
         tiers=offer,
         recorded=RecordedLater.of(prompts, tuning.split, request.target),
         prompts=prompts,
+        without_drafter=without,
     )
     return replace(
         tuned,
         assumptions=_assumptions(tuned, request.given),
         warnings=tuple(_warnings(tuned, prompts, latency)),
     )
+
+
+def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) -> float | None:
+    """Return LRU's hit rate on the later requests without the drafter, in the pool of that."""
+    if not where.engine.shortens_hits:
+        return None
+    later = tuner.windows.later.evaluator
+    size, engine = later.workload.prompts.block_size, str(where.engine.without_drafter)
+    other = resolve(replace(where.stated, engine=engine, speculative=None), size)
+    workload = later.workload.without_drafter(other.kv_groups_for(size))
+    if workload is None:
+        return None
+    with monitor.steps("replaying LRU without the drafter"):
+        alone = Evaluator(workload, later.target, replicas=where.engines, executor=later.executor)
+        return alone.trial(Lru(), other.pool.blocks).outcome.token_hit_rate
 
 
 def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:
@@ -165,6 +184,13 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
             f"{rejected:,} of {counted:,} requests are longer than the pool of"
             f" {tuned.size(tuning.capacity_blocks)}: the engine rejects them, and each counts as a"
             " violation."
+        )
+    if tuned.without_drafter is not None and tuned.deployment is not None:
+        lost = tuned.without_drafter - tuning.lru.later.outcome.token_hit_rate
+        yield (
+            f"Speculative decoding ({tuned.deployment.engine.drafter}) costs LRU"
+            f" {units.format_pp(max(0.0, lost))[1:]} of hit rate: {tuned.without_drafter:.1%} on"
+            " the later requests without it."
         )
     seeing = [
         each.router for each in tuned.plan.options if each.router and each.router.sees != "order"
@@ -329,7 +355,8 @@ def tier_offer(
     model, asked = request.model or where.model, request.tiers
     if model is None:
         return None
-    if asked is None and (where.engine.name != VLLM or model.hybrid):
+    vllm_alone = where.engine.name == VLLM and not where.engine.shortens_hits
+    if asked is None and (model.hybrid or not vllm_alone):
         return None
     groups = KvGroups.parse(kv_groups) if kv_groups else None
     block_bytes = model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size

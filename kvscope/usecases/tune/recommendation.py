@@ -237,6 +237,8 @@ class Recommendation(Struct, frozen=True):
     `unreachable`: no cache meets the SLO. `changes` are the contenders, the preferred one first.
     `infinite` is an infinite cache on the validation window, `limit` one on both later windows, as
     `oracles` are, which know the future and bound no TTFT; `explored` is on the training window.
+    `without_drafter` is LRU's hit rate on the later requests without speculative decoding, null
+    where there is none.
     Without a deployment it is a cache study: one idle cache, and no flags for an engine. `path` is
     where it is written.
     """
@@ -248,8 +250,8 @@ class Recommendation(Struct, frozen=True):
         " add_tier=add_tier_row tier_doubt rejected_tiers=plan.rejected"
         " reachable_ms=plan.promise_s unreachable flags enough_requests recorded load=tuning.load"
         " changes=tuning.contenders infinite=tuning.infinite limit=tuning.limit"
-        " oracles=tuning.oracles least_capacity explored=tuning.explored split=tuning.split"
-        " ends=tuning.ends assumptions trace"
+        " oracles=tuning.oracles without_drafter least_capacity explored=tuning.explored"
+        " split=tuning.split ends=tuning.ends assumptions trace"
     )
     trace: Trace
     model: Model | None
@@ -264,6 +266,7 @@ class Recommendation(Struct, frozen=True):
     tiers: TierOffer | None = None
     recorded: RecordedLater | None = None
     prompts: Prompts | None = None
+    without_drafter: float | None = None
 
     @property
     def verdict(self) -> Verdict:

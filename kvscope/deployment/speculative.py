@@ -1,0 +1,95 @@
+"""Speculative decoding: what drafts tokens beside the model, and what the prefix cache pays for it.
+
+Drafters that read the model's hidden states (MTP, EAGLE) keep KV of their own in the pool, and find
+no states behind a hit: vLLM computes the last block of each hit again.
+
+Source: vLLM 0.33.0, vllm/config/speculative.py (use_eagle, use_eagle_block_drop) and
+vllm/config/vllm.py (num_lookahead_tokens).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from kvscope.core.errors import UsageError
+
+DraftMethod = Literal["mtp", "eagle", "eagle3", "ngram"]
+METHODS: tuple[DraftMethod, ...] = get_args(DraftMethod)
+_WRITTEN = re.compile(r"([a-z0-9]+)(?::(\d+))?(?:/(\d+))?(?:@([\d.]+))?")
+_USUAL_BLOCK = 16  # vLLM's, on a GPU
+_MOST_TOKENS = 64  # drafted in a step; engines use 1 to 16
+
+
+class Drafter(Struct, frozen=True):
+    """What drafts `tokens` tokens in each step.
+
+    A step yields `per_step` tokens on average, the accepted ones and one of the model's own. The
+    engine's blocks have `block_tokens`.
+    """
+
+    method: DraftMethod
+    tokens: int
+    per_step: float = 1.0
+    block_tokens: int = _USUAL_BLOCK
+
+    def __str__(self) -> str:
+        blocks = "" if self.block_tokens == _USUAL_BLOCK else f"/{self.block_tokens}"
+        return f"{self.method}:{self.tokens}{blocks}"
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it reads the model's hidden states, and so shortens hits and has KV."""
+        return self.method != "ngram"
+
+    def drops(self, block_size: int) -> int:
+        """Return by how many tokens a hit is shortened, in blocks of a trace with `block_size`.
+
+        None where those are more than twice the engine's: hits are shorter by more already.
+        """
+        return int(self.block_tokens / block_size + 0.5) * block_size if self.reads_states else 0
+
+    @property
+    def config(self) -> str:
+        """The value of vLLM's --speculative-config, as far as kvscope knows it."""
+        known = {"method": self.method, "num_speculative_tokens": self.tokens}
+        return json.dumps(known, separators=(",", ":"))
+
+
+def not_beside(drafter: object, what: str, where: str = "--speculative") -> UsageError:
+    """Return the refusal of a drafter that shortens hits beside what is simulated without it."""
+    remedy = "leave it out: hits are then those without a drafter, a block longer"
+    if where != "--speculative":
+        remedy = "leave it out, or --speculative"
+    return UsageError(f"{drafter} beside {what} is not simulated", where=where, remedy=remedy)
+
+
+def parse_drafter(text: str) -> Drafter:
+    """Return the drafter that METHOD:TOKENS@PER_STEP names; MTP drafts one token unless stated.
+
+    Raises UsageError for another method, no number of tokens, or more per step than are drafted.
+    """
+    match = _WRITTEN.fullmatch(text.strip().lower())
+    method = next((each for each in METHODS if match and match[1] == each), None)
+    if match is None or method is None:
+        raise UsageError(f"no method {text!r}", remedy=f"write {', '.join(METHODS)}, as in mtp:3")
+    if match[2] is None and method != "mtp":
+        raise UsageError(
+            f"{method} drafts how many tokens?", remedy=f"write them behind it: {method}:3"
+        )
+    tokens = int(match[2] or 1)
+    if not 1 <= tokens <= _MOST_TOKENS:
+        raise UsageError(f"{tokens} tokens a step", remedy=f"give 1 to {_MOST_TOKENS}")
+    try:
+        per_step = float(match[4] or 1)
+    except ValueError:
+        per_step = 0.0
+    if not 1 <= per_step <= tokens + 1:
+        raise UsageError(
+            f"{match[4]} tokens per step, of {tokens} drafted",
+            remedy=f"give 1 to {tokens + 1}, accepted tokens and one more",
+        )
+    return Drafter(method, tokens, per_step, int(match[3] or _USUAL_BLOCK))

@@ -1,0 +1,123 @@
+"""Speculative decoding as an option of a deployment: what is read, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import kvscope
+from kvscope.core.errors import UsageError
+from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.speculative import Drafter, parse_drafter
+from kvscope.policies.lru import Lru
+from kvscope.tuning.flags import EngineLaunch, flags
+
+QWEN = Path(__file__).parent / "configs" / "qwen3-next-80b" / "config.json"
+PLAIN = {"gpu": "h100", "model": "llama3-8b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "drafter"),
+    [
+        ("mtp", Drafter("mtp", 1)),
+        ("MTP:3", Drafter("mtp", 3)),
+        ("eagle3:2@2.5", Drafter("eagle3", 2, 2.5)),
+        ("ngram:5/32", Drafter("ngram", 5, block_tokens=32)),
+    ],
+)
+def test_drafters_are_read(text: str, drafter: Drafter) -> None:
+    """A method, its tokens, and those that a step yields; an engine's name carries them."""
+    assert parse_drafter(text) == drafter
+    assert parse_engine(f"vllm@0.33+{drafter}").drafter == Drafter(
+        drafter.method, drafter.tokens, block_tokens=drafter.block_tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("medusa:2", "no method 'medusa:2'; write mtp, eagle, eagle3, ngram, as in mtp:3"),
+        ("eagle", "eagle drafts how many tokens\\?; write them behind it: eagle:3"),
+        ("mtp:0", "0 tokens a step; give 1 to 64"),
+        ("mtp:2@3.5", "3.5 tokens per step, of 2 drafted; give 1 to 3"),
+        ("mtp:2@1.2.3", "1.2.3 tokens per step"),
+    ],
+)
+def test_other_drafters_are_refused(text: str, refusal: str) -> None:
+    """In one line with what to write."""
+    with pytest.raises(UsageError, match=f"--speculative: {refusal}"):
+        resolve(Deployment(**PLAIN, speculative=text))
+
+
+def test_a_drafter_takes_its_layer_and_its_weights() -> None:
+    """Each token of the pool has the KV of one layer more, and decoding takes less time."""
+    plain, drafted = (resolve(Deployment(**PLAIN, speculative=x)) for x in (None, "mtp:3@2.5"))
+    assert drafted.model is not None
+    assert plain.model is not None
+    assert drafted.model.bytes_per_token * 32 == plain.model.bytes_per_token * 33
+    weights = next(term.bytes for term in drafted.pool.terms if term.name == "drafter")
+    kv = sum(term.bytes for term in plain.pool.terms) + weights
+    assert drafted.pool.num_gpu_blocks == kv // (16 * drafted.model.bytes_per_token)
+    assert plain.latency.decode_base_s is not None
+    assert drafted.latency.decode_base_s == pytest.approx(plain.latency.decode_base_s / 2.5)
+    ngram = resolve(Deployment(**PLAIN, speculative="ngram:4"))
+    assert ngram.pool.blocks == plain.pool.blocks
+
+
+def test_flags_keep_the_drafter() -> None:
+    """The printed flags start the engine as it is."""
+    where = resolve(Deployment(**PLAIN, speculative="eagle3:2"))
+    printed = flags(Lru(), EngineLaunch.of(where, None)).vllm
+    assert printed is not None
+    assert """--speculative-config '{"method":"eagle3","num_speculative_tokens":2}'""" in printed
+
+
+@pytest.mark.parametrize(
+    ("stated", "refusal"),
+    [
+        ({"engine": "sglang", "model": "llama3-8b"}, "drafters of sglang are not simulated"),
+        ({"model": "gpt-oss-20b"}, "mtp:1 beside the hybrid layers of gpt-oss-20b"),
+        ({"model": str(QWEN), "tp": 4, "prefix_match_unit": 16}, "beside a prefix_match_unit"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(stated: dict[str, object], refusal: str) -> None:
+    """Rather than answered as if there were no drafter."""
+    with pytest.raises(UsageError, match=refusal):
+        resolve(Deployment(**{"gpu": "h100"} | stated, speculative="mtp"))
+
+
+def test_explain_counts_what_the_drafter_costs(tmp_path: Path) -> None:
+    """Each of 40 second turns loses a block of its hit; nothing is evicted."""
+    lines = [
+        {
+            "chat_id": 2 * chat + turn,
+            "parent_chat_id": 2 * chat if turn else -1,
+            "timestamp": 100.0 * chat + 50.0 * turn,
+            "input_length": 160 * (turn + 1),
+            "output_length": 1,
+            "type": "text",
+            "turn": turn + 1,
+            "hash_ids": list(range(20 * chat, 20 * chat + 10 * (turn + 1))),
+        }
+        for chat in range(40)
+        for turn in (0, 1)
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    trace = kvscope.open_trace(path, block_size=16)
+
+    def tokens(speculative: str | None) -> dict[str, int]:
+        told = kvscope.explain(
+            trace, num_gpu_blocks=100_000, model="llama3-8b", speculative=speculative
+        ).to_dict()
+        causes = {each["cause"]: each["tokens"] for each in told["causes"]}
+        return causes | {"hit": told["hit_tokens"]}
+
+    plain, drafted = tokens(None), tokens("mtp:2")
+    assert plain["hit"] == 40 * 160
+    assert plain["drafter"] == 0
+    assert drafted["drafter"] == plain["hit"] - drafted["hit"] == 40 * 16
+    assert drafted["evicted"] == 0
