@@ -287,7 +287,7 @@ def resolve(
     elif deployment.weight_dtype or deployment.kv_dtype:
         name = "weight_dtype" if deployment.weight_dtype else "kv_dtype"
         raise UsageError("needs a model", where=option(name), remedy="name one with --model")
-    _check_drafter(deployment, engine, model)
+    engine = _drafting(deployment, engine, model, gpu)
     sequences = deployment.max_num_seqs or (gpu.default_max_num_seqs if gpu else _SEQS)
     batched = deployment.max_num_batched_tokens
     batched = batched or (engine.default_batched_tokens(gpu) if gpu else _BATCHED)
@@ -341,20 +341,35 @@ def _engine(deployment: Deployment) -> Engine:
     if deployment.speculative is None:
         return engine
     with placed("--speculative"):
-        drafter = parse_drafter(deployment.speculative)
-    size = deployment.block_size or engine.default_block_size
-    return replace(engine, drafter=replace(drafter, block_tokens=size))
+        return replace(engine, drafter=parse_drafter(deployment.speculative))
 
 
-def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) -> None:
-    """Raise UsageError where speculative decoding is not simulated."""
+def _block_tokens(
+    deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None
+) -> int:
+    """Return the tokens of a block that the engine is started with."""
+    usual = engine.default_block_size
+    if engine.name == "vllm" and model is not None and gpu is not None:
+        usual = model.default_block(gpu)
+    return deployment.block_size or usual
+
+
+def _drafting(
+    deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None
+) -> Engine:
+    """Return the engine with its drafter in its blocks.
+
+    Raises UsageError where speculative decoding is not simulated.
+    """
     if engine.drafter is None:
-        return
+        return engine
     if engine.name != "vllm":
         what = f"drafters of {engine.name} are not simulated"
         raise UsageError(what, where="--speculative", remedy="leave it out")
+    size = _block_tokens(deployment, engine, model, gpu)
+    blocked = replace(engine, drafter=replace(engine.drafter, block_tokens=size))
     if not engine.shortens_hits or model is None or not model.hybrid:
-        return
+        return blocked
     groups = model.kv_groups(1)
     if groups is None or not groups.take_drafter:
         raise not_beside(engine.drafter, f"the hybrid layers of {model.name}")
@@ -362,6 +377,7 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
         raise not_beside(engine.drafter, f"the linear layers of {model.name}")
     if deployment.prefix_match_unit is not None:
         raise not_beside(engine.drafter, "a prefix_match_unit")
+    return blocked
 
 
 def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | None) -> None:
@@ -380,7 +396,7 @@ def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | Non
 
 
 def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None) -> KvPool:
-    size = deployment.block_size or engine.default_block_size
+    size = _block_tokens(deployment, engine, model, gpu)
     stated = deployment.block_size
     if model is not None and model.kinds.state is not None and engine.name == "vllm":
         size = stated = model.block_tokens(size, deployment.tp)

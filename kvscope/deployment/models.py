@@ -33,7 +33,7 @@ from kvscope.deployment.architecture import (
     weight_bits,
 )
 from kvscope.deployment.config_fields import ConfigFields, check_family
-from kvscope.deployment.engines import Engine, parse_engine
+from kvscope.deployment.engines import Engine
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
 from kvscope.deployment.presets import PRESETS
@@ -49,6 +49,8 @@ _CONFIG_DTYPES: Mapping[str, KvDtype] = {
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
 }
+_USUAL_BLOCK = 16
+_LARGEST_WORKSTATION = 130 * 2**30  # bytes: GPUs of Blackwell with more are in servers
 _LATENT_BLOCK = 128  # the least block of MLA beside linear attention
 _INDEX_SCALED, _SCALE_BYTES = 128, 4  # an indexer's keys have a scale for so many values
 _NESTED = ("text_config", "llm_config", "language_config")
@@ -189,9 +191,25 @@ class Model(Struct, frozen=True):
         vLLM is started with blocks of `engine_block` tokens: by default those of the trace, or with
         linear attention vLLM's own default, which then grow as `block_tokens` says.
         """
-        usual = trace_block if self.kinds.state is None else parse_engine("vllm").default_block_size
+        usual = trace_block if self.kinds.state is None else _USUAL_BLOCK
         times = self.shape.times(tp) if isinstance(self.shape, UnlikeKv) else (1, 1)
         return kv_groups(self.kinds, self.block_tokens(engine_block or usual, tp), *times)
+
+    def default_block(self, gpu: Gpu) -> int:
+        """Return the tokens of a block that vLLM chooses on a GPU.
+
+        The first kernels for MLA that run there decide; all others take 16.
+
+        Source: vLLM 0.32.0, vllm/platforms/cuda.py (_get_backend_priorities) and
+        get_supported_kernel_block_sizes of the backends in vllm/v1/attention/backends/mla.
+        """
+        if not isinstance(self.shape, LatentKv) or gpu.family not in {"hopper", "blackwell"}:
+            return _USUAL_BLOCK
+        if self.shape.index_bytes:  # sparse attention
+            return 64
+        if gpu.family == "blackwell":  # FlashInfer, but on workstations
+            return 32 if gpu.total_bytes > _LARGEST_WORKSTATION else _USUAL_BLOCK
+        return 64 if self.dtype == "fp8" else _USUAL_BLOCK  # FlashMLA, else FlashAttention
 
     def block_tokens(self, engine_block: int, tp: int = 1) -> int:
         """Return the tokens of a block where vLLM is started with blocks of `engine_block` tokens.

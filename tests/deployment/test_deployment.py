@@ -305,3 +305,22 @@ def test_other_versions_and_missing_files(tmp_path: Path) -> None:
         read_deployment(path)
     with pytest.raises(InputError, match="No such file"):
         read_deployment(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kv_dtype", "model", "block"),
+    [
+        ("h200", None, "deepseek-v3", 16),
+        ("h200", "fp8", "deepseek-v3", 64),
+        ("b200", None, "deepseek-v3", 32),
+        ("a100", None, "deepseek-v3", 16),
+        ("b200", None, "llama3-70b", 16),
+    ],
+)
+def test_kernels_for_latent_vectors_choose_the_block(
+    gpu: str, kv_dtype: Any, model: str, block: int
+) -> None:
+    """The engine's own count is in those blocks, unless it was started with others."""
+    stated = Deployment(gpu=gpu, tp=8, model=model, kv_dtype=kv_dtype, num_gpu_blocks=10_001)
+    assert resolve(stated).pool.tokens == 10_000 * block
+    assert resolve(replace(stated, block_size=128)).pool.tokens == 10_000 * 128
