@@ -385,6 +385,8 @@ def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
     Full attention may have more of it, as the last look-up says.
     """
     layout = machine.groups[group]
+    if not machine.state[0].hybrid:
+        return machine.nodes[machine.path[row, at]].first  # type: ignore[no-any-return]
     cached = machine.specs[0].cached_tokens if layout.kind == FULL else hit
     if (at + 1) * layout.block_tokens <= cached:
         return block_of(machine, content_at(machine, row, group, at))
@@ -767,7 +769,12 @@ def extend(machine: Machine, request: int, tokens: int) -> bool:
             free_skipped(machine, request, settled)
     wanted = record.computed + tokens
     drafted = wanted + unverified(machine, request)
-    if drafted > record.room or record.copy_at != NONE:
+    if tokens == 1 and drafted == record.room + 1 and not state.hybrid:  # most often: one block
+        if state.free == 0:
+            return False
+        machine.table[record.slot, columns(machine, request, 0)] = take(machine, False)
+        record.allocated, record.room = drafted, record.room + state.block_size
+    elif drafted > record.room or record.copy_at != NONE:
         if blocks_missing(machine, request, record.computed, drafted, False) > state.free:
             return False
         allocate(machine, request, drafted, False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope.core.jit import callable_in_kernels, lowest_bit
+from kvscope.core.jit import callable_in_kernels, called_by_kernels, lowest_bit
 from kvscope.vllm_sim.offload_state import ANY
 from kvscope.vllm_sim.state import (
     ALWAYS,
@@ -281,7 +281,7 @@ def take(machine: Machine, again: bool) -> int:
     return block
 
 
-@callable_in_kernels
+@called_by_kernels
 def note_block(machine: Machine, block: int) -> None:
     """Note that a request gets a block, which waits for copies that still read it."""
     off, requests = machine.offload, machine.requests
