@@ -122,7 +122,7 @@ def hash_logs(
     output: str | PathLike[str],
     *,
     tokenizer: str | PathLike[str],
-    from_: Literal["openai", "litellm", "otlp", "sglang"] | None = None,
+    from_: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None = None,
     block_size: int = 16,
     chat_template: str | PathLike[str] | None = None,
     salt_file: str | PathLike[str] | None = None,

@@ -244,7 +244,7 @@ def _advice(path: str) -> Advice:
         engine = file.deployment
         if engine is not None and parse_engine(engine.engine).name == VLLM:
             setting = with_capacity_model(
-                setting,
+                engine.simulated(setting),
                 "engine",
                 max_num_seqs=engine.max_num_seqs,
                 max_num_batched_tokens=engine.max_num_batched_tokens,

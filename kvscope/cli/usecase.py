@@ -1,6 +1,6 @@
 """The command of a use case, made of what it declares.
 
-Options are checked first, then the trace's name, then the names of sections: what loads NumPy and
+Names of sections are checked first, then the options, then the trace's name: what loads NumPy and
 kernels is imported after the mistakes that can be told without it.
 """
 
@@ -97,10 +97,13 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     """Run a use case on the command line: check, compute, print, end by its conditions."""
     from kvscope.app.deployment import stated_before
     from kvscope.app.gates import baseline_figures, parse_gates
+    from kvscope.report.section import check_names
     from kvscope.usecases.base import Opened
 
     printed, path = standard_output(options), _target_of(case, common.path, force=common.force)
     common.printing.check_alone(printed)
+    if case.sections:
+        check_names(common.printing.section, case.sections)
     if not case.remembers:
         request = case.check(options)
 
@@ -123,10 +126,6 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
         named = common.gate.baseline
         baseline = baseline_figures(named, gates, case.name, store, case.of_run)
         load_in_background()
-        from kvscope.report.section import check_names
-
-        if case.sections:
-            check_names(common.printing.section, case.sections)
         opened = Opened.of(store, common.trace, Terminal(), common.reading)
         if case.stops and case.takes_trace:  # what is loaded before ends at once
             trace = opened.trace

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from kvscope.core import units
 from kvscope.core.errors import KvscopeError, UsageError
 from kvscope.core.files import content_of
+from kvscope.core.runs import RunSetting
 from kvscope.core.toml_files import (
     MAX_BYTES,
     SCHEMA,
@@ -29,6 +30,7 @@ from kvscope.core.toml_files import (
     table_as,
     write_toml,
 )
+from kvscope.deployment.engines import parse_engine
 from kvscope.latency.file import LatencyTable
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable, read_fit
@@ -126,6 +128,16 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
             where.max_num_batched_tokens,
             kv_groups,
         )
+
+    def simulated(self, setting: RunSetting) -> RunSetting:
+        """Return the setting of a simulated vLLM with this version, drafter and groups of layers.
+
+        It stays for other engines.
+        """
+        engine = parse_engine(self.engine)
+        if engine.name != "vllm":
+            return setting
+        return replace(setting, kv_groups=self.kv_groups, engine=engine.simulated_as)
 
 
 class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):

@@ -502,5 +502,6 @@ USE_CASE: UseCase[DiffOptions, DiffRequest, Comparison] = UseCase(
     run=run,
     table="differences",
     reporting="comparison",
+    sections=("differences", "facts", "categories", "capacity", "reuse-gaps", "over-time"),
     takes_trace=False,
 )

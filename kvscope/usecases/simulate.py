@@ -146,8 +146,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     )
     setting = _on_engine(setting, options, _engine(recommended, where, options.capacity_model))
     if recommended and recommended.deployment is not None:
-        engine = parse_engine(recommended.deployment.engine).simulated_as
-        setting = replace(setting, kv_groups=recommended.deployment.kv_groups, engine=engine)
+        setting = recommended.deployment.simulated(setting)
     variants = _with_lru(recommended) if recommended else _named(options, where, kv, setting)
     if options.perfetto is not None and setting.capacity_model != "engine":
         raise UsageError(

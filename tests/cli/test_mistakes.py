@@ -491,25 +491,21 @@ FACTS: Rows = {
 }
 
 
-SECTIONS = (
+EVERYWHERE = (
     ("--section nope", 2, "there is no section 'nope'"),
     ("--full --section nope", 2, "there is no section 'nope'"),
-)
-EVERYWHERE = (
     ("--html no/x.html", 2, "there is no folder 'no'; make it first"),
     ("--html .", 2, "name a file in it"),
     ("--html /proc/x.html", 2, "/proc"),
     ("--html - --json", 2, "two results for standard output; name a file for one"),
     ("--nope", 2, "no such option: --nope"),
 )
-KNOWN_SECTIONS = (
+USE_CASES = (
     *("analyze short", "explain short", "fit short", "retention short", "simulate short"),
     *("tune short --slo 1s", _TIERS, "fleet short --slo 1s --capacity-blocks 9"),
+    *("validate short --model x --blocks 9", "diff short short"),
 )
-OF_USE_CASES: Rows = {
-    **dict.fromkeys(KNOWN_SECTIONS, EVERYWHERE + SECTIONS),
-    **dict.fromkeys(("validate short --model x --blocks 9", "diff short short"), EVERYWHERE),
-}
+OF_USE_CASES: Rows = dict.fromkeys(USE_CASES, EVERYWHERE)
 """What all use cases refuse alike."""
 
 
