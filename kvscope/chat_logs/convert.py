@@ -344,7 +344,7 @@ def detect(head: bytes, path: str) -> type[LogFormat]:
 
 def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) of lines that are not blank; a cut file raises InputError."""
-    for first, text, _ in source.lines():
+    for first, text in source.lines():
         if text is None:
             rejects.reject(first, TOO_LONG)
             continue

@@ -97,46 +97,22 @@ class RequestBatch:
 
     def __init__(self, records: Records) -> None:
         self.requests = records.requests
-        self._columns = columns = records.columns
-        if columns is None:
-            self.input_tokens = np.array(self.field("input_tokens") or (), dtype=np.int64)
-            self.output_tokens = np.array(self.field("output_tokens") or (), dtype=np.int64)
-            turns = [turn if turn and turn > 0 else 0 for turn in self.field("turn") or ()]
-            self.turn = np.array(turns or [0] * len(self.requests), dtype=np.int64)
-            self.arrivals_s = np.array(self._present("arrival_s"), dtype=np.float64)
-            self.delays_s = np.array(self._present("delay_s"), dtype=np.float64)
-            self.starts, self.ids = gathered([each.hash_ids for each in self.requests])
-        else:
-            self.input_tokens = columns.integers["input_tokens"]
-            self.output_tokens = columns.integers["output_tokens"]
-            none = np.zeros(len(columns), dtype=np.int64)
-            self.turn = np.maximum(columns.integers.get("turn", none), 0)
-            self.arrivals_s, self.delays_s = columns.numbers["arrival_s"], np.zeros(0)
-            self.starts, self.ids = columns.starts, columns.ids
+        self.input_tokens = np.array(self.field("input_tokens") or (), dtype=np.int64)
+        self.output_tokens = np.array(self.field("output_tokens") or (), dtype=np.int64)
+        turns = [turn if turn and turn > 0 else 0 for turn in self.field("turn") or ()]
+        self.turn = np.array(turns or [0] * len(self.requests), dtype=np.int64)
+        self.arrivals_s = np.array(self._present("arrival_s"), dtype=np.float64)
+        self.delays_s = np.array(self._present("delay_s"), dtype=np.float64)
+        self.starts, self.ids = gathered([each.hash_ids for each in self.requests])
         self.blocks = np.diff(self.starts)
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def field(self, name: str) -> list[Any] | None:
-        """Return a field of all requests; None if none of them has it, or if it is in a column."""
-        if self._columns is not None:
-            return None
+        """Return a field of all requests; None if none of them has it."""
         values = [*map(attrgetter(name), self.requests)]
         return values if values.count(None) < len(values) else None
-
-    def identifiers(self, name: str) -> Int64s | None:
-        """Return a field of identifiers as numbers, NO_ID where there is none; None if all are."""
-        if self._columns is not None:
-            return self._columns.integers.get(name)
-        values = self.field(name)
-        return None if values is None else keys(values)
-
-    def types(self) -> tuple[list[str], Int64s]:
-        """Return the distinct types, in order of appearance, and which one each request has."""
-        if self._columns is not None and "type" in self._columns.names:
-            return self._columns.names["type"]
-        return _numbered(self.field("type") or [None] * len(self))
 
     def _present(self, name: str) -> list[Any]:
         """Return a field of the requests that have it."""
@@ -395,13 +371,13 @@ class Columns:
         self._extend("output_tokens", batch.output_tokens)
         self._extend("turn", batch.turn)
         for name in ("chat_id", "parent_chat_id", "user_id", "waits_for"):
-            if (numbers := batch.identifiers(name)) is not None:
-                self._extend(name, numbers)
+            if (identifiers := batch.field(name)) is not None:
+                self._extend(name, keys(identifiers))
         self._append_paths(batch)
 
     def _append_service(self, batch: RequestBatch) -> None:
         """Append the type, tenant, worker and measured times of each request, as far as stated."""
-        types, number = batch.types()
+        types, number = _numbered(batch.field("type") or [None] * len(batch))
         self._extend_named("type", [each or UNKNOWN_TYPE for each in types], number)
         self._extend_values("model", _nonempty(batch.field("model")))
         self._extend_values("adapter", _spelled(_nonempty(batch.field("adapter"))))

@@ -28,8 +28,7 @@ IdPaths = tuple[Int64s, Int64s]
 """(starts, ids): the hash ids of prompt k are ids[starts[k]:starts[k + 1]]."""
 
 _TOO_MANY = f"request with more than {MAX_HASH_IDS:,} hash ids: use larger blocks"
-UNUSUAL = -1
-"""Stands for the end of what a kernel does not read."""
+_UNUSUAL = -1  # stands for the end of what the kernel does not read
 _OPEN, _CLOSE, _COMMA, _MINUS = b"[],-"
 _SPACE, _TAB, _RETURN, _LINE_FEED = b" \t\r\n"
 _N, _U, _L = b"nul"
@@ -101,7 +100,7 @@ def gathered(prompts: Sequence[HashIds]) -> IdPaths:
     starts = np.empty(len(prompts) + 1, dtype=np.int64)
     ids = np.empty(len(text) // 2, dtype=np.int64)  # an id takes a digit and what ends it
     count = parse(np.frombuffer(text, dtype=np.uint8), starts, ids)
-    return _gathered_singly(prompts) if count == UNUSUAL else (starts, ids[:count])
+    return _gathered_singly(prompts) if count == _UNUSUAL else (starts, ids[:count])
 
 
 def _gathered_singly(prompts: Sequence[HashIds]) -> IdPaths:
@@ -122,42 +121,42 @@ def parse(text: NDArray[np.uint8], starts: Int64s, ids: Int64s) -> int:
     count = 0
     starts[0] = 0
     for line in range(len(starts) - 1):
-        if byte_at(text, at) != _LINE_FEED:
-            count, at = ids_at(text, at, ids, count)
-            if at == UNUSUAL or byte_at(text, at) != _LINE_FEED:
-                return UNUSUAL
+        if _byte_at(text, at) != _LINE_FEED:
+            count, at = _ids_at(text, at, ids, count)
+            if at == _UNUSUAL or _byte_at(text, at) != _LINE_FEED:
+                return _UNUSUAL
         at += 1
         starts[line + 1] = count
-    return count if at == len(text) else UNUSUAL
+    return count if at == len(text) else _UNUSUAL
 
 
 @callable_in_kernels
-def ids_at(text: NDArray[np.uint8], at: int, ids: Int64s, count: int) -> tuple[int, int]:
+def _ids_at(text: NDArray[np.uint8], at: int, ids: Int64s, count: int) -> tuple[int, int]:
     """Append the array of integers at `at` (or null) to `count` ids; return their new number.
 
     The second number is where the array ends, -1 if there is none.
     """
-    if is_null(text, at):
+    if _is_null(text, at):
         return count, at + 4
-    if byte_at(text, at) != _OPEN:
-        return count, UNUSUAL
+    if _byte_at(text, at) != _OPEN:
+        return count, _UNUSUAL
     first = count
-    at = after_spaces(text, at + 1)
-    more = byte_at(text, at) != _CLOSE
+    at = _after_spaces(text, at + 1)
+    more = _byte_at(text, at) != _CLOSE
     while more:
-        ids[count], at = integer_at(text, at)
-        if at == UNUSUAL or count - first == MAX_HASH_IDS:
-            return count, UNUSUAL
+        ids[count], at = _integer_at(text, at)
+        if at == _UNUSUAL or count - first == MAX_HASH_IDS:
+            return count, _UNUSUAL
         count += 1
-        at = after_spaces(text, at)
-        more = byte_at(text, at) == _COMMA
+        at = _after_spaces(text, at)
+        more = _byte_at(text, at) == _COMMA
         if more:
-            at = after_spaces(text, at + 1)
-    return count, (at + 1 if byte_at(text, at) == _CLOSE else UNUSUAL)
+            at = _after_spaces(text, at + 1)
+    return count, (at + 1 if _byte_at(text, at) == _CLOSE else _UNUSUAL)
 
 
 @callable_in_kernels
-def byte_at(text: NDArray[np.uint8], at: int) -> Any:
+def _byte_at(text: NDArray[np.uint8], at: int) -> Any:
     """Return text[at], an unsigned byte; `at` is not negative.
 
     To look whether it is would take a third of the time that lines take.
@@ -166,45 +165,47 @@ def byte_at(text: NDArray[np.uint8], at: int) -> Any:
 
 
 @callable_in_kernels
-def is_null(text: NDArray[np.uint8], at: int) -> bool:
+def _is_null(text: NDArray[np.uint8], at: int) -> bool:
     """Return whether a null begins at `at`."""
     return bool(
-        byte_at(text, at) == _N
-        and byte_at(text, at + 1) == _U
-        and byte_at(text, at + 2) == _L
-        and byte_at(text, at + 3) == _L
+        _byte_at(text, at) == _N
+        and _byte_at(text, at + 1) == _U
+        and _byte_at(text, at + 2) == _L
+        and _byte_at(text, at + 3) == _L
     )
 
 
 @callable_in_kernels
-def after_spaces(text: NDArray[np.uint8], at: int) -> int:
+def _after_spaces(text: NDArray[np.uint8], at: int) -> int:
     """Return the first place from `at` on without a space; a line feed counts as no space."""
-    while byte_at(text, at) == _SPACE or byte_at(text, at) == _TAB or byte_at(text, at) == _RETURN:
+    while (
+        _byte_at(text, at) == _SPACE or _byte_at(text, at) == _TAB or _byte_at(text, at) == _RETURN
+    ):
         at += 1
     return at
 
 
 @callable_in_kernels
-def integer_at(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
+def _integer_at(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
     """Return the integer that begins at `at` and where it ends, -1 if there is none."""
-    negative = byte_at(text, at) == _MINUS
+    negative = _byte_at(text, at) == _MINUS
     first = at + 1 if negative else at
     end = first
     value = np.uint64(0)
-    digit = np.uint64(byte_at(text, end)) - _ZERO
+    digit = np.uint64(_byte_at(text, end)) - _ZERO
     while digit <= _NINE:  # what comes before "0" wraps around to far above 9
         value = _TEN * value + digit
         end += 1
-        digit = np.uint64(byte_at(text, end)) - _ZERO
+        digit = np.uint64(_byte_at(text, end)) - _ZERO
     digits = end - first
     # No digits, zeros before others, minus zero, below -2^63, from 2^64 on: of 20 digits, those
     # that begin with a 1 are below 2 * 10^19, so that they wrapped around if they are so small.
     if (
         digits == 0
-        or (byte_at(text, first) == _ZERO and (negative or digits > 1))
+        or (_byte_at(text, first) == _ZERO and (negative or digits > 1))
         or (negative and value > _LARGEST_NEGATED)
         or digits > 20
-        or (digits == 20 and (byte_at(text, first) != _ZERO + _ONE or value < _LEAST_OF_20_DIGITS))
+        or (digits == 20 and (_byte_at(text, first) != _ZERO + _ONE or value < _LEAST_OF_20_DIGITS))
     ):
-        return np.int64(0), UNUSUAL
+        return np.int64(0), _UNUSUAL
     return (-np.int64(value) if negative else np.int64(value)), end

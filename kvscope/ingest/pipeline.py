@@ -200,13 +200,12 @@ def _with_spans(
 
 def _times_by_file(records: Records, source: Source) -> Iterator[tuple[str, list[float]]]:
     """Yield each file with its arrivals, without requests that are timed by clocks of their own."""
-    if records.columns is None:
-        each = ((line, x.arrival_s) for line, xs in records for x in xs if x.clock is None)
-        timed = [(line, at_s) for line, at_s in each if at_s is not None]
-    else:
-        times_s: list[float] = records.columns.numbers["arrival_s"].tolist()
-        timed = list(zip(records.lines, times_s, strict=True))
-    times = ((source.place(line)[0], at_s) for line, at_s in timed)
+    times = (
+        (source.place(line)[0], x.arrival_s)
+        for line, requests in records
+        for x in requests
+        if x.clock is None and x.arrival_s is not None
+    )
     for file, group in groupby(times, key=itemgetter(0)):
         yield file, [at_s for _, at_s in group]
 
@@ -446,7 +445,7 @@ def _format_at(path: str, line: int) -> str | None:
     if not _is_file(path):
         return None
     with closing(Source(path)) as source, suppress(InputError):
-        for first, text, _ in source.lines():
+        for first, text in source.lines():
             lines = [] if text is None else text.removesuffix(b"\n").split(b"\n")
             if line - first < len(lines):
                 lines = lines[line - first :]

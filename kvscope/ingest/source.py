@@ -51,7 +51,7 @@ _LINE_FEED = ord("\n")
 
 
 class Lines(NamedTuple):
-    """So many whole `lines` with their line feeds, the last of a file perhaps without.
+    """Whole lines with their line feeds, the last of a file perhaps without.
 
     Lines are numbered from 1: `first` is the number of the first one. `text` is None for a line
     that is too long.
@@ -59,7 +59,6 @@ class Lines(NamedTuple):
 
     first: int
     text: bytes | None
-    lines: int
 
 
 class Source:
@@ -135,7 +134,7 @@ class Source:
             offset += len(chunk)
             end = chunk.find(b"\n")
             if end >= 0 and size + end > MAX_LINE_BYTES:
-                yield Lines(first, None, 1)
+                yield Lines(first, None)
                 first, parts, size = first + 1, [], 0
                 chunk = chunk[end + 1 :]  # noqa: PLW2901  (what follows the long line)
             end = chunk.rfind(b"\n") + 1
@@ -143,20 +142,19 @@ class Source:
             if end:
                 text = b"".join([*parts, memoryview(chunk)[:end]])
                 characters = np.frombuffer(text, dtype=np.uint8)
-                count = int(np.count_nonzero(characters == _LINE_FEED))  # `count` holds the GIL
-                yield Lines(first, text.removeprefix(_UTF8_BOM) if first == 1 else text, count)
-                first += count
+                yield Lines(first, text.removeprefix(_UTF8_BOM) if first == 1 else text)
+                first += int(np.count_nonzero(characters == _LINE_FEED))  # `count` holds the GIL
                 parts, size = [], 0
             size += len(rest)
             parts = [*parts, rest] if size <= MAX_LINE_BYTES else []
             self._line = first
             self._check_lines(first, size)
         if size > MAX_LINE_BYTES:
-            yield Lines(first, None, 1)
+            yield Lines(first, None)
         elif size:
             self.unterminated = first
             rest = b"".join(parts)
-            yield Lines(first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest, 1)
+            yield Lines(first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest)
 
     def begin_file(self, line: int, path: str) -> None:
         """Count line `line` and those after it as lines of one of several files."""

@@ -8,16 +8,7 @@ import msgspec
 
 from kvscope.ingest.formats.base import ROOT, Identifier, Request, common_keys, in_seconds
 from kvscope.ingest.formats.exporter import LineExporter, milliseconds
-from kvscope.ingest.formats.json_lines import (
-    HASH_IDS,
-    INTEGER,
-    INTEGER_OR_NULL,
-    NAME,
-    NUMBER,
-    LineColumn,
-    RowFormat,
-    ServiceRow,
-)
+from kvscope.ingest.formats.json_lines import RowFormat, ServiceRow
 
 _ROOT = str(ROOT)
 _SPELLED = {
@@ -64,18 +55,6 @@ class Bailian(RowFormat):
     default_block_size = 16
     divides = True
     row = _BailianRow
-    in_columns: ClassVar = {
-        "chat_id": LineColumn("chat_id", INTEGER),
-        "parent_chat_id": LineColumn("parent_chat_id", INTEGER_OR_NULL),
-        "user_id": LineColumn("user_id", INTEGER_OR_NULL),
-        "timestamp": LineColumn("arrival_s", NUMBER),
-        "input_length": LineColumn("input_tokens", INTEGER),
-        "output_length": LineColumn("output_tokens", INTEGER),
-        "type": LineColumn("type", NAME),
-        "turn": LineColumn("turn", INTEGER_OR_NULL),
-        "hash_ids": LineColumn("hash_ids", HASH_IDS),
-    }
-    always = frozenset({"chat_id", "timestamp", "input_length", "output_length"})
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:

@@ -14,13 +14,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import ClassVar, Literal, Self, TypedDict
 
 import msgspec
 from msgspec import Struct, field
 
-from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Directives
 from kvscope.core.units import MIB
@@ -138,53 +136,23 @@ def reason_of(error: BaseException) -> str:
     return TOO_DEEP if isinstance(error, RecursionError) else str(error)
 
 
-class RequestColumns(Struct, frozen=True):
-    """Some fields of requests as arrays, none of them missing; all other fields are None.
-
-    `integers` and `numbers` have an entry per request, NO_ID for identifiers and turns that are
-    missing. `names` are the distinct strings of a field in order of appearance, and which one each
-    request has. The hash ids of request k are ids[starts[k]:starts[k + 1]].
-    """
-
-    integers: dict[str, Int64s]
-    numbers: dict[str, Float64s]
-    names: dict[str, tuple[list[str], Int64s]]
-    starts: Int64s
-    ids: Int64s
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-
 class Records(Struct):
     """Some records (lines of text, rows of a table) that follow each other in the trace.
 
     Usable records have their numbers in `lines`; their requests are in one list, those of record k
-    up to ends[k]. The others are in `refused`, with the reason. Requests that were read as
-    `columns`, one a record, are in no list until `parsed` makes them.
+    up to ends[k]. The others are in `refused`, with the reason.
     """
 
     requests: list[Request] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
-    columns: RequestColumns | None = None
-    parse: Callable[[], Records] | None = None
 
     @classmethod
     def one_each(cls, first: int, requests: list[Request]) -> Self:
         """Return records of one request each, numbered from `first` without a gap."""
         count = len(requests)
         return cls(requests, list(range(first, first + count)), list(range(1, count + 1)))
-
-    @classmethod
-    def in_columns(cls, first: int, columns: RequestColumns, parse: Callable[[], Records]) -> Self:
-        """Return records of one request each that were read as columns, numbered likewise."""
-        return cls(lines=list(range(first, first + len(columns))), columns=columns, parse=parse)
-
-    def parsed(self) -> Records:
-        """Return the records as requests, where they were read as columns."""
-        return self if self.parse is None else self.parse()
 
     def add(self, line: int, requests: Sequence[Request]) -> None:
         """Append a record and all of its requests."""
@@ -198,9 +166,9 @@ class Records(Struct):
 
     def __iter__(self) -> Iterator[tuple[int, list[Request]]]:
         """Yield each usable record: its number, and its requests."""
-        records, first = self.parsed(), 0
-        for line, end in zip(records.lines, records.ends, strict=True):
-            yield line, records.requests[first:end]
+        first = 0
+        for line, end in zip(self.lines, self.ends, strict=True):
+            yield line, self.requests[first:end]
             first = end
 
 
@@ -393,13 +361,6 @@ class LineFormat(TraceFormat):
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
 
-    def columns_at_once(self, text: bytes, count: int) -> RequestColumns | None:
-        """Return the requests of `count` lines, one each, as columns; None if the lines are unlike.
-
-        For formats whose lines are mostly alike: no object is made of any request.
-        """
-        return None
-
     def parse_at_once(self, text: bytes) -> list[Request] | None:
         """Return the requests of several lines, one each; None if each has to be parsed by itself.
 
@@ -420,7 +381,7 @@ class LineFormat(TraceFormat):
 
     def records(self, source: Source) -> Iterator[Records]:
         """Yield what `parse` makes of the lines that are not blank."""
-        for first, text, count in source.lines():
+        for first, text in source.lines():
             if text is None:
                 yield Records(refused=[(first, TOO_LONG)])
                 continue
@@ -429,11 +390,7 @@ class LineFormat(TraceFormat):
             if first == source.unterminated and (source.is_cut or self.is_cut(text)):
                 self.cut = f"the last line is cut: {source.line_in_words(first)} is left out"
                 break
-            columns = self.columns_at_once(text, count)
-            if columns is None:
-                yield self._parsed(first, text)
-            else:
-                yield Records.in_columns(first, columns, partial(self._parsed, first, text))
+            yield self._parsed(first, text)
         if source.is_cut:
             last = source.unterminated
             left_out = f" {source.line_in_words(last)} and" if last else ""

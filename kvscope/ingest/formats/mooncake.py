@@ -7,22 +7,13 @@ with delays; this reader takes them all.
 from __future__ import annotations
 
 import reprlib
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, in_seconds
 from kvscope.ingest.formats.exporter import LineExporter, milliseconds
-from kvscope.ingest.formats.json_lines import (
-    HASH_IDS,
-    INTEGER,
-    INTEGER_OR_NULL,
-    NAME,
-    NUMBER,
-    LineColumn,
-    RowFormat,
-    ServiceRow,
-)
+from kvscope.ingest.formats.json_lines import RowFormat, ServiceRow
 from kvscope.ingest.hash_ids import decoded
 
 TEXT_PROMPTS = "prompts as text, without input_length"
@@ -79,15 +70,6 @@ class Mooncake(RowFormat):
     has_deltas = True
     in_ms = True
     row = _MooncakeRow
-    in_columns: ClassVar = {
-        "timestamp": LineColumn("arrival_s", NUMBER, per_s=1000),
-        "input_length": LineColumn("input_tokens", INTEGER),
-        "output_length": LineColumn("output_tokens", INTEGER),
-        "type": LineColumn("type", NAME),
-        "turn": LineColumn("turn", INTEGER_OR_NULL),
-        "hash_ids": LineColumn("hash_ids", HASH_IDS),
-    }
-    always = frozenset({"timestamp", "input_length", "output_length"})
 
     def request(self, row: _MooncakeRow) -> Request:
         if bytes(row.chat_id):
