@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -60,10 +60,6 @@ _COMMENTS = (
     "[canary]: these replicas, for these hours, confirm the gain; roll back if the figure rises.",
     "[tier]: memory below the pool of [capacity], with the times of copies.",
 )
-AnyVerdict = Verdict | Literal["pays", "helps", "set-interval", "keep-none"]
-"""The last four are of files that `tune --tiers` wrote before version 0.2."""
-_CHANGES = {"switch", "pays", "helps", "set-interval"}
-"""The verdicts of files that only another change may replace."""
 Bandwidth = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 
 
@@ -170,15 +166,11 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TierTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A tier, as `--offload` has it; `kv_bytes_per_token` is over all GPUs of the engine.
-
-    `left_out` is empty: in files of versions before 0.2 it says what an approximation lacks.
-    """
+    """A tier, as `--offload` has it; `kv_bytes_per_token` is over all GPUs of the engine."""
 
     offload: str
     kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     memory: Annotated[list[MemoryTable], msgspec.Meta(min_length=1, max_length=2)]
-    left_out: str = ""
 
     def __post_init__(self) -> None:
         try:
@@ -218,7 +210,7 @@ class RecommendationTable(msgspec.Struct):
     """recommendation.toml. Figures are of held-out requests; a gain is value, low and high."""
 
     schema: int
-    verdict: AnyVerdict
+    verdict: Verdict
     target: TargetTable
     policy: PolicyTable
     capacity: CapacityTable
@@ -250,7 +242,7 @@ class PolicyFile(Struct, frozen=True, kw_only=True):
 class RecommendationFile(PolicyFile, frozen=True, kw_only=True):
     """What `kvscope tune` recommends; a `tier` is below the pool of `capacity_tokens`."""
 
-    verdict: AnyVerdict
+    verdict: Verdict
     target: Target
     capacity_tokens: int
     profile: LatencyProfile
@@ -372,12 +364,12 @@ def _write(
     write_toml(path, document | fit, comments)
 
 
-def why_kept(path: Path, verdict: AnyVerdict) -> str | None:
+def why_kept(path: Path, verdict: Verdict) -> str | None:
     """Return why a recommendation may not take the place of the one at `path`; None if it may.
 
     One that recommends a change gives way only to another one.
     """
-    if verdict in _CHANGES or verdict_in(path) not in _CHANGES:
+    if verdict == "switch" or verdict_in(path) != "switch":
         return None
     return (
         f"{path} recommends a change and was left as it is: replace it with --force, or name"
