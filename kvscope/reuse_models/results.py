@@ -166,10 +166,7 @@ class NextPromptFit(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """What `kvscope fit` finds. Fields on reuse are empty for a trace of lengths.
-
-    `returns` is always null: it described predictions of a policy that was removed.
-    """
+    """What `kvscope fit` finds. Fields on reuse are empty for a trace of lengths."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -183,7 +180,6 @@ class Fit(Struct, frozen=True):
     conversation: Conversation | None
     next_turns: tuple[NextTurnFit, ...]
     next_prompt_tokens: tuple[NextPromptFit, ...]
-    returns: None = None
 
     def model_of(self, category: str) -> ModelFit | None:
         """Return the model chosen for a category."""

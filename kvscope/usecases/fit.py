@@ -161,6 +161,7 @@ def write_export(
 USE_CASE: UseCase[FitOptions, FitRequest, Fit] = UseCase(
     name="fit",
     title="kvscope fit",
+    schema=2,
     help=__doc__,
     options=FitOptions,
     check=fit_request,
