@@ -259,6 +259,7 @@ class Converter:
             "queue_ms": _possible_ms(request.queue_s),
             "duration_ms": _possible_ms(request.duration_s),
             "cached_tokens": request.cached_tokens,
+            "retention": request.retention,
         }
 
     def _name(self, kind: str, identifier: Identifier | None) -> int | None:
