@@ -171,7 +171,7 @@ ProfileName = Annotated[
     str,
     typer.Argument(
         metavar="PROFILE",
-        help="to-c, to-b or agent.",
+        help="to-c (people who chat), to-b (programs) or agent (coding agents).",
         show_default=False,
     ),
 ]
