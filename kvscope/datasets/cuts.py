@@ -3,8 +3,7 @@
 A prefix belongs to the trunk if more than a share of the requests have it. The trunk is one shard;
 below it each subtree lies in a shard of its own, or with others. Which prefixes are cut decides how
 even the shards are, never a result: so a sample of the requests chooses them. Paths are written by
-shard while a part of a trace is read; where shards turn out too heavy, cuts go deeper, and paths
-are written anew.
+shard while a part of a trace is read.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kvscope.core.disk_columns import append_array, close_quietly
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import paths
 from kvscope.core.units import MIB
-from kvscope.datasets.files import save_array, whole_folder
+from kvscope.datasets.files import save_array
 from kvscope.ingest.columns import RequestBatch
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import BadLine, ReadOptions
@@ -77,11 +76,6 @@ class Cuts:
         )
         shard[rest] = 1 + (uniform(subtree.view(np.int64), 0) * shards).astype(np.int32)
         return Places(split, shard)
-
-    def with_those_of(self, other: Cuts) -> Cuts:
-        """Return all cuts of both."""
-        starts = np.concatenate([self.starts, self.starts[-1] + other.starts[1:]])
-        return Cuts(starts, np.concatenate([self.ids, other.ids]))
 
     def save(self, path: Path) -> None:
         """Write the cuts to a file, which appears under its name when it is whole."""
@@ -158,7 +152,6 @@ def gather(ids: Int64s, begin: Int64s, length: Int32s, gathered: Int64s) -> None
 
 
 BUFFER_BYTES = 64 * MIB
-_SAMPLE_ACCESSES = 1_000_000  # that are looked at to cut deeper
 _PIECE = 3  # numbers: row, length, split
 _PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
 
@@ -191,12 +184,8 @@ class Spill:
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
         """Write each path ids[starts[k]:starts[k + 1]]; blocks have no numbers yet: all are 0."""
         paths = len(starts) - 1
-        self.write(self._rows + np.arange(paths, dtype=np.int32), starts, ids)
+        row = self._rows + np.arange(paths, dtype=np.int32)
         self._rows += paths
-        return np.zeros(paths, dtype=np.int32)
-
-    def write(self, row: Int32s, starts: Int64s, ids: Int64s) -> None:
-        """Write each path ids[starts[k]:starts[k + 1]], of request `row[k]` of the part."""
         length = np.diff(starts).astype(np.int32)
         split, shard = self._cuts.places(starts, ids, self._shards)
         cut, rest = np.flatnonzero(split), np.flatnonzero(shard != TRUNK)
@@ -211,6 +200,7 @@ class Spill:
         self._buffered += ids.nbytes
         if self._buffered > BUFFER_BYTES:
             self._flush()
+        return np.zeros(paths, dtype=np.int32)
 
     def __enter__(self) -> Self:
         return self
@@ -284,71 +274,7 @@ def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:
             yield Pieces(row, length, split, np.fromfile(folder / _IDS, np.int64, ids, offset=at))
 
 
-def read_paths(folder: Path, shards: int) -> Iterator[tuple[Int32s, Int64s, Int64s]]:
-    """Yield the paths ids[starts[k]:starts[k + 1]] of all requests of a part, with their rows."""
-    below = [np.zeros(0, dtype=np.int32)]
-    for shard in range(1, shards + 1):
-        for row, length, _, ids in read_pieces(folder, shard):
-            below.append(row)
-            yield row, starts_of(length), ids
-    rows = np.concatenate(below)
-    for row, length, _, ids in read_pieces(folder, TRUNK):
-        ends_here = ~np.isin(row, rows)  # the others go on below the trunk
-        own = length[ends_here]
-        gathered = np.empty(own.sum(dtype=np.int64), dtype=np.int64)
-        gather(ids, starts_of(length)[:-1][ends_here], own, gathered)
-        yield row[ends_here], starts_of(own), gathered
-
-
 def starts_of(length: Int32s) -> Int64s:
     """Return where paths of these lengths begin one after another, and the end of the last."""
     starts: Int64s = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
     return starts
-
-
-def drop_paths(folder: Path) -> None:
-    """Remove the paths of a part, not their numbers by shard."""
-    for name in (_PIECES, _IDS):
-        (folder / name).unlink(missing_ok=True)
-
-
-class DivideTask(Struct, frozen=True):
-    """The paths of a part, so far in `shards_before` shards, to divide by other cuts."""
-
-    folder: str
-    paths: str
-    shards_before: int
-    cuts: str
-    shards: int
-
-
-def divide_paths(task: DivideTask) -> None:
-    """Write the paths of a part into its folder, by the new shards."""
-    with (
-        whole_folder(Path(task.folder)) as folder,
-        Spill(folder, Cuts.load(Path(task.cuts)), task.shards) as spill,
-    ):
-        for row, starts, ids in read_paths(Path(task.paths), task.shards_before):
-            spill.write(row, starts, ids)
-        spill.close()
-
-
-def deeper_cuts(
-    cuts: Cuts, folders: list[Path], heavy: list[int], accesses: Int64s, limit: float
-) -> Cuts:
-    """Return cuts by which the subtrees in these heavy shards have at most `limit` accesses each.
-
-    `accesses` has those of all shards. A sample of paths is looked at, about so many as a million
-    accesses are; of each every block counts.
-    """
-    step = int(accesses[heavy].sum() // _SAMPLE_ACCESSES) + 1
-    trie, ends = Trie(), [np.zeros(0, dtype=np.int32)]
-    for folder in folders:
-        for shard in heavy:
-            for _, length, _, ids in read_pieces(folder, shard):
-                begin, some = starts_of(length)[:-1][::step], length[::step]
-                picked = np.concatenate(
-                    [ids[b : b + n] for b, n in zip(begin.tolist(), some.tolist(), strict=True)]
-                )
-                ends.append(np.repeat(trie.intern(starts_of(some), picked), some))
-    return cuts.with_those_of(cuts_of(trie, np.concatenate(ends), int(limit / step)))

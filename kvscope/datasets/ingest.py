@@ -35,11 +35,7 @@ from kvscope.datasets.cuts import (
     SHARE,
     TRUNK,
     Cuts,
-    DivideTask,
     FileSample,
-    deeper_cuts,
-    divide_paths,
-    drop_paths,
     sample_files,
     shard_sizes,
 )
@@ -113,14 +109,13 @@ _PART_BYTES = 64 * MIB  # of files on disk: what is read again after a failure
 _REQUEST_BYTES = 160  # in this process, while conversations are linked, measured
 _COLUMN_BYTES = 60  # in this process, while shards are built and followed, likewise
 _TRUNK_PATH_BYTES = 140  # of a path in the trunk's shard, likewise
-_DIVISIONS = 3  # at most: each cuts deeper
 _ACCESS_BYTES = 80  # of a shard while its trie is made and its reuse followed, measured
 _COMPRESSED = 6  # decompressed bytes a byte of a .gz or .zst file, about
 _PIECE_BYTES = 64  # of a path in a shard, likewise
 _UNEVEN = 4  # the largest shard over the mean, at most; more shards cost little
 _RUNS_AT_ONCE = 4_000_000
 
-T = TypeVar("T", PartTask, DivideTask, ShardTask)
+T = TypeVar("T", PartTask, ShardTask)
 
 
 class DatasetOptions(Struct, frozen=True):
@@ -252,14 +247,13 @@ class DatasetBuild:
                 where=self.path,
                 remedy="store it without --into, export it to mooncake, and ingest that",
             )
-        self._shards = self._plan.shards
-        paths = self._divided(joined.gaps.requests, parts)
+        self._require_memory(joined.gaps.requests, parts)
         self._bytes_on_disk = joined.bytes_on_disk
         self._content, *others = joined.contents
         if others:
             every = "\n".join(joined.contents).encode()
             self._content = hashlib.blake2b(every, digest_size=16).hexdigest()
-        return self._built(joined, paths)
+        return self._built(joined, parts)
 
     def _settled(self) -> Plan:
         """Return the plan, with the number of shards that was chosen first."""
@@ -314,51 +308,26 @@ class DatasetBuild:
         needed = _UNEVEN * _ACCESS_BYTES * sample.accesses_per_byte * size / left
         return int(min(max(needed + 1, 2 * workers), MOST_SHARDS))
 
-    def _divided(self, requests: int, parts: list[Path]) -> list[Path]:
-        """Return the folders with the paths of all parts, in shards that fit into memory.
-
-        Where a shard does not, all paths are divided anew, by cuts that go deeper. Raises
-        UsageError where the requests are too many, or that does not help.
-        """
+    def _require_memory(self, requests: int, parts: list[Path]) -> None:
+        """Raise UsageError where the requests are too many, or a shard does not fit into memory."""
         if _REQUEST_BYTES * requests > self.options.memory_bytes - 2 * PROCESS_BYTES:
             raise self._too_many(requests, _REQUEST_BYTES)
-        cuts, folders = self.folder / CUTS, parts
-        for again in range(_DIVISIONS + 1):
-            sizes = [shard_sizes(folder, self._shards) for folder in folders]
-            paths, accesses = np.sum(sizes, axis=0)
-            left, trunk = self._left(requests), _TRUNK_PATH_BYTES * float(paths[TRUNK])
-            if left < 64 * MIB or trunk > left * self.executor.workers:
-                raise self._too_many(requests, _COLUMN_BYTES + _TRUNK_PATH_BYTES)
-            self._trunk_alone = trunk > left
-            needed = _PIECE_BYTES * paths + _ACCESS_BYTES * accesses
-            needed[TRUNK] = _ACCESS_BYTES * Cuts.load(cuts).blocks  # which all its paths share
-            heavy = np.flatnonzero(needed > left).tolist()
-            if not heavy:
-                return folders
-            if TRUNK in heavy or again == _DIVISIONS:
-                break
-            deeper = self.work / f"cuts-{again}.npz"
-            if not deeper.is_file():
-                limit = left / _ACCESS_BYTES / _UNEVEN
-                deeper_cuts(Cuts.load(cuts), folders, heavy, accesses, limit).save(deeper)
-            wanted = int(_UNEVEN * needed.sum() / left) + 1
-            shards = min(max(wanted, self._shards + len(heavy)), MOST_SHARDS)
-            into = [self.work / f"paths-{again}-{k:04}" for k in range(len(parts))]
-            tasks = [
-                DivideTask(str(folder), str(before), self._shards, str(deeper), shards)
-                for folder, before in zip(into, folders, strict=True)
-            ]
-            self._run("dividing shards", divide_paths, tasks)
-            for folder in folders:
-                drop_paths(folder)
-            cuts, folders, self._shards = deeper, into, shards
-        raise UsageError(
-            f"the largest shard takes about {format_size(int(needed.max()))}, however deep it is"
-            f" cut, and {format_size(int(left))} of {format_size(self.options.memory_bytes)} are"
-            " left for each worker",
-            where="--memory",
-            remedy="give more, or take fewer --workers",
-        )
+        sizes = [shard_sizes(folder, self._plan.shards) for folder in parts]
+        paths, accesses = np.sum(sizes, axis=0)
+        left, trunk = self._left(requests), _TRUNK_PATH_BYTES * float(paths[TRUNK])
+        if left < 64 * MIB or trunk > left * self.executor.workers:
+            raise self._too_many(requests, _COLUMN_BYTES + _TRUNK_PATH_BYTES)
+        self._trunk_alone = trunk > left
+        needed = _PIECE_BYTES * paths + _ACCESS_BYTES * accesses
+        needed[TRUNK] = _ACCESS_BYTES * Cuts.load(self.folder / CUTS).blocks  # of all its paths
+        if needed.max() > left:
+            raise UsageError(
+                f"the largest shard takes about {format_size(int(needed.max()))}, and"
+                f" {format_size(int(left))} of {format_size(self.options.memory_bytes)} are left"
+                " for each worker",
+                where="--memory",
+                remedy="give more, or take fewer --workers",
+            )
 
     def _too_many(self, requests: int, each_bytes: int) -> UsageError:
         workers = self.executor.workers
@@ -504,11 +473,11 @@ class DatasetBuild:
         )
 
     def _shard_folders(self) -> list[Path]:
-        return shard_folders(self.folder, self._shards + 1)
+        return shard_folders(self.folder, self._plan.shards + 1)
 
     def reduced(self) -> list[Path]:
         """Return the folders that `reduce_shard` writes, the trunk's first."""
-        return [self.work / f"reduced-{number:04}" for number in range(self._shards + 1)]
+        return [self.work / f"reduced-{number:04}" for number in range(self._plan.shards + 1)]
 
     def store(self, built: BuiltRequests) -> None:
         """Write the store: requests, runs of reuse, and blocks as numbers of them."""

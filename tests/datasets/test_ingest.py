@@ -232,50 +232,18 @@ def test_a_shard_has_as_many_blocks_as_have_numbers(
 def test_too_little_memory_is_refused(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is read, for the programs; after it, for paths that no cut makes smaller."""
+    """Before anything is read, for the programs; after it, for the largest shard."""
     with pytest.raises(UsageError, match=r"--memory: 0.5 GiB is less than the 1 GiB"):
         made.dataset(files, tmp_path / "d", DatasetOptions(512 * MIB))
     with monkeypatch.context() as patched:
         patched.setattr(ingest, "_ACCESS_BYTES", 10**10)
-        with pytest.raises(UsageError, match=r"however deep it is cut"):
+        with pytest.raises(UsageError, match=r"the largest shard takes about"):
             made.dataset(files, tmp_path / "f", made.options(1))
     many = LocalProcesses(13)
     with pytest.raises(
         UsageError, match=r"4 GiB are too little: 30 requests take .*, and 13 workers"
     ):
         made.dataset(files, tmp_path / "e", DatasetOptions(4 * GIB, 1), many)
-
-
-@pytest.mark.parametrize("most", [3, 1000])
-def test_a_shard_that_is_too_heavy_is_divided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    """Its prefixes are cut deeper until all shards fit, wherever it is killed: the same dataset."""
-    sample = data_folder("sample_traces") / "to-c.jsonl.gz"
-    lines = gzip.decompress(sample.read_bytes()).splitlines(keepends=True)[:400]
-    paths = [tmp_path / "0.jsonl", tmp_path / "1.jsonl"]
-    for path, some in zip(paths, (lines[:150], lines[150:]), strict=True):
-        path.write_bytes(b"".join(some))
-    chosen = made.options(1, cut_share=1.0)
-    made.dataset(paths, tmp_path / "whole", chosen)
-    known = Dataset(str(tmp_path / "whole"))
-    accesses = sum(shard.accesses for shard in known.manifest.shards)
-    left = 3 * GIB  # about, of the 4 GiB that the options give
-    monkeypatch.setattr(ingest, "_ACCESS_BYTES", 2 * left // accesses)
-    folder = tmp_path / "divided"
-    if most < 1000:
-        with pytest.raises(KvscopeError, match="killed"):
-            made.dataset(paths, folder, chosen, Failing(most))
-    steps = Failing(1000)
-    made.dataset(paths, folder, chosen, steps)
-    divided = Dataset(str(folder))
-    assert len(divided.manifest.shards) > 4
-    assert max(shard.accesses for shard in divided.manifest.shards[1:]) < accesses / 2
-    assert replace(divided.trace, content_hash="") == replace(known.trace, content_hash="")
-    assert divided.manifest.content == known.manifest.content
-    documents = [kvscope.analyze(str(each.folder)).to_dict() for each in (known, divided)]
-    assert documents[0]["curve"] == documents[1]["curve"]
-    assert [*folder.glob("work")] == []
 
 
 TAKEN = (
