@@ -1,4 +1,4 @@
-"""Names for arrays of one type, as kernels take them, and the distinct numbers of several."""
+"""Names for arrays of one type, as kernels take them; distinct numbers, and random ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvscope.core.jit import callable_in_kernels
 
 Int32s = NDArray[np.int32]
 UInt32s = NDArray[np.uint32]
@@ -15,6 +17,10 @@ Bools = NDArray[np.bool_]
 Records = np.recarray[Any, Any]
 
 N = TypeVar("N", np.int32, np.int64)
+
+STEP = np.uint64(0x9E3779B97F4A7C15)
+"""Between a state of splitmix64 and the next one."""
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def record_type(whole: str, real: str = "") -> np.dtype[Any]:
@@ -41,3 +47,20 @@ def distinct(*numbers: NDArray[N]) -> NDArray[N]:
     begins = np.ones(len(every), dtype=np.bool_)
     begins[1:] = every[1:] != every[:-1]
     return every[begins]
+
+
+@callable_in_kernels
+def mixed(state: Any) -> Any:
+    """Return splitmix64's random number for a state, or those of an array of states (uint64).
+
+    Source: Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    x = (state ^ (state >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+@callable_in_kernels
+def fraction(number: Any) -> Any:
+    """Return a random number of 64 bits, or an array of them, as one in [0, 1)."""
+    return (number >> np.uint64(11)) * 2.0**-53

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import STEP, Int32s, Int64s
 from kvscope.core.disk_columns import append_array, close_quietly
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import paths
@@ -35,7 +35,6 @@ TRUNK = 0
 SHARE = 1 / 64
 _SAMPLE_REQUESTS = 20_000
 _SAMPLE_FILES = 16
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Places(NamedTuple):
@@ -71,7 +70,7 @@ class Cuts:
         node, split = self._trunk.match(starts, ids)
         rest = np.flatnonzero(split < np.diff(starts))
         shard = np.full(len(split), TRUNK, dtype=np.int32)
-        subtree = node[rest].astype(np.uint64) * _SPREAD ^ ids[starts[rest] + split[rest]].view(
+        subtree = node[rest].astype(np.uint64) * STEP ^ ids[starts[rest] + split[rest]].view(
             np.uint64
         )
         shard[rest] = 1 + (uniform(subtree.view(np.int64), 0) * shards).astype(np.int32)

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
+from kvscope.core.arrays import STEP, Bools, Float64s, Int32s, Int64s, fraction, mixed
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
@@ -120,17 +120,9 @@ def _find_roots(
 
 
 def uniform(numbers: Int64s, seed: int) -> Float64s:
-    """Return a number in [0, 1) for each, the same for the same number and seed.
-
-    Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).
-    """
-    with np.errstate(over="ignore"):
-        x = numbers.astype(np.uint64)
-        x += np.uint64((seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-    return (x >> np.uint64(11)).astype(np.float64) / 2**53
+    """Return a number in [0, 1) for each, the same for the same number and seed."""
+    states = numbers.astype(np.uint64) + np.uint64((seed + 1) * int(STEP) % 2**64)
+    return np.asarray(fraction(mixed(states)))
 
 
 LEAST_RATE = 0.1

@@ -27,7 +27,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Float64s
+from kvscope.core.arrays import STEP, Float64s, fraction, mixed
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.units import format_percentile
 from kvscope.tuning.target import Target
@@ -40,9 +40,6 @@ _SINGLE = 1.1
 """Requests a conversation below which conversations do not show what depends on what."""
 _EIGHTHS = 8
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_UNIT = 2.0**-53
 
 
 class Gain(Struct, frozen=True):
@@ -257,8 +254,7 @@ def _resample(
     """Fill `rows` with figures: of each cluster once, then of as many drawn with replacement.
 
     `weight`, with an entry a cluster, is 1 throughout and serves as scratch space. The same seed
-    draws the same clusters. Source of the random numbers: splitmix64 (Steele, Lea & Flood, "Fast
-    splittable pseudorandom number generators", OOPSLA 2014).
+    draws the same clusters.
     """
     _figures(ascending, cluster, weight, ranks, slo_s, rows[0])
     state = seed
@@ -266,12 +262,8 @@ def _resample(
         for k in range(len(weight)):  # a slice assigned would take a second to compile
             weight[k] = 0
         for _ in range(len(weight)):
-            state += _STEP
-            x = state
-            x = (x ^ (x >> np.uint64(30))) * _FIRST
-            x = (x ^ (x >> np.uint64(27))) * _SECOND
-            x ^= x >> np.uint64(31)
-            weight[int((x >> np.uint64(11)) * _UNIT * len(weight))] += 1
+            state += STEP
+            weight[int(fraction(mixed(state)) * len(weight))] += 1
         _figures(ascending, cluster, weight, ranks, slo_s, rows[row])
 
 

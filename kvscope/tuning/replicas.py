@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Int32s
+from kvscope.core.arrays import STEP, Int32s, fraction, mixed
 from kvscope.core.trace import Prompts
 from kvscope.fleet.outcome import Slo
 from kvscope.fleet.replay import asked
@@ -31,22 +31,12 @@ from kvscope.tuning.target import Target
 
 SESSION = Session()
 """The router in front of a deployment's replicas, where none is named."""
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def conversation_draws(prompts: Prompts, seed: int = 0) -> NDArray[np.float64]:
-    """Return a number from 0 to 1 for each request, the same for all of a conversation.
-
-    Source: splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
-    OOPSLA 2014).
-    """
-    with np.errstate(over="ignore"):
-        x = (prompts.conversation.astype(np.uint64) + np.uint64(seed + 1)) * _STEP
-        x = (x ^ (x >> np.uint64(30))) * _FIRST
-        x = (x ^ (x >> np.uint64(27))) * _SECOND
-        x ^= x >> np.uint64(31)
-    return np.asarray((x >> np.uint64(11)) * 2.0**-53)
+    """Return a number from 0 to 1 for each request, the same for all of a conversation."""
+    states = (prompts.conversation.astype(np.uint64) + np.uint64(seed + 1)) * STEP
+    return np.asarray(fraction(mixed(states)))
 
 
 class Replica(Struct, frozen=True):

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import STEP, mixed
 from kvscope.core.errors import InputError
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Prompts
@@ -24,13 +25,7 @@ from kvscope.replay.derived_traces import select
 FIRST, BEHIND = 100, 1000
 """Token ids are from the first up to the second: in every vocabulary, and never special."""
 _UNIQUE = 1 << 40  # where the numbers of blocks that only one request has begin
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_LAST = np.uint64(31)
 _SEED = 0xD1B54A32D192ED03
-_MIX = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
 
 Tokens = NDArray[np.int32]
 
@@ -169,16 +164,8 @@ class TokenTrace:
 
 
 def _block_tokens(numbers: NDArray[np.int64], size: int, seed: int) -> Tokens:
-    """Return the tokens of blocks with these numbers, one block after the other.
-
-    Source of the random numbers: splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom
-    number generators", OOPSLA 2014).
-    """
+    """Return the tokens of blocks with these numbers, one block after the other."""
     places = numbers.astype(np.uint64)[:, None] * np.uint64(size) + np.arange(size, dtype=np.uint64)
     start = np.uint64(seed * _SEED % (1 << 64))
-    x = np.asarray((places + start) * _STEP, dtype=np.uint64)
-    for shift, mix in _MIX:
-        x ^= np.right_shift(x, shift)
-        x *= mix
-    x ^= np.right_shift(x, _LAST)
+    x = mixed((places + start) * STEP)
     return np.asarray(FIRST + (x % np.uint64(BEHIND - FIRST)), dtype=np.int32).ravel()
