@@ -17,6 +17,7 @@ from kvscope.deployment.engines import (
     parse_engine,
 )
 from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.speculative import Drafter
 from kvscope.policies.lru import Lru
 from kvscope.vllm_sim.settings import EngineSettings
 from tests.conformance import test_cache_manager, test_hybrid
@@ -38,13 +39,21 @@ if ENGINE.has(JUNCTIONS):
 
 
 def served(
-    trace: list[TokenRequest], size: int, usable_blocks: int, groups: KvGroups | None = None
+    trace: list[TokenRequest],
+    size: int,
+    usable_blocks: int,
+    groups: KvGroups | None = None,
+    drafts: int = 0,
 ) -> int:
-    """Return the number of requests that were compared with the version's cache manager."""
-    cache = manager(usable_blocks, size, groups)
-    settings = EngineSettings.one_at_a_time(usable_blocks, groups).in_version(ENGINE)
+    """Return the number of requests that were compared with the version's cache manager.
+
+    A drafter proposes `drafts` tokens a step.
+    """
+    cache = manager(usable_blocks, size, groups, drafts)
+    engine = replace(ENGINE, drafter=Drafter("mtp", drafts) if drafts else None)
+    settings = EngineSettings.one_at_a_time(usable_blocks, groups).in_version(engine)
     model = Model(trace, size, Lru(), settings)
-    return len(compared(trace, size, cache, model, every=8))
+    return len(compared(trace, size, cache, model, every=8, drafts=drafts))
 
 
 def test_the_version_was_compared() -> None:
@@ -59,6 +68,13 @@ def test_full_attention(usable_blocks: int, mix: str) -> None:
     """600 requests: the same hits, and the same free blocks in the same order."""
     trace = conversations(600, usable_blocks, test_cache_manager.MIXES[mix])
     assert served(trace, 16, usable_blocks) > 400
+
+
+@pytest.mark.parametrize("mix", test_cache_manager.MIXES)
+def test_drafters(mix: str) -> None:
+    """600 requests: the last block of a hit is computed again, in each version."""
+    trace = conversations(600, 2, test_cache_manager.MIXES[mix])
+    assert served(trace, 16, 150, drafts=2) > 400
 
 
 @pytest.mark.parametrize("retention", RETENTION)

@@ -86,6 +86,8 @@ VLLM_VERSION: str = vllm.__version__
 LONGEST = 1 << 20
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"  # before 0.29
 HAS_RETENTION = "prefix_cache_retention_interval" in KVCacheConfig.__dataclass_fields__
+MARK = "is_eagle_group"  # of a drafter's groups; before it there was one, all were a drafter's
+HAS_MARK = MARK in KVCacheGroupSpec.__dataclass_fields__
 COUNTS_LOOKUPS = not HAS_RETENTION  # in its statistics, those of requests that must wait too
 REHASHES_STATES = vllm.__version__.startswith("0.32.")
 MODEL = tiny_llama(LONGEST)
@@ -143,7 +145,7 @@ def cache_config(usable_blocks: int, groups: KvGroups, drafts: int = 0) -> KVCac
         num_blocks=usable_blocks + 1,
         kv_cache_tensors=[],
         kv_cache_groups=[
-            KVCacheGroupSpec([f"{at}"], spec, **{"is_eagle_group": True} if drafted[at] else {})
+            KVCacheGroupSpec([f"{at}"], spec, **{MARK: True} if drafted[at] and HAS_MARK else {})
             for at, spec in enumerate(specs)
         ],
         **retention if HAS_RETENTION else {},
