@@ -162,6 +162,16 @@ class Architecture(Struct, frozen=True):
         return dense + active_experts + self.router_parameters
 
     @property
+    def drafter_bytes(self) -> float:
+        """Bytes of a drafter in bf16: one of the layers, and a projection of the hidden states.
+
+        Source: vLLM 0.33.0, vllm/model_executor/models/deepseek_mtp.py and llama_eagle.py.
+        """
+        embeddings = self.embedding_parameters * (1 if self.tied else 2) + self.vision_parameters
+        layers = self.parameters - embeddings - self.layer_embedding_parameters
+        return 2 * (layers / self.layers + 2 * self.hidden_size**2)
+
+    @property
     def moe(self) -> bool:
         """Whether tokens are routed to experts."""
         return self.experts > 0

@@ -103,7 +103,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
         fleet = f"{self.replicas} replicas of {replica}" if self.replicas > 1 else replica
         dtype = f" in {self.weight_dtype}" if self.weight_dtype else ""
         model = f", {self.model}{dtype}" if self.model else ""
-        drafter = f" with {self.speculative}" if self.speculative else ""
+        drafter = f"+{self.speculative}" if self.speculative not in {None, "none"} else ""
         return f"{fleet}{model}, {self.engine}{drafter}"
 
 
@@ -287,11 +287,12 @@ def resolve(
     elif deployment.weight_dtype or deployment.kv_dtype:
         name = "weight_dtype" if deployment.weight_dtype else "kv_dtype"
         raise UsageError("needs a model", where=option(name), remedy="name one with --model")
-    engine = _drafting(deployment, engine, model, gpu)
+    _check_drafter(deployment, engine, model)
     sequences = deployment.max_num_seqs or (gpu.default_max_num_seqs if gpu else _SEQS)
     batched = deployment.max_num_batched_tokens
     batched = batched or (engine.default_batched_tokens(gpu) if gpu else _BATCHED)
     pool = _pool(deployment, engine, model, gpu)
+    engine = engine.in_blocks_of(pool.block_size)
     if fitted is None:
         latency, origin, doubts = _latency(deployment, engine, model, gpu)
     else:
@@ -338,6 +339,9 @@ def _engine(deployment: Deployment) -> Engine:
     """Return the engine with its drafter."""
     with placed("--engine"):
         engine = parse_engine(deployment.engine)
+        if engine.drafter is not None:
+            what = f"{deployment.engine} names a drafter"
+            raise UsageError(what, remedy=f"take --speculative {engine.drafter}")
     if deployment.speculative is None:
         return engine
     with placed("--speculative"):
@@ -354,22 +358,15 @@ def _block_tokens(
     return deployment.block_size or usual
 
 
-def _drafting(
-    deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None
-) -> Engine:
-    """Return the engine with its drafter in its blocks.
-
-    Raises UsageError where speculative decoding is not simulated.
-    """
+def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) -> None:
+    """Raise UsageError where speculative decoding is not simulated."""
     if engine.drafter is None:
-        return engine
+        return
     if engine.name != "vllm":
         what = f"drafters of {engine.name} are not simulated"
-        raise UsageError(what, where="--speculative", remedy="leave it out")
-    size = _block_tokens(deployment, engine, model, gpu)
-    blocked = replace(engine, drafter=replace(engine.drafter, block_tokens=size))
+        raise UsageError(what, where="--speculative", remedy="take --speculative none")
     if not engine.shortens_hits or model is None or not model.hybrid:
-        return blocked
+        return
     groups = model.kv_groups(1)
     if groups is None or not groups.take_drafter:
         raise not_beside(engine.drafter, f"the hybrid layers of {model.name}")
@@ -377,7 +374,6 @@ def _drafting(
         raise not_beside(engine.drafter, f"the linear layers of {model.name}")
     if deployment.prefix_match_unit is not None:
         raise not_beside(engine.drafter, "a prefix_match_unit")
-    return blocked
 
 
 def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | None) -> None:
@@ -402,7 +398,8 @@ def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu 
         size = stated = model.block_tokens(size, deployment.tp)
     if deployment.engine_log is not None:
         path = Path(deployment.engine_log)
-        return observed_pool(path, model=model, tp=deployment.tp, block_size=stated)
+        usual = size if size != engine.default_block_size else stated
+        return observed_pool(path, model=model, tp=deployment.tp, block_size=usual)
     if deployment.num_gpu_blocks is not None:
         return stated_pool(deployment.num_gpu_blocks, size, engine)
     if model is None or gpu is None:
@@ -447,9 +444,14 @@ def _latency(
             remedy="name the file that `kvscope calibrate` writes, or --gpu and --model",
         )
     notes = latency_notes(model, gpu, engine, deployment.tp)
+    if engine.shortens_hits and engine.drafter and engine.drafter.per_step == 1:
+        notes.append(
+            f"no draft is accepted: state the mean of tokens that a step yields, as in"
+            f" --speculative {engine.drafter}@1.8"
+        )
     if deployment.latency == FROM_TRACE:
         notes = ["a roofline until a trace is read, to whose TTFTs the latency is fitted"]
-    return roofline(model, gpu, deployment.tp, per_step=_per_step(engine)), "derived", notes
+    return roofline(model, gpu, deployment.tp, drafter=engine.drafter), "derived", notes
 
 
 def _fitted(
@@ -462,7 +464,7 @@ def _fitted(
     """Return the profile fitted to TTFTs, with decoding costs by roofline; as `_latency`."""
     if model is None or gpu is None:
         return profile, "measured", []
-    derived = roofline(model, gpu, deployment.tp, per_step=_per_step(engine))
+    derived = roofline(model, gpu, deployment.tp, drafter=engine.drafter)
     timed = replace(
         profile,
         request_s=profile.base_s * derived.request_s / derived.base_s,
@@ -471,11 +473,6 @@ def _fitted(
         decode_context_token_s=derived.decode_context_token_s,
     )
     return timed, "measured", ["TTFTs do not show the time per output token: it is a roofline's"]
-
-
-def _per_step(engine: Engine) -> float:
-    """Return the tokens that a step decodes of each request."""
-    return 1.0 if engine.drafter is None else engine.drafter.per_step
 
 
 def _check_heads(model: Model, tp: int) -> None:

@@ -170,7 +170,8 @@ def not_compared(version: Version) -> str | None:
 EngineName = Literal["vllm", "sglang"]
 DEFAULT_ENGINE = f"vllm@{version_text(NEWEST)}"
 _WRITTEN = re.compile(
-    r"(?P<name>[a-z]+)(?:@v?(?P<major>\d+)\.(?P<minor>\d+)(?:\.[^\s+]*)?)?(?:\+(?P<drafter>\S+))?"
+    r"(?P<name>[a-z]+)(?:@v?(?P<major>\d+)\.(?P<minor>\d+)(?:\.\S*?)?)?"
+    r"(?:\+(?P<drafter>[a-z]+\d?:\d+(?:/\d+)?))?"  # other endings are builds, as in 0.33.0+cu128
 )
 _NEWEST: dict[str, tuple[int, int]] = {"vllm": NEWEST, "sglang": (0, 5)}
 
@@ -185,6 +186,12 @@ class Engine(Struct, frozen=True):
     def __str__(self) -> str:
         drafter = f"+{self.drafter}" if self.drafter else ""
         return f"{self.name}@{version_text(self.version)}{drafter}"
+
+    @property
+    def text(self) -> str:
+        """The engine as `parse_engine` reads it, with the tokens of its drafter's blocks."""
+        blocks = f"/{self.drafter.block_tokens}" if self.drafter else ""
+        return f"{self}{blocks}"
 
     def has(self, change: EngineChange) -> bool:
         """Return whether it is a vLLM with this behaviour."""
@@ -207,12 +214,18 @@ class Engine(Struct, frozen=True):
         """Its name where the simulator does something else for it than for the newest vLLM."""
         own = (WHOLE_PROMPT, UNHASHED_FIRST, STATES_WRITTEN_ONCE)
         plain = all(map(self.has, own)) and not self.shortens_hits
-        return "" if self.name != "vllm" or plain else str(self)
+        return "" if self.name != "vllm" or plain else self.text
 
     @property
     def shortens_hits(self) -> bool:
         """Whether it computes the last block of each hit again, for a drafter's sake."""
         return self.drafter is not None and self.drafter.reads_states
+
+    def in_blocks_of(self, tokens: int) -> Engine:
+        """Return the engine with blocks of so many tokens, as far as a drafter counts in them."""
+        if self.drafter is None:
+            return self
+        return replace(self, drafter=replace(self.drafter, block_tokens=tokens))
 
     @property
     def without_drafter(self) -> Engine:
@@ -276,14 +289,19 @@ class Engine(Struct, frozen=True):
 def parse_engine(text: str) -> Engine:
     """Return the engine that `text` names, its newest known version if none is stated.
 
-    A drafter may follow, as in vllm@0.33+mtp:3. Raises UsageError for another engine, an unreadable
-    version, or a drafter that it does not have.
+    A drafter may follow, as in vllm@0.33+mtp:3/16 (`Engine.text`). Raises UsageError for another
+    engine or an unreadable version.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is None or match["name"] not in _NEWEST:
         raise UsageError(f"no engine {text!r}", remedy="write vllm, vllm@0.33 or sglang")
     name: EngineName = "vllm" if match["name"] == "vllm" else "sglang"
-    drafter = parse_drafter(match["drafter"]) if match["drafter"] else None
+    drafter = None
+    if match["drafter"]:
+        stated, _, block_tokens = match["drafter"].partition("/")
+        drafter = parse_drafter(stated)
+        if drafter is not None and block_tokens:
+            drafter = replace(drafter, block_tokens=int(block_tokens))
     version = _NEWEST[name]
     if match["major"] is not None:
         version = int(match["major"]), int(match["minor"])

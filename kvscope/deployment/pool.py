@@ -218,23 +218,12 @@ def _vllm_terms(
         Term("other memory", -round(_non_torch(engine, tp)), _OTHER_BAND, "CUDA and NCCL"),
     ]
     if engine.shortens_hits:
-        drafter = round(_drafter_bytes(model) / tp)
+        drafter = round(model.shaped().drafter_bytes / tp)
         rule = "one layer in bf16, and what joins it to the model"
         terms.append(Term("drafter", -drafter, drafter, rule))
     if _deducts_graphs(model, engine):
         terms.append(Term("CUDA graphs", -GIB, _GRAPHS_BAND, "deducted since 0.20"))
     return tuple(terms)
-
-
-def _drafter_bytes(model: Model) -> float:
-    """Return the bytes of a drafter: one of the model's layers, and a projection of its states.
-
-    Source: vLLM 0.33.0, vllm/model_executor/models/deepseek_mtp.py and llama_eagle.py.
-    """
-    shape = model.shaped()
-    embedding = shape.embedding_parameters * (1 if shape.tied else 2) + shape.vision_parameters
-    layers = shape.parameters - embedding - shape.layer_embedding_parameters
-    return 2 * (layers / shape.layers + 2 * shape.hidden_size**2)
 
 
 def _deducts_graphs(model: Model, engine: Engine) -> bool:

@@ -23,6 +23,7 @@ from kvscope.deployment.architecture import Architecture
 from kvscope.deployment.engines import Engine
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.models import Model
+from kvscope.deployment.speculative import Drafter
 from kvscope.latency.profile import LatencyProfile
 
 LOW, HIGH = 0.65, 1.65
@@ -46,12 +47,13 @@ def roofline(
     tp: int = 1,
     *,
     request_s: float = REQUEST_S,
-    per_step: float = 1.0,
+    drafter: Drafter | None = None,
 ) -> LatencyProfile:
     """Return the latency profile of one replica on `tp` GPUs, decode costs included.
 
-    `request_s` is the time outside of the engine's steps; a step decodes `per_step` tokens of each
-    request. Raises InputError for a model whose
+    `request_s` is the time outside of the engine's steps. A step in which a drafter runs takes
+    longer, by its layer and the output head for each token that it drafts, and decodes several
+    tokens of each request. Raises InputError for a model whose
     config lacks what its weights need.
     """
     shape = model.shaped()
@@ -68,6 +70,12 @@ def roofline(
     bandwidth = gpu.memory_bytes_s * _DECODE_MEMORY_SHARE
     layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp > 1 else 0)
     kv_bytes, window_bytes = kv_read(model, tp)
+    per_step, drafting_s = 1.0, 0.0
+    if drafter is not None:
+        per_step = drafter.per_step
+    if drafter is not None and drafter.reads_states:
+        read = decode_weights / shape.layers + 2 * shape.embedding_parameters / tp
+        drafting_s = drafter.tokens * (read / bandwidth + layer)
     return LatencyProfile(
         name=f"{model.name}-{model.weight_dtype}-{tp}x{gpu.name}",
         source=f"roofline of {model.name} in {model.weight_dtype} on {tp} x {gpu.name}:"
@@ -77,7 +85,9 @@ def roofline(
         per_token_pair_s=pair * full * _full_head_share(model, shape),
         floor_s=weights / (gpu.memory_bytes_s * _MEMORY_SHARE),
         request_s=request_s,
-        decode_base_s=(decode_weights / bandwidth + shape.layers * layer + DECODE_STEP_S)
+        decode_base_s=(
+            decode_weights / bandwidth + shape.layers * layer + DECODE_STEP_S + drafting_s
+        )
         / per_step,
         decode_request_s=(DECODE_REQUEST_S + window_bytes / bandwidth) / per_step,
         decode_context_token_s=kv_bytes / bandwidth / per_step,

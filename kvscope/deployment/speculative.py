@@ -19,7 +19,7 @@ from kvscope.core.errors import UsageError
 
 DraftMethod = Literal["mtp", "eagle", "eagle3", "ngram"]
 METHODS: tuple[DraftMethod, ...] = get_args(DraftMethod)
-_WRITTEN = re.compile(r"([a-z0-9]+)(?::(\d+))?(?:/(\d+))?(?:@([\d.]+))?")
+_WRITTEN = re.compile(r"([a-z]+\d?)(?::(\w*))?(?:@(.*))?")
 _USUAL_BLOCK = 16  # vLLM's, on a GPU
 _MOST_TOKENS = 64  # drafted in a step; engines use 1 to 16
 
@@ -37,8 +37,7 @@ class Drafter(Struct, frozen=True):
     block_tokens: int = _USUAL_BLOCK
 
     def __str__(self) -> str:
-        blocks = "" if self.block_tokens == _USUAL_BLOCK else f"/{self.block_tokens}"
-        return f"{self.method}:{self.tokens}{blocks}"
+        return f"{self.method}:{self.tokens}"
 
     @property
     def reads_states(self) -> bool:
@@ -54,42 +53,46 @@ class Drafter(Struct, frozen=True):
 
     @property
     def config(self) -> str:
-        """The value of vLLM's --speculative-config, as far as kvscope knows it."""
-        known = {"method": self.method, "num_speculative_tokens": self.tokens}
+        """The value of vLLM's --speculative-config; EAGLE also needs the name of its head."""
+        known: dict[str, object] = {"method": self.method, "num_speculative_tokens": self.tokens}
+        if self.method.startswith("eagle"):
+            known["model"] = "DRAFTER"
         return json.dumps(known, separators=(",", ":"))
 
 
 def not_beside(drafter: object, what: str, where: str = "--speculative") -> UsageError:
     """Return the refusal of a drafter that shortens hits beside what is simulated without it."""
-    remedy = "leave it out: hits are then those without a drafter, a block longer"
+    remedy = "take --speculative none: hits are then those without a drafter"
     if where != "--speculative":
-        remedy = "leave it out, or --speculative"
+        remedy = "leave it out, or take --speculative none"
     return UsageError(f"{drafter} beside {what} is not simulated", where=where, remedy=remedy)
 
 
-def parse_drafter(text: str) -> Drafter:
-    """Return the drafter that METHOD:TOKENS@PER_STEP names; MTP drafts one token unless stated.
+def parse_drafter(text: str) -> Drafter | None:
+    """Return the drafter that METHOD:TOKENS@PER_STEP names, None for `none`.
 
-    Raises UsageError for another method, no number of tokens, or more per step than are drafted.
+    MTP drafts one token unless stated. Raises UsageError for another method, no number of tokens,
+    or more per step than are drafted.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
+    if match is not None and match[0] == "none":
+        return None
     method = next((each for each in METHODS if match and match[1] == each), None)
     if match is None or method is None:
         raise UsageError(f"no method {text!r}", remedy=f"write {', '.join(METHODS)}, as in mtp:3")
     if match[2] is None and method != "mtp":
-        raise UsageError(
-            f"{method} drafts how many tokens?", remedy=f"write them behind it: {method}:3"
-        )
-    tokens = int(match[2] or 1)
-    if not 1 <= tokens <= _MOST_TOKENS:
-        raise UsageError(f"{tokens} tokens a step", remedy=f"give 1 to {_MOST_TOKENS}")
+        raise UsageError(f"{method} drafts a number of tokens", remedy=f"write {method}:3 for 3")
+    written = match[2] or "1"
+    if not written.isdecimal() or not 1 <= int(written) <= _MOST_TOKENS:
+        raise UsageError(f"{written} tokens a step", remedy=f"give 1 to {_MOST_TOKENS}")
+    tokens = int(written)
     try:
-        per_step = float(match[4] or 1)
+        per_step = 1.0 if match[3] is None else float(match[3])
     except ValueError:
         per_step = 0.0
     if not 1 <= per_step <= tokens + 1:
         raise UsageError(
-            f"{match[4]} tokens per step, of {tokens} drafted",
-            remedy=f"give 1 to {tokens + 1}, accepted tokens and one more",
+            f"{match[3] or 'nothing'} behind @ is no mean of tokens that a step yields",
+            remedy=f"give 1 to {tokens + 1}: those accepted and one more",
         )
-    return Drafter(method, tokens, per_step, int(match[3] or _USUAL_BLOCK))
+    return Drafter(method, tokens, per_step)

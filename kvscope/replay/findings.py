@@ -210,7 +210,8 @@ def cause_totals(causes: Attribution) -> tuple[CauseTotal, ...]:
 
 
 REMEDIES: dict[Cause, str] = {
-    "drafter": "weigh it against what drafts save: smaller blocks lose less, no drafter loses none",
+    "drafter": "compare `kvscope tune` with it and with --speculative none: hits against faster"
+    " decoding",
     "evicted": "enlarge the cache, or let `kvscope tune` look for a policy that keeps them",
     "not-kept": "let `kvscope tune` compare values of --prefix-cache-retention-interval",
     "in-flight": "let follow-ups and requests with the same prompt wait for the earlier one; a"

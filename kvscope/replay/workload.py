@@ -80,14 +80,25 @@ class Workload:
         self._compiled: set[tuple[type[Policy], str]] = set()
 
     def on_engine(
-        self, profile: LatencyProfile, max_num_seqs: int | None, max_num_batched_tokens: int | None
+        self,
+        profile: LatencyProfile,
+        max_num_seqs: int | None,
+        max_num_batched_tokens: int | None,
+        *,
+        engine: str | None = None,
+        kv_groups: str = "",
     ) -> Workload:
-        """Return the same workload on an engine with this latency and these limits."""
+        """Return the same workload on an engine with this latency, these limits and groups.
+
+        `engine` is as in `RunSetting`; None leaves the present one.
+        """
         return self._under(
             replace(
                 timed_by(self.setting, profile),
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
+                engine=self.setting.engine if engine is None else engine,
+                kv_groups=kv_groups,
             )
         )
 

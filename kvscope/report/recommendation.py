@@ -215,7 +215,7 @@ def _unguarded(tuned: Recommendation) -> list[str]:
     policy = tuned.tuning.recommended.policy
     if policy.guarded:
         return []
-    other = f"; {contenders(VLLM)} reverts to LRU by itself" if tuned.engine == VLLM else ""
+    other = f"; {contenders(VLLM)} revert to LRU by themselves" if tuned.engine == VLLM else ""
     return [f"{policy.name} has no guard: it can fall below LRU once the traffic changes{other}."]
 
 
@@ -461,7 +461,32 @@ def _verdict(tuned: Recommendation) -> Section:
     what_to_do = "add memory" if tuned.tier else _TITLES.get(tuned.grade, tuned.verdict)
     title = f"Recommendation: {what_to_do}"
     first = (*tuned.warnings, *_layouts(tuned))
-    return Section.of(title, *first, *verdict_in_words(tuned), f"For: {what}.", how)
+    words = (*verdict_in_words(tuned), *_drafting(tuned))
+    return Section.of(title, *first, *words, f"For: {what}.", how)
+
+
+def _drafting(tuned: Recommendation) -> list[str]:
+    """Say what speculative decoding costs in hits."""
+    where, without = tuned.deployment, tuned.without_drafter
+    if where is None or without is None or where.engine.drafter is None:
+        return []
+    drafter, size = where.engine.drafter, tuned.trace.block_size
+    name = f"Speculative decoding ({drafter})"
+    if not tuned.tuning.setting.kv_groups and not drafter.drops(size):
+        return [
+            (
+                f"{name} computes the last {drafter.block_tokens} tokens of each hit again, which"
+                f" blocks of {size} tokens, the trace's, do not show."
+            )
+        ]
+    lost = max(0.0, without - tuned.tuning.lru.later.outcome.token_hit_rate)
+    pool = "" if where.pool.origin == "derived" else " in the same pool"
+    return [
+        (
+            f"{name} costs LRU {units.format_pp(lost)[1:]} of hit rate: {share(without)} on the"
+            f" later requests without it{pool}."
+        )
+    ]
 
 
 def _layouts(tuned: Recommendation) -> list[str]:

@@ -118,7 +118,7 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
         """Return the table of a deployment."""
         return cls(
             where.summary,
-            str(where.engine),
+            where.engine.text,
             where.engines,
             where.max_num_seqs,
             where.max_num_batched_tokens,

@@ -77,7 +77,7 @@ class EngineLaunch(Struct, frozen=True):
         return cls(
             block_size=stated.block_size,
             num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
-            options=tuple(f"{name} {value}" for name, value in words.items()),
+            options=tuple(f"{name} {shlex.quote(str(value))}" for name, value in words.items()),
             groups=groups,
             engine=where.engine if vllm else NEWEST,
         )
@@ -98,10 +98,9 @@ def stated_words(stated: Deployment, *, vllm: bool = True) -> dict[str, float | 
 
 
 def _speculative_config(stated: Deployment) -> str | None:
-    """Return vLLM's description of the drafter, quoted for a shell; None without one."""
-    if stated.speculative is None:
-        return None
-    return f"'{parse_drafter(stated.speculative).config}'"
+    """Return vLLM's description of the drafter, None without one."""
+    drafter = parse_drafter(stated.speculative or "none")
+    return None if drafter is None else drafter.config
 
 
 def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:

@@ -59,7 +59,14 @@ class ReplicaMachine(Struct, frozen=True):
     def under(self, workload: Workload) -> Workload:
         """Return a workload on this machine."""
         where = self.where
-        return workload.on_engine(where.latency, where.max_num_seqs, where.max_num_batched_tokens)
+        groups = where.kv_groups_for(workload.prompts.block_size)
+        return workload.on_engine(
+            where.latency,
+            where.max_num_seqs,
+            where.max_num_batched_tokens,
+            engine=where.engine.simulated_as if where.engine.name == "vllm" else None,
+            kv_groups="" if groups is None else groups.text,
+        )
 
 
 class OptionChange(Struct, frozen=True):

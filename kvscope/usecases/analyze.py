@@ -358,7 +358,12 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
     """Yield what the deployment's vLLM would hit without eviction, where its model has windows."""
     where = request.deployment
     groups = where.kv_groups_for(trace.block_size) if where else None
-    if groups is None or not trace.has_hashes or groups.undivided(trace.block_size):
+    if (
+        where is None
+        or groups is None
+        or not trace.has_hashes
+        or groups.undivided(trace.block_size)
+    ):
         return
     if replace(request.definition, warmup=0.0) != standard():
         return
@@ -371,7 +376,7 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
     tokens = int(prompts.input_tokens[first:].sum())
     for interval in (0, _RETENTION, math.inf) if groups.sparse else (0,):
         kept = groups.retaining(interval)
-        hits = hits_without_eviction(prompts, kept)[first:]
+        hits = hits_without_eviction(prompts, kept, where.engine.drafter)[first:]
         rate = int(hits.sum()) * prompts.block_size / tokens
         yield RetentionIdeal(kept.retention_tokens, rate)
 

@@ -31,6 +31,7 @@ from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import read_config
+from kvscope.deployment.speculative import parse_drafter
 from kvscope.replay.policy_options import VLLM
 from kvscope.tuning.target import Target
 from kvscope.usecases.base import Opened, UseCase
@@ -292,7 +293,11 @@ def validate(
             replica.max_num_batched_tokens,
             async_scheduling=overlapped,
             groups=engine.groups,
-        ).in_version(replace(_version(engine.facts.version), drafter=_drafter(request))),
+        ).in_version(
+            replace(_version(engine.facts.version), drafter=_drafter(request)).in_blocks_of(
+                engine.facts.block_size
+            )
+        ),
         block_size=engine.hash_tokens,
         forced=forced,
         target=slo,
@@ -358,7 +363,7 @@ def _replica(
     seqs, batched = MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS
     if limits := where or tuned:
         seqs, batched = limits.max_num_seqs, limits.max_num_batched_tokens
-    words = stated_words(stated) if stated else {}
+    words = stated_words(replace(stated, speculative=None)) if stated else {}
     return ValidatedReplica(
         stated=stated,
         share=options.share or 1 / engines,
@@ -409,6 +414,8 @@ def _own_vllm(
         flags=(*replica.flags, *options.vllm_flags),
         kv_bytes_per_token=shape.by_block.bytes_per_token * size // stated if shape else None,
     )
+    if replica.stated and parse_drafter(replica.stated.speculative or "none"):
+        monitor.note("vLLM is started without a drafter, and predicted without")
     device = python.device_name or python.device
     monitor.note(f"vLLM {python.vllm} on {device}, {blocks:,} blocks of {size} tokens")
     groups = shape.kv_groups(stated, stated, tp) if shape else None
@@ -431,7 +438,7 @@ def _version(reported: str | None) -> Engine:
 
 
 def _drafter(request: ValidateRequest) -> Drafter | None:
-    """Return what drafts tokens in a server that runs already; kvscope's own has no drafter."""
+    """Return what drafts tokens in a server that runs already; one that is started has none."""
     from kvscope.tuning.file import RecommendationFile
 
     if request.python is not None:

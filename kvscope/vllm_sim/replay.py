@@ -14,6 +14,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.speculative import Drafter
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
@@ -126,17 +127,20 @@ def replay_in_flight(
     return replayed(machine)
 
 
-def hits_without_eviction(prompts: Prompts, groups: KvGroups) -> Int32s:
+def hits_without_eviction(
+    prompts: Prompts, groups: KvGroups, drafter: Drafter | None = None
+) -> Int32s:
     """Return the blocks (of the trace) that each request hits where a hybrid model's pool is ample.
 
     One request at a time. They are fewer than a cache of full attention hits: windows are kept at
-    some places only, by the retention interval of `groups`.
+    some places only, by the retention interval of `groups`, and a drafter shortens hits.
     """
     known = engine_traffic(prompts)
-    ample = EngineSettings.one_at_a_time(NO_LIMIT, groups)
+    ample = replace(EngineSettings.one_at_a_time(NO_LIMIT, groups), drafter=drafter)
     # A block of each group for each node, and those of one request that fill no whole block.
     blocks = len(known.block_parent) + int(blocks_needed(known, ample).max(initial=1))
     blocks += len(known.leaf) * hits_within_blocks(ample)  # copies of what ends with a prompt
+    blocks += ample.ahead_tokens.prefilling  # for states of drafted tokens
     settings = replace(ample, usable_blocks=blocks * len(groups.groups))
     memory.require(_BLOCK_BYTES * settings.usable_blocks, "a replay in an ample pool")
     return replay_engine(prompts, Lru(), settings, StepCost(base_s=1e-9)).hit_blocks

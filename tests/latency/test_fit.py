@@ -313,11 +313,14 @@ def test_what_passes_outside_of_its_steps_is_what_its_metrics_do_not_count() -> 
 
 
 def test_its_steps_of_decoding_are_measured() -> None:
-    """What more outputs take, by requests in a step; the fake serves them one after the other."""
-    with fake_server(Behaviour(base_s=0.01, per_output_s=0.002)) as url:
+    """What more outputs take, by requests in a step; the fake serves them one after the other.
+
+    A busy machine may add to the time without more outputs, which is subtracted.
+    """
+    with fake_server(Behaviour(base_s=0.01, per_output_s=0.005)) as url:
         target = ServerTarget(Endpoint(url), "fake", seed=1)
         alone, both = (target.step_s(Step(batch, 256)) for batch in (1, 2))
-    assert 0.002 < alone < 0.02
+    assert 0.003 < alone < 0.05
     assert alone < both
 
 

@@ -185,13 +185,6 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
             f" {tuned.size(tuning.capacity_blocks)}: the engine rejects them, and each counts as a"
             " violation."
         )
-    if tuned.without_drafter is not None and tuned.deployment is not None:
-        lost = tuned.without_drafter - tuning.lru.later.outcome.token_hit_rate
-        yield (
-            f"Speculative decoding ({tuned.deployment.engine.drafter}) costs LRU"
-            f" {units.format_pp(max(0.0, lost))[1:]} of hit rate: {tuned.without_drafter:.1%} on"
-            " the later requests without it."
-        )
     seeing = [
         each.router for each in tuned.plan.options if each.router and each.router.sees != "order"
     ]
