@@ -330,7 +330,14 @@ def resolve(
         max_num_seqs=sequences,
         max_num_batched_tokens=batched,
         gpu_memory_utilization=deployment.gpu_memory_utilization or engine.default_utilization,
-        notes=(*engine.doubts(groups), *engine.left_out, *notes, *pool.notes, *doubts),
+        notes=(
+            *engine.doubts(groups),
+            *_unused_mean(engine, origin),
+            *engine.left_out,
+            *notes,
+            *pool.notes,
+            *doubts,
+        ),
         not_switchable=reason,
     )
 
@@ -374,6 +381,13 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
         raise not_beside(engine.drafter, f"the linear layers of {model.name}")
     if deployment.prefix_match_unit is not None:
         raise not_beside(engine.drafter, "a prefix_match_unit")
+
+
+def _unused_mean(engine: Engine, origin: Origin) -> tuple[str, ...]:
+    """Return that a measured latency has what a step yields, where that is stated too."""
+    if engine.drafter is None or engine.drafter.per_step == 1 or origin == "derived":
+        return ()
+    return (f"--speculative @{engine.drafter.per_step:g} is not used: the latency is {origin}",)
 
 
 def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | None) -> None:

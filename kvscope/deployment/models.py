@@ -200,7 +200,7 @@ class Model(Struct, frozen=True):
 
         The first kernels for MLA that run there decide; all others take 16.
 
-        Source: vLLM 0.32.0, vllm/platforms/cuda.py (_get_backend_priorities) and
+        Source: vLLM 0.20.0, 0.28.0 and 0.32.0, vllm/platforms/cuda.py (_get_backend_priorities) and
         get_supported_kernel_block_sizes of the backends in vllm/v1/attention/backends/mla.
         """
         if not isinstance(self.shape, LatentKv) or gpu.family not in {"hopper", "blackwell"}:

@@ -64,7 +64,9 @@ def _tiles(tuned: Recommendation) -> list[Tile]:
     met = {"meets": True, "misses": False, "overloaded": False}.get(today.slo)
     choice = tuning.choice
     do = "Nothing" if choice is None else tuned.called(choice.policy)
-    if choice is not None and tuning.grade == "canary":
+    if choice is not None and tuned.uncertain:
+        do = f"Not certain: {do}"
+    elif choice is not None and tuning.grade == "canary":
         do = f"Canary: {do}"
     meets, about = "nothing tried", "No option tried meets the SLO."
     if cheapest is not None:

@@ -122,7 +122,9 @@ def _worth(tuned: Recommendation) -> list[str]:
         return _no_change(tuned)
     trial, name = tuning.choice.later, tuned.called(tuning.choice.policy)
     moves = f"{name}: {_moves(trial, tuned)} on {LATER}"
-    if tuning.grade == "do-now":
+    if tuned.uncertain:
+        first = f"Not certain: {moves}."
+    elif tuning.grade == "do-now":
         first = f"Do now, free: {moves}."
     else:
         first = f"Canary first: {moves}. No harm shows, and a gain is {trial.likely:.0%} likely."
@@ -459,7 +461,7 @@ def _verdict(tuned: Recommendation) -> Section:
     )
     what = tuned.deployment.summary if tuned.deployment else CACHE_STUDY
     what_to_do = "add memory" if tuned.tier else _TITLES.get(tuned.grade, tuned.verdict)
-    title = f"Recommendation: {what_to_do}"
+    title = f"Recommendation: {'not certain' if tuned.uncertain else what_to_do}"
     first = (*tuned.warnings, *_layouts(tuned))
     words = (*verdict_in_words(tuned), *_drafting(tuned))
     return Section.of(title, *first, *words, f"For: {what}.", how)

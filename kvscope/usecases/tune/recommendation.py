@@ -281,6 +281,12 @@ class Recommendation(Struct, frozen=True):
         return "do-now" if self._tier.later.likely >= CERTAIN else "canary"
 
     @property
+    def uncertain(self) -> bool:
+        """Whether the change of policy does not hold at both ends of what is uncertain."""
+        judged = self.deployment is not None and self._tier is None
+        return judged and self.tuning.choice is not None and bool(self.tuning.disagreeing)
+
+    @property
     def recommended(self) -> WindowTrial:
         """What to run, on the held-out window."""
         return self._tier.held_out if self._tier else self.tuning.recommended
@@ -513,7 +519,7 @@ class Recommendation(Struct, frozen=True):
         return self._chosen_row("canary")
 
     def _chosen_row(self, grade: Grade) -> int | None:
-        if self.tuning.grade != grade:
+        if self.tuning.grade != grade or self.uncertain:
             return None
         options, choice = enumerate(self.plan.options), self.tuning.choice
         return next(at for at, option in options if option.judged is choice)
