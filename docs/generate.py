@@ -51,7 +51,7 @@ _VERSIONS_BEGIN = "<!-- generated: engine versions -->\n"
 _VERSIONS_END = "<!-- generated: engine versions, end -->\n"
 _OF_VERSIONS = """
 `--engine vllm@0.25` takes pool, hits, scheduling and flags of that version; the default is
-{newest}. Each request of generated traffic hits the same tokens in the `KVCacheManager` of
+{newest}. Generated requests hit the same tokens in the `KVCacheManager` of
 {compared} (`make test-engine-versions`): full attention,
 windows, chunks, from 0.25 blocks of several sizes, from 0.32 states of linear attention. Of 0.26,
 0.32 and 0.33 the whole scheduler was compared ([evidence](evidence/vllm-conformance.md)). The

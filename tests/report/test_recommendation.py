@@ -182,6 +182,10 @@ def test_a_verdict_that_changes_at_an_end_has_no_flags(result: Recommendation) -
     assert "No flags: the comparison does not hold within the uncertainty of pool and" in words
     assert "With the smallest pool: keep-lru, LRU 330 ms." in words
     assert "vllm serve" not in words
+    assert "Recommendation: not certain" in words
+    assert "Do now" not in words
+    assert other.do_now_row is None is other.canary_row
+    assert _deployed(result).do_now_row is not None
 
 
 def test_a_verdict_that_changes_with_session_starts_has_no_flags(result: Recommendation) -> None:
