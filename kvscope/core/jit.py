@@ -116,7 +116,8 @@ class Function:
     """A plain function that kernels call by its address, so that one kernel serves many functions.
 
     The annotations of `contract`, the base class's function, give its types; `memory` is a
-    NamedTuple of the type that they leave open (`Any`). Its machine code is cached as a kernel's.
+    NamedTuple of the type that they leave open (`Any`): kernels pass one on as `Opaque`, or its
+    address as a whole number. Its machine code is cached as a kernel's.
     """
 
     def __init__(
@@ -158,11 +159,17 @@ class Referenced:
             self._description = describe(self.arrays)
         return self._description
 
+    @property
+    def layout(self) -> bytes:
+        """The tuple as numba lays it out in memory, in words of 8 bytes."""
+        kernel_types: Any = import_module("kvscope.core.kernel_types")
+        memory: bytes = kernel_types.layout(self.arrays)
+        return memory
+
     @cached_property
     def address(self) -> int:
-        """The address of the tuple in numba's layout."""
-        kernel_types: Any = import_module("kvscope.core.kernel_types")
-        self._memory = ctypes.create_string_buffer(kernel_types.layout(self.arrays))
+        """The address of the tuple in that layout."""
+        self._memory = ctypes.create_string_buffer(self.layout)
         return ctypes.addressof(self._memory)
 
 

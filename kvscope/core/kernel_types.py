@@ -163,7 +163,7 @@ class FunctionAddress(types.Callable):  # type: ignore[misc]
     def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
         """Return the types of a call: arguments are converted to those of the function."""
         types_of = [
-            given if isinstance(wanted, types.BaseNamedTuple | Reference) else wanted
+            given if isinstance(wanted, _AS_GIVEN) else wanted
             for given, wanted in zip(arguments, self.arguments, strict=True)
         ]
         return signature(self.returns, *types_of, recvr=self)
@@ -213,6 +213,9 @@ class _AddressModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(known, address, known.lookup(types.voidptr).get_value_type())
 
 
+_AS_GIVEN = types.BaseNamedTuple | Reference | OpaqueAddress  # calls convert them, not numba
+
+
 def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) -> Any:
     """Strip an array, and convert the fields of a NamedTuple, which numba itself does not."""
     if isinstance(wanted, Bare):
@@ -223,6 +226,8 @@ def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) 
     same_tuple = isinstance(wanted, Reference) and given.of == wanted.of
     if given == wanted or same_tuple:
         return value
+    if isinstance(wanted, OpaqueAddress):  # as a whole number
+        return builder.inttoptr(value, context.get_value_type(wanted))
     if isinstance(wanted, Reference):
         raise TypeError(f"a function that takes {wanted.of} is called with {given}")
     fields = [
@@ -244,22 +249,22 @@ def _type_of_opaque(opaque: jit.Opaque, context: Any) -> OpaqueAddress:
 
 @typeof_impl.register(jit.Referenced)
 def _type_of_referenced(referenced: jit.Referenced, context: Any) -> Reference:
-    described: Reference = referenced.described(_describe)
-    return described
+    known: Reference = referenced.described(described)
+    return known
 
 
-_described: dict[bytes, Reference] = {}
+_types: dict[bytes, Reference] = {}
 
 
-def _describe(arrays: Any) -> Reference:
+def described(arrays: Any) -> Reference:
     """Return the type of a reference to a tuple, found again by the kinds of its arrays."""
     try:
         mark = compute_fingerprint(arrays)
     except NotImplementedError:  # it has functions
         return Reference(typeof(arrays), constant=True)
-    if mark not in _described:
-        _described[mark] = Reference(typeof(arrays), constant=True)
-    return _described[mark]
+    if mark not in _types:
+        _types[mark] = Reference(typeof(arrays), constant=True)
+    return _types[mark]
 
 
 @unbox(OpaqueAddress)

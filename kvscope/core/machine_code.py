@@ -289,8 +289,8 @@ _CODE_OF = attrgetter("library")
 
 def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
     """Return where the machine code of `jit.Function` begins."""
-    known = numba.typeof(memory) if memory is not None else None
-    wanted = kernel_types.function_type(contract, kernel_types.Reference(known) if known else None)
+    known = kernel_types.described(memory) if memory is not None else None
+    wanted = kernel_types.function_type(contract, known)
     key = function, wanted
     if key not in _kept:
         made = dispatcher(_entry(function))

@@ -18,15 +18,22 @@ from kvscope.core.errors import UsageError
 from kvscope.core.jit import Function, Opaque, Referenced
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engine_loads import no_counts
-from kvscope.fleet.engines_kernel import FleetPaths, Loads, SentRequests, Sights, engines_kernel
-from kvscope.fleet.machines import Machines, idle_machines
+from kvscope.fleet.engines_kernel import (
+    Engines,
+    FleetPaths,
+    Loads,
+    SentRequests,
+    Sights,
+    run_engines,
+)
+from kvscope.fleet.machines import Machines, idle_machines, layouts
 from kvscope.fleet.replay import FleetReplay, arrivals, asked, no_view
 from kvscope.policies.base import Policy
 from kvscope.replay.costs import Costs
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import MemorySizes, Router
 from kvscope.vllm_sim import EngineSettings, StepCost
-from kvscope.vllm_sim.engine import engine_runner
+from kvscope.vllm_sim.engine import engine_function
 from kvscope.vllm_sim.replay import loaded_blocks, never_start
 from kvscope.vllm_sim.state import Machine, engine_traffic, idle_machine
 
@@ -68,6 +75,8 @@ def replay_engines(
     scrape_s = router.values.get("scrape_s", 0.0)
     lag_s = router.values.get("event_lag_s", 0.0)
     machines = idle_machines(known, replicas * (2 if lag_s > 0 else 1))
+    rows = layouts(machines.each, len(machines.sent))
+    addresses = rows.ctypes.data + rows.strides[0] * np.arange(len(rows))
     view = no_view(replicas, settings.usable_blocks, size, scrape_s > 0, lag_s > 0)
     longest = int(max(routed.blocks.max(initial=0), requests.length.max(initial=0))) + 1
     parents = _parents(known)
@@ -77,8 +86,10 @@ def replay_engines(
     memory = router.memory(sizes, seed)
     due = arrivals(engine_traffic(prompts, rate_scale), think_s, after)
     sent = _nothing_sent(replicas, count, closed=len(due.turns) > 0)
+    simulate: Any = run_engines  # which takes tuples of arrays as `Referenced`
     route = partial(
-        engines_kernel(engine_runner(known)),
+        simulate,
+        Referenced(Engines(engine_function(known), addresses)),
         Referenced(machines),
         Referenced(routed),
         Referenced(FleetPaths(parents, *np.zeros((2, longest), dtype=np.int32))),

@@ -7,13 +7,12 @@ step after an end that a next turn follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.core.jit import Function, Opaque, by_reference, callable_in_kernels, kernel, once
+from kvscope.core.jit import Function, Opaque, callable_in_kernels, kernel
 from kvscope.core.prefix import write_path
 from kvscope.fleet.engine_loads import LoadCounts, count_loads, count_used_blocks
 from kvscope.fleet.kernel import Arrivals, Asked
@@ -21,7 +20,6 @@ from kvscope.fleet.machines import (
     NEVER,
     Machines,
     held_blocks,
-    machine_at,
     queue_request,
     take_tables,
     unused_blocks,
@@ -30,6 +28,13 @@ from kvscope.replay.costs import Costs, prefill_s
 from kvscope.replay.kernels.keys import drop_lowest, put
 from kvscope.routers.base import Prompt, View
 from kvscope.vllm_sim.state import NONE
+
+
+class Engines(NamedTuple):
+    """What runs an engine (`engine_function`), and the addresses of M machines."""
+
+    run: Function
+    machine: Int64s
 
 
 class SentRequests(NamedTuple):
@@ -195,90 +200,78 @@ def _send(
     return place
 
 
-def simulator(run_engine: Callable[..., Any]) -> Callable[..., None]:
-    """Return the function that simulates engines until the next request arrives, or to their end.
+@callable_in_kernels
+def _simulate(
+    engines: Engines, machines: Machines, sent: SentRequests, arrivals: Arrivals, lag_s: float
+) -> None:
+    """Simulate the engines until the next request arrives, or to their end."""
+    each, now_s, due = machines.each, machines.now_s, arrivals.due
+    replicas, closed, begin = len(sent.opened), sent.open.shape[1] > 0, 0
+    while True:
+        until_s, steps, number = due.keys[0] if due.size[0] > 0 else np.inf, 1, NONE
+        if closed:
+            number, begin = _furthest_behind(now_s, replicas, until_s), max(begin, replicas)
+        if number == NONE:
+            begin = _next_machine(now_s, replicas, until_s, lag_s, begin)
+            number, steps = begin, NEVER
+        if number == NONE:
+            break
+        if number >= replicas:
+            until_s -= lag_s
+        finished = each.state[number, 0].finished
+        busy = engines.run(engines.machine[number], steps, NEVER, until_s)
+        now_s[number] = each.state[number, 0].now_s if busy else np.inf
+        if each.offload.state[number, 0].waits > 0:  # until something comes
+            now_s[number] = max(now_s[number], until_s)
+        if closed and number < replicas and each.state[number, 0].finished > finished:
+            _note_ends(machines, sent, arrivals, number)
 
-    `run_engine` is as in `engine_runner`.
+
+@kernel
+def run_engines(
+    engines: Engines,
+    machines: Machines,
+    asked: Asked,
+    paths: FleetPaths,
+    arrivals: Arrivals,
+    costs: Costs,
+    sights: Sights,
+    view: View,
+    loads: Loads,
+    sent: SentRequests,
+    choose: Function,
+    memory: Opaque,
+    p: Float64s,
+    begin: int,
+    end: int,
+) -> int:
+    """Simulate engines behind a router: route the arrivals `begin` to `end`.
+
+    Return which one is next. Once nothing arrives any more, the engines do all that is left.
+    `choose` is the router's function, `memory` what it remembers, and
+    `p` its parameters.
     """
-
-    @callable_in_kernels
-    def simulate(machines: Machines, sent: SentRequests, arrivals: Arrivals, lag_s: float) -> None:
-        each, now_s, due = machines.each, machines.now_s, arrivals.due
-        replicas, closed, begin = len(sent.opened), sent.open.shape[1] > 0, 0
-        while True:
-            until_s, steps, number = due.keys[0] if due.size[0] > 0 else np.inf, 1, NONE
-            if closed:
-                number, begin = _furthest_behind(now_s, replicas, until_s), max(begin, replicas)
-            if number == NONE:
-                begin = _next_machine(now_s, replicas, until_s, lag_s, begin)
-                number, steps = begin, NEVER
-            if number == NONE:
-                break
-            if number >= replicas:
-                until_s -= lag_s
-            machine = by_reference(machine_at(each, number))
-            finished = machine.state[0].finished
-            busy = run_engine(machine, steps, NEVER, until_s)
-            now_s[number] = machine.state[0].now_s if busy else np.inf
-            if machine.offload.state[0].waits > 0:  # until something comes
-                now_s[number] = max(now_s[number], until_s)
-            if closed and number < replicas and machine.state[0].finished > finished:
-                _note_ends(machines, sent, arrivals, number)
-
-    return simulate
-
-
-@once
-def engines_kernel(run_engine: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel that simulates engines behind any router.
-
-    `run_engine` is as in `engine_runner`. The kernel routes the arrivals `begin` to `end`,
-    and returns which one is next. Once nothing arrives any more, the engines do all that is left.
-    `choose` is the router's function, `memory` what it remembers, and `p` its parameters. It takes
-    all tuples of arrays as `Referenced`.
-    """
-    simulate = simulator(run_engine)
-
-    @kernel
-    def run(
-        machines: Machines,
-        asked: Asked,
-        paths: FleetPaths,
-        arrivals: Arrivals,
-        costs: Costs,
-        sights: Sights,
-        view: View,
-        loads: Loads,
-        sent: SentRequests,
-        choose: Function,
-        memory: Opaque,
-        p: Float64s,
-        begin: int,
-        end: int,
-    ) -> int:
-        due = arrivals.due
-        for slot in range(begin, end):
-            simulate(machines, sent, arrivals, sights.event_lag_s)
-            if due.size[0] == 0:
-                return slot
-            now_s, request = due.keys[0], int(due.requests[0])
-            drop_lowest(due)
-            take_tables(machines, slot)
-            if sights.loads:
-                _see_loads(machines, sent, loads, view, sights.scrape_s, now_s)
-            best = _see_caches(machines, asked, request, costs, view, paths, sights.blocks)
-            tokens = int(machines.requests[request].prompt)
-            blocks, full_blocks = asked.blocks[request], asked.full_blocks[request]
-            prompt = Prompt(slot, now_s, tokens, asked.key[request], blocks, full_blocks)
-            view.expected_blocks[0] = -1
-            replica = choose(prompt, paths.prompt, view, memory, p)
-            expected = int(view.expected_blocks[0])
-            if expected < 0:
-                expected = int(view.truth.cached_blocks[replica])
-            place = _send(machines, sent, arrivals, request, replica, now_s)
-            sent.uncached[replica, place] = tokens - min(expected * view.block_size, tokens)
-            view.own.processed[replica] += 1
-            sent.request[slot], sent.best[request] = request, best
-        return end
-
-    return run
+    due = arrivals.due
+    for slot in range(begin, end):
+        _simulate(engines, machines, sent, arrivals, sights.event_lag_s)
+        if due.size[0] == 0:
+            return slot
+        now_s, request = due.keys[0], int(due.requests[0])
+        drop_lowest(due)
+        take_tables(machines, slot)
+        if sights.loads:
+            _see_loads(machines, sent, loads, view, sights.scrape_s, now_s)
+        best = _see_caches(machines, asked, request, costs, view, paths, sights.blocks)
+        tokens = int(machines.requests[request].prompt)
+        blocks, full_blocks = asked.blocks[request], asked.full_blocks[request]
+        prompt = Prompt(slot, now_s, tokens, asked.key[request], blocks, full_blocks)
+        view.expected_blocks[0] = -1
+        replica = choose(prompt, paths.prompt, view, memory, p)
+        expected = int(view.expected_blocks[0])
+        if expected < 0:
+            expected = int(view.truth.cached_blocks[replica])
+        place = _send(machines, sent, arrivals, request, replica, now_s)
+        sent.uncached[replica, place] = tokens - min(expected * view.block_size, tokens)
+        view.own.processed[replica] += 1
+        sent.request[slot], sent.best[request] = request, best
+    return end

@@ -1,7 +1,7 @@
 """Several simulated vLLMs in one kernel: their machines, and the requests that each of them gets.
 
-The arrays of all machines lie in those of one `Machine`, with an axis of machines in front; a
-kernel that runs one of them takes views of its rows.
+The arrays of all machines lie in those of one `Machine`, with an axis of machines in front; what
+runs one of them takes views of its rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s, Records
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import Opaque, callable_in_kernels
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_sim import EngineSettings
@@ -23,6 +23,7 @@ NEVER = 2**62
 _WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is ever in memory
     {"requests", "cuts", "table", "path", "running", "preempted", "batch", "yields", "copies"}
 )
+_SHARED = frozenset({"tables", "functions", "offload"})  # in part
 
 
 class Machines(NamedTuple):
@@ -48,7 +49,7 @@ def idle_machines(known: Machine, count: int) -> Machines:
     own = {
         name: _room(column, count) if name in _WRITTEN_FIRST else _rows(column, count)
         for name, column in known._asdict().items()
-        if name not in {"tables", "functions", "offload"}
+        if name not in _SHARED
     }
     offload = Offload(*(_rows(column, count) for column in known.offload))
     tables = _table_rows(known.tables, count)
@@ -89,75 +90,28 @@ def _table_rows(tables: TablePeriods, count: int) -> TablePeriods:
     return tables._replace(since=_rows(tables.since, count), in_force=_rows(tables.in_force, count))
 
 
-@callable_in_kernels
-def _tables_at(tables: TablePeriods, number: int) -> TablePeriods:
-    return TablePeriods(
-        since=tables.since[number],
-        rows=tables.rows,
-        values=tables.values,
-        in_force=tables.in_force[number],
+def layouts(each: Machine, count: int) -> Int64s:
+    """Return so many machines as functions take them by address, a row each, on the arrays of all.
+
+    From one machine to the next, every array begins as many bytes further on.
+    """
+    first, second = (
+        np.frombuffer(Opaque(_machine_at(each, number)).layout, dtype=np.int64)
+        for number in (0, min(1, count - 1))
     )
+    rows: Int64s = first + np.arange(count)[:, None] * (second - first)
+    return rows
 
 
-@callable_in_kernels
-def _tier_at(offload: Offload, number: int) -> Offload:
-    return Offload(
-        chunks=offload.chunks[number],
-        members=offload.members[number],
-        layers=offload.layers[number],
-        state=offload.state[number],
-        marks=offload.marks[number],
-        next_chunk=offload.next_chunk[number],
-        loads=offload.loads[number],
-        stores=offload.stores[number],
-        load_nodes=offload.load_nodes[number],
-        store_nodes=offload.store_nodes[number],
-        reads=offload.reads[number],
-        writes=offload.writes[number],
-        read_nodes=offload.read_nodes[number],
-        write_nodes=offload.write_nodes[number],
-        asked=offload.asked[number],
-        fences=offload.fences[number],
-        fence=offload.fence[number],
-        taken=offload.taken[number],
-        since=offload.since[number],
-        order=offload.order[number],
-        loading=offload.loading[number],
-        ended=offload.ended[number],
-        ended_table=offload.ended_table[number],
-        offered=offload.offered[number],
-        fresh=offload.fresh[number],
-        ends=offload.ends[number],
-        victims=offload.victims[number],
-        states=offload.states[number],
-    )
-
-
-@callable_in_kernels
-def machine_at(each: Machine, number: int) -> Machine:
+def _machine_at(each: Machine, number: int) -> Machine:
     """Return one of several machines, as views of its rows."""
+    rows = {name: column[number] for name, column in each._asdict().items() if name not in _SHARED}
+    since, in_force = each.tables.since[number], each.tables.in_force[number]
     return Machine(
-        blocks=each.blocks[number],
-        nodes=each.nodes[number],
-        requests=each.requests[number],
-        cuts=each.cuts[number],
-        state=each.state[number],
-        table=each.table[number],
-        path=each.path[number],
-        running=each.running[number],
-        busy=each.busy[number],
-        preempted=each.preempted[number],
-        slots=each.slots[number],
-        batch=each.batch[number],
-        yields=each.yields[number],
-        recent=each.recent[number],
-        p=each.p[number],
-        tables=_tables_at(each.tables, number),
-        groups=each.groups[number],
-        specs=each.specs[number],
-        copies=each.copies[number],
+        **rows,
+        tables=each.tables._replace(since=since, in_force=in_force),
         functions=each.functions,
-        offload=_tier_at(each.offload, number),
+        offload=Offload(*(column[number] for column in each.offload)),
     )
 
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from kvscope.core.jit import kernel, once
+from kvscope.core.jit import Function, Opaque, kernel
 from kvscope.vllm_sim.offload import run_above_tier
 from kvscope.vllm_sim.scheduler import run_steps
 from kvscope.vllm_sim.state import Machine, has_tier
 
 
-def engine_kernel(machine: Machine) -> Callable[..., Any]:
-    """Return the kernel that runs `machine`, which it takes as `Referenced`: as `run_steps`."""
-    return run_kernel(engine_runner(machine))
+def runner(machine: Machine) -> Callable[[int, int, float], bool]:
+    """Return what runs `machine` by compiled code: `run_steps`, whose other arguments it takes."""
+    return partial(_run, engine_function(machine), Opaque(machine))
 
 
-def engine_runner(machine: Machine) -> Callable[..., Any]:
-    """Return the function in that kernel, which others may call with a machine by reference."""
-    return run_above_tier if has_tier(machine) else run_steps
+def engine_function(machine: Machine) -> Function:
+    """Return what runs `machine` and all that have its kinds of arrays; kernels share it."""
+    return Function(run_above_tier if has_tier(machine) else run_steps, _contract, machine)
 
 
-@once
-def run_kernel(run_engine: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of a function that runs an engine."""
+def _contract(machine: Any, steps: int, finished: int, until_s: float) -> bool:
+    """Name the types of `run_steps`."""
+    raise NotImplementedError
 
-    @kernel
-    def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-        return run_engine(machine, steps, finished, until_s)  # type: ignore[no-any-return]
 
-    return run
+@kernel
+def _run(engine: Function, machine: Opaque, steps: int, finished: int, until_s: float) -> bool:
+    return engine(machine, steps, finished, until_s)  # type: ignore[no-any-return]

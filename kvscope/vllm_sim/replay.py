@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s, Records
 from kvscope.core.errors import UsageError
-from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.speculative import Drafter
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.engine import runner
 from kvscope.vllm_sim.settings import NO_LIMIT, EngineSettings, StepCost
 from kvscope.vllm_sim.state import (
     BLOCK,
@@ -85,8 +84,8 @@ def replay_engine(
     if not (math.isfinite(rate_scale) and rate_scale > 0):
         raise UsageError(f"rate scale {rate_scale}", remedy="give a number above 0, such as 2")
     machine = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
-    run, passed = engine_kernel(machine), Referenced(machine)
-    while run(passed, SLICE_STEPS, len(machine.requests) + 1, math.inf):
+    run = runner(machine)
+    while run(SLICE_STEPS, len(machine.requests) + 1, math.inf):
         pass
     return replayed(machine)
 
@@ -108,7 +107,7 @@ def replay_in_flight(
     `tables` are for.
     """
     machine = idle_machine(prompts, policy, settings, cost, tables=tables)
-    run, passed = engine_kernel(machine), Referenced(machine)
+    run = runner(machine)
     requests, state = machine.requests, machine.state[0]
     requests.arrival_s = np.inf
     rejected = np.append(0, np.cumsum(requests.oversized))  # those need no room
@@ -123,7 +122,7 @@ def replay_in_flight(
                 break
             requests[sent].arrival_s = state.now_s + between_s if sent else 0.0
             sent += 1
-        run(passed, SLICE_STEPS, state.finished + 1, math.inf)
+        run(SLICE_STEPS, state.finished + 1, math.inf)
     return replayed(machine)
 
 

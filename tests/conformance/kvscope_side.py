@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope.core.jit import Referenced
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.engine import runner
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import Machine, idle_machine
 from tests.conformance.conversations import TokenRequest, prompts_of
@@ -39,15 +38,15 @@ class Model:
             prompts = replace(prompts, category=category, categories=tuple(names))
         self.machine: Machine = idle_machine(prompts, policy, settings, ONE_EACH, tables=tables)
         self.settings = settings
-        self.run, self._passed = engine_kernel(self.machine), Referenced(self.machine)
+        self.run = runner(self.machine)
 
     def step(self) -> bool:
         """Take one step, as `VllmScheduler.step`."""
-        return bool(self.run(self._passed, 1, ALWAYS, math.inf))
+        return bool(self.run(1, ALWAYS, math.inf))
 
     def finish(self, requests: int) -> None:
         """Step on until that many requests have been served."""
-        self.run(self._passed, ALWAYS, requests, math.inf)
+        self.run(ALWAYS, requests, math.inf)
 
     def running(self) -> list[int]:
         """Return the running requests, in order of admission."""

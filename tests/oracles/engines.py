@@ -6,7 +6,7 @@ Slow on purpose: every load is counted anew, by looking back at all requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
 from kvscope.fleet.replay import FleetReplay, asked
 from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import Fetch, MemorySizes, Prompt, ReplicaLoad, Router, Truth, View
 from kvscope.vllm_sim import EngineSettings, StepCost
-from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.engine import runner
 from kvscope.vllm_sim.state import NONE, Machine, idle_machine
 
 _NEVER = 2**62
@@ -32,7 +31,6 @@ class Engine:
     """One engine, and the requests sent to it with the tokens that the router took as uncached."""
 
     known: Machine
-    run: Callable[..., Any]
     sent: list[int] = field(default_factory=list)
     uncached: list[int] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
@@ -40,7 +38,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.machine = deepcopy(self.known)
-        self._passed = Referenced(self.machine)
+        self._run = runner(self.machine)
         self.machine.requests.arrival_s = np.inf
         self.machine.tables.since[1:] = _NEVER
 
@@ -67,7 +65,7 @@ class Engine:
 
     def step(self, until_s: float) -> None:
         """Compute one step."""
-        self.idle = not self.run(self._passed, 1, _NEVER, until_s)
+        self.idle = not self._run(1, _NEVER, until_s)
 
     def catch_up(self, until_s: float) -> None:
         """Compute steps up to a time."""
@@ -207,8 +205,7 @@ def simulate(
         known.nodes.parent,
         asked(prompts),
     )
-    run = engine_kernel(known)
-    engines, late = ([Engine(known, run) for _ in range(replicas)] for _ in range(2))
+    engines, late = ([Engine(known) for _ in range(replicas)] for _ in range(2))
     think = [-1.0] * count if think_s is None else think_s
     due = {r: float(known.requests[r].arrival_s) for r in range(count) if think[r] < 0}
     turns = Turns(due, think, prompts.parent.tolist())

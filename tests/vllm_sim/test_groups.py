@@ -12,7 +12,7 @@ from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.engine import engine_function
 from kvscope.vllm_sim.settings import EngineSettings
 from kvscope.vllm_sim.state import Machine, idle_machine
 from tests.vllm_sim.examples import FOREVER, SECONDS, asks, told
@@ -31,7 +31,7 @@ def served(
     """Return the engine after all requests, one at a time."""
     settings = EngineSettings.one_at_a_time(blocks, groups)
     machine = idle_machine(prompts, policy or Lru(), settings, SECONDS)
-    engine_kernel(machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    engine_function(machine)(machine, FOREVER, FOREVER, math.inf)
     return machine
 
 
@@ -89,7 +89,7 @@ def test_blocks_outside_of_the_window_are_free_while_a_request_runs() -> None:
     groups = KvGroups((FULL, WINDOW))
     settings = EngineSettings(15, 1, 8, groups=groups)
     machine = idle_machine(told(asks("abcdefghij", 40)), Lru(), settings, SECONDS)
-    engine_kernel(machine).py_func(machine, 6, FOREVER, math.inf)
+    engine_function(machine)(machine, 6, FOREVER, math.inf)
     assert machine.requests.finished_s.tolist() == [5.0]
     assert machine.state[0].free == 15
 
@@ -99,7 +99,7 @@ def test_steps_of_a_prompt_end_where_a_state_is_kept() -> None:
     settings = EngineSettings(30, 1, 10, groups=KvGroups((LINEAR, FULL)))
     machine = idle_machine(told(asks(PATH[:5], 23)), Lru(), settings, SECONDS)
     computed = []
-    while engine_kernel(machine).py_func(machine, 1, FOREVER, math.inf):
+    while engine_function(machine)(machine, 1, FOREVER, math.inf):
         computed.append(int(machine.requests.computed[0]))
     assert computed == [8, 16, 20, 23]
 
@@ -110,7 +110,7 @@ def test_a_state_is_hit_in_the_step_after_its_own(rehashes: bool, admitted_s: fl
     groups = KvGroups((LINEAR, FULL))
     settings = EngineSettings(60, 2, 64, groups=groups, rehashes_states=rehashes)
     machine = idle_machine(told(*[asks(PATH[:5], 23)] * 2), Lru(), settings, SECONDS)
-    engine_kernel(machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    engine_function(machine)(machine, FOREVER, FOREVER, math.inf)
     assert machine.requests.hits.tolist() == [0, 5]
     assert machine.requests.admitted_s.tolist() == [0.0, admitted_s]
 

@@ -13,7 +13,7 @@ import pytest
 from kvscope.core.errors import UsageError
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
-from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.engine import engine_function
 from kvscope.vllm_sim.replay import replayed
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
 from kvscope.vllm_sim.state import Machine, idle_machine
@@ -30,7 +30,7 @@ def offloaded(*requests: Request, blocks: int = 5, **options: Any) -> Machine:
     """Return the engine after all requests, its tier of 100 chunks if `options` name no other."""
     tier = OffloadSettings(**{"capacity_chunks": 100, **options})
     machine = idle_machine(told(*requests), Lru(), EngineSettings(blocks, offload=tier), SECONDS)
-    engine_kernel(machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    engine_function(machine)(machine, FOREVER, FOREVER, math.inf)
     assert machine.state[0].finished == len(requests)
     return machine
 
@@ -127,7 +127,7 @@ def test_a_tier_smaller_than_a_prompt_never_serves_it() -> None:
     tier = OffloadSettings(2, storage=StorageSettings())
     settings = EngineSettings(6, max_num_batched_tokens=8, offload=tier)
     machine = idle_machine(told(halves, between, AFTER), Lru(), settings, SECONDS)
-    engine_kernel(machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    engine_function(machine)(machine, FOREVER, FOREVER, math.inf)
     assert machine.offload.state[0].stuck
     with pytest.raises(UsageError, match="1 requests never start"):
         replayed(machine)

@@ -14,7 +14,7 @@ from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
-from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.engine import engine_function
 from kvscope.vllm_sim.replay import replay_engine, replayed
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
 from kvscope.vllm_sim.state import Machine, idle_machine
@@ -34,7 +34,7 @@ def offloaded(*requests: Request, groups: KvGroups = WINDOW, **options: Any) -> 
     tier = OffloadSettings(**{"capacity_chunks": 100, **options})
     settings = EngineSettings(19, groups=groups, offload=tier)
     machine = idle_machine(told(*requests), Lru(), settings, SECONDS)
-    engine_kernel(machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    engine_function(machine)(machine, FOREVER, FOREVER, math.inf)
     assert machine.state[0].finished == len(requests)
     return machine
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
-from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy, Leaves, Turn
@@ -26,7 +25,7 @@ from kvscope.vllm_sim import (
     replay_engine,
     replay_in_flight,
 )
-from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.engine import runner
 from kvscope.vllm_sim.pool import take
 from kvscope.vllm_sim.scheduler import run_steps
 from kvscope.vllm_sim.state import NONE
@@ -69,7 +68,7 @@ def test_compiled_and_uncompiled_do_the_same(
     known = prompts(built(*trace))
     plain, compiled = (engine(known, blocks, policy, **options) for _ in range(2))
     run(plain)
-    engine_kernel(compiled)(Referenced(compiled), FOREVER, FOREVER, np.inf)
+    runner(compiled)(FOREVER, FOREVER, np.inf)
     for name in TABLES:
         left, right = getattr(plain, name), getattr(compiled, name)
         if left.dtype.names is None:  # stacks: what lies above their top is rest
