@@ -127,6 +127,7 @@ def pick(page: Page, label: str, option: str) -> None:
     until = monotonic() + PATIENCE_MS / 1e3
     while True:
         box.evaluate("each => each.scrollIntoView({block: 'center'})")  # its list needs room
+        box.locator("input").fill("")  # what an earlier try left there opens no list again
         box.locator("input").fill(option)
         try:
             page.get_by_role("option", name=option, exact=True).click(timeout=5_000)
