@@ -15,6 +15,9 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo "$$python" && break; done)
 
+# What is imported first is compiled first, once: tests start hundreds of processes, which import it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-engine-versions test-sglang test-routers test-container test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
 
@@ -71,9 +74,8 @@ test-install: setup $(NEWEST)/ready ## install the wheel into an empty environme
 	KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up --wheel analyze tune all
 	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
 
-# A file is one worker's, so its tests share one started vLLM. Bytecode is written by what is imported
-# first: most of what vLLM brings never is.
-ENGINE_PYTEST = PYTHONDONTWRITEBYTECODE= $(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(PYTEST)
+# A file is one worker's, so its tests share one started vLLM.
+ENGINE_PYTEST = $(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(PYTEST)
 ENGINE_TESTS  = tests/test_gpu_kit.py tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py
 
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
