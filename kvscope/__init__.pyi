@@ -123,6 +123,7 @@ def explain(
     deployment: str | None = None,
     replicas: str | int | None = None,
     request: str | None = None,
+    by: Literal['type', 'user'] | None = None,
     pooled: bool = False,
     policy: str = 'lru',
     param: Sequence[str] | None = None,

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kvscope.core import units
 from kvscope.core.trace import Prompts
 from kvscope.replay.causes import AVOIDABLE, COMPUTED, Cause
+from kvscope.replay.contention import GroupLosses
 from kvscope.replay.findings import (
     CauseTotal,
     ExplainedRequest,
@@ -27,6 +28,7 @@ from kvscope.report.section import Columns, Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, hit_rate_in_words, share
 from kvscope.usecases.explain import Explanation
 
+_MOST_NAMED = 3  # groups that push out another one's blocks
 _WORST = 10  # requests of a category
 _OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
 
@@ -74,8 +76,8 @@ _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily
 
 
 def screen(explanation: Explanation) -> list[Section]:
-    """Return the one screen: the first section."""
-    return sections(explanation)[:1]
+    """Return the one screen: the first section, and who evicts whom where that was asked for."""
+    return sections(explanation)[: 2 if explanation.groups else 1]
 
 
 def sections(explanation: Explanation) -> list[Section]:
@@ -86,6 +88,8 @@ def sections(explanation: Explanation) -> list[Section]:
     if explanation.single:
         return [request_section(explanation, request) for request in explanation.requests]
     every = [_summary(explanation)]
+    if explanation.groups:
+        every.append(_who_evicts_whom(explanation))
     if explanation.requests:
         every.append(_requests(explanation))
     return every
@@ -221,6 +225,44 @@ def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
         needed = _sizes(explanation).in_words(finding.needed_blocks)
         text += f" LRU keeps at least half of these tokens with {needed}."
     return text
+
+
+def _who_evicts_whom(explanation: Explanation) -> Section:
+    """Return what each group of requests loses to which others, and what it hits in a quota."""
+
+    def others(group: GroupLosses) -> str:
+        ranked = sorted(group.evicted_by, key=lambda each: -each.tokens)
+        return ", ".join(
+            f"{'itself' if each.name == group.name else each.name}"
+            f" {share(each.tokens / group.evicted_tokens)}"
+            for each in ranked[:_MOST_NAMED]
+            if each.tokens
+        )
+
+    groups, total = explanation.groups, explanation.input_tokens
+    columns: dict[str, Callable[[GroupLosses], str]] = {
+        "requests of": lambda each: each.name,
+        "input": lambda each: share(each.input_tokens / total),
+        "hits": lambda each: share(each.hit_tokens / each.input_tokens),
+        "evicted": lambda each: share(each.evicted_tokens / each.input_tokens),
+        "pushed out by": others,
+    }
+    alone = None
+    if groups[0].quota_blocks is not None:
+        columns["quota"] = lambda each: count(each.quota_blocks or 0)
+        columns["hits in it"] = lambda each: share((each.quota_hit_tokens or 0) / each.input_tokens)
+        apart = sum(each.quota_hit_tokens or 0 for each in groups)
+        alone = (
+            f"Each alone in blocks by its share of the input tokens (quota): {share(apart / total)}"
+            f" of all input tokens hit instead of {share(explanation.hit_tokens / total)}."
+        )
+    return Section.of(
+        "Who evicts whom",
+        "A block is pushed out by what is written between its last use and the request that misses"
+        " it, in proportion.",
+        alone,
+        tabulate("What is evicted of whose requests", groups, columns, words=("pushed out by",)),
+    )
 
 
 def _requests(explanation: Explanation) -> Section:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.models import Model
     from kvscope.replay.attribution import Attribution, CacheLookups
+    from kvscope.replay.contention import GroupLosses
     from kvscope.replay.findings import CauseTotal, ExplainedRequest, Finding, Observed
     from kvscope.replay.observed_hits import HitGaps
+    from kvscope.replay.workload import Workload
     from kvscope.store.db import Store
     from kvscope.store.file import Stores
 
@@ -46,6 +48,10 @@ class ExplainOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         "Explain this request alone, by its number in order of arrival, from 0, or by its id"
         " in the trace (id:7 where 7 is a number too).",
         "N",
+    )
+    by: Literal["type", "user"] | None = opt.option(
+        "Say whose requests push out whose, by the type or the user of a request, and what each"
+        " would hit in blocks of its own."
     )
     pooled: bool = opt.option("Replay one cache for all workers that the trace names.", value=False)
     policy: str = opt.option(
@@ -64,18 +70,21 @@ class ExplainRequest(Struct, frozen=True):
     """The one replay whose misses to explain, and the number or id of a request, None for all.
 
     Without a capacity nothing is evicted. `pooled`: one cache, also where the trace names workers.
+    `by` is what tells groups of requests apart that push out each other's blocks.
     """
 
     replayed: SimulateRequest
     request: str | None = None
     pooled: bool = False
+    by: Literal["type", "user"] | None = None
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
     """Why input tokens missed; `causes` add up to `missed_tokens`.
 
     `capacity_blocks` is null for an infinite cache; each of several `workers` has one: those that
-    the trace names, or else the deployment's replicas behind `router`.
+    the trace names, or else the deployment's replicas behind `router`. `groups` are of requests,
+    where it was asked who evicts whom.
     """
 
     trace: Trace
@@ -94,6 +103,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     causes: tuple[CauseTotal, ...]
     findings: tuple[Finding, ...]
     observed: Observed | None
+    groups: tuple[GroupLosses, ...]
     requests: tuple[ExplainedRequest, ...]
     single: Beside[bool]  # `requests` has the one that was asked for, else those that lost most
     attribution: Beside[Attribution]
@@ -147,7 +157,13 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             where=f"--policy {options.policy}",
             remedy="add --capacity or --capacity-blocks",
         )
-    return ExplainRequest(replayed, options.request, options.pooled)
+    if options.by is not None and replayed.capacities == Capacities():
+        raise UsageError(
+            "without a capacity nothing is evicted",
+            where=f"--by {options.by}",
+            remedy="add --capacity, --capacity-blocks or a deployment",
+        )
+    return ExplainRequest(replayed, options.request, options.pooled, options.by)
 
 
 def run(opened: Opened, request: ExplainRequest, monitor: Monitor) -> Explanation:
@@ -230,6 +246,7 @@ def explain(
     from kvscope.app.simulate import on_groups
     from kvscope.characterize.distributions import round_windows
     from kvscope.replay.attribution import attribute, by_worker, cache_lookups, lru_cache_lookups
+    from kvscope.replay.contention import group_losses, grouped
     from kvscope.replay.findings import (
         avoidable_tokens,
         cause_totals,
@@ -243,6 +260,7 @@ def explain(
     from kvscope.replay.workload import ReplayRequest, Workload
 
     evidence = evidence or TraceEvidence()
+    of = grouped(prompts, request.by) if request.by else None
     replayed, _ = timed(request.replayed, trace, prompts, monitor)
     replayed = on_groups(replayed, trace)
     named = replayed.capacities.in_blocks(replayed.model, trace.block_size)
@@ -253,8 +271,8 @@ def explain(
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     policy = bind(variant, estimates)
 
-    def served(requests: Prompts) -> CacheLookups:
-        """Return what one cache holds of these requests."""
+    def served(requests: Prompts, capacity: int | None = capacity) -> CacheLookups:
+        """Return what one cache of this capacity holds of these requests."""
         on_blocks = setting.capacity_model == "cache" and not workload.on_tree(policy)
         if policy.name == BASELINE and on_blocks:
             return lru_cache_lookups(requests, setting.definition, capacity)
@@ -273,13 +291,8 @@ def explain(
             kept_blocks=engine.kept_blocks,
         )
 
-    worker, router, where = np.zeros(trace.requests, dtype=np.int32), None, replayed.deployment
-    if prompts.measurements is not None and not request.pooled:
-        worker = prompts.measurements.worker
-    if worker.min() == worker.max() and where is not None and where.engines > 1:
-        from kvscope.tuning.replicas import SESSION, replica_of
-
-        worker, router = replica_of(workload, where.engines), SESSION.name
+    where = replayed.deployment
+    worker, router = served_by(workload, where, pooled=request.pooled)
     workers = len(np.unique(worker))
     cached = served(prompts) if workers == 1 else by_worker(prompts, worker, served)
     causes = attribute(
@@ -291,6 +304,14 @@ def explain(
         repeated_tokens=evidence.repeated_tokens,
     )
     gaps = hit_gaps_of(prompts, setting.definition, causes, evidence.measured_hit_tokens)
+    groups = group_losses(
+        prompts,
+        setting.definition,
+        causes,
+        of,
+        worker,
+        alone=(capacity, served) if workers == 1 and capacity is not None else None,
+    )
     lost, number = avoidable_tokens(causes), evidence.request
     if number is not None:
         chosen = [number]
@@ -317,6 +338,7 @@ def explain(
         observed=None
         if gaps is None
         else observed_hits(prompts, causes, gaps, evidence.measured_blocks),
+        groups=groups,
         requests=tuple(
             explained_request(prompts, setting.definition, causes, each, gaps) for each in chosen
         ),
@@ -324,6 +346,28 @@ def explain(
         attribution=causes,
         gaps=gaps,
     )
+
+
+def served_by(
+    workload: Workload, deployment: ResolvedDeployment | None, *, pooled: bool
+) -> tuple[Int32s, str | None]:
+    """Return the worker of each request, and the router where the trace names no workers.
+
+    `pooled`: one, whatever the trace names.
+    """
+    import numpy as np
+
+    from kvscope.tuning.replicas import SESSION, replica_of
+
+    worker, stated = (
+        np.zeros(len(workload.prompts.leaf), dtype=np.int32),
+        workload.prompts.measurements,
+    )
+    if stated is not None and not pooled:
+        worker = stated.worker
+    if worker.min() < worker.max() or deployment is None or deployment.engines < 2:
+        return worker, None
+    return replica_of(workload, deployment.engines), SESSION.name
 
 
 def known_figures(request: ExplainRequest) -> Known:
@@ -348,7 +392,7 @@ USE_CASE: UseCase[ExplainOptions, ExplainRequest, Explanation] = UseCase(
     run=run,
     table="causes",
     reporting="misses",
-    sections=("summary", "requests", "request"),
+    sections=("summary", "who-evicts-whom", "requests", "request"),
     known=known_figures,
     figures=figures,
     remembers=True,

@@ -222,3 +222,24 @@ def test_a_head_that_changes_hourly_is_a_finding(
     assert (finding["at_token"], finding["period_s"], finding["values"]) == (32, 3600, 8)
     words = " ".join(streams_of(capsys, "explain", str(path), "--db", db).out.split())
     assert "1. periodic, -1.1 pp: tokens 32-47 of shared prompts change hourly (8 values)" in words
+
+
+def test_who_evicts_whom(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each type's evicted tokens add up to the cause; screen and document say the same."""
+    command = ("explain", str(SAMPLES / "to-c.jsonl.gz"), "--db", db, "--capacity-blocks", "8000")
+    known = document(capsys, *command, "--by", "type")
+    groups = {each["name"]: each for each in known["groups"]}
+    assert set(groups) == {"text", "search", "multimodal", "file", "api"}
+    (evicted,) = (each["tokens"] for each in known["causes"] if each["cause"] == "evicted")
+    assert sum(each["evicted_tokens"] for each in groups.values()) == evicted
+    assert sum(each["hit_tokens"] for each in groups.values()) == known["hit_tokens"]
+    search = groups["search"]
+    most = max(search["evicted_by"], key=lambda each: each["tokens"])
+    assert most["name"] == "text"
+    screen = " ".join(streams_of(capsys, *command, "--by", "type").out.split())
+    assert f"text {most['tokens'] / search['evicted_tokens']:.1%}, itself" in screen
+    assert document(capsys, *command)["groups"] == []
+    one = str(SAMPLES / "birth-death.jsonl.gz")
+    wrong = ["explain", one, "--db", db, "--capacity-blocks", "8", "--by", "type"]
+    assert run(wrong) == ExitCode.USAGE
+    assert "--by type: the trace names fewer than two types" in capsys.readouterr().err

@@ -65,6 +65,8 @@ OPTIONS: Rows = {
         ("--capacity 1GiB --capacity-blocks 5", 2, "both state the capacity"),
         ("--capacity 1GiB", 2, "bytes need a model"),
         (f"{_GPU} --policy lfu", 2, "lfu cannot order the blocks of an engine"),
+        ("--by type", 2, "--by type: without a capacity nothing is evicted"),
+        ("--by model --capacity-blocks 4", 2, "'model' is not one of"),
         ("--fail-on evicted>3", 2, "--fail-on"),
     ),
     "fit short": (
