@@ -63,6 +63,11 @@ class ConfigFields(Struct, frozen=True):
         return str(self.get("model_type", default="")).removesuffix("_text")
 
 
+_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+_WITH_MTP = (  # families, also where the config does not say how many
+    *("deepseek_v3", "deepseek_v4", "glm_moe", "glm4_moe", "glm5_next", "longcat_flash", "mimo"),
+    *("qwen3_next", "qwen3_5", "qwen4_exp", "step3p"),
+)
 _DELTA_NET = (
     "linear_num_key_heads",
     "linear_num_value_heads",
@@ -244,6 +249,15 @@ def _mamba1(config: ConfigFields) -> LinearState:
         parameters=inner * (3 * hidden + 2 * rank + 3 * state + kernel),
         convolved=kernel - 1,
     )
+
+
+def has_mtp(config: ConfigFields) -> bool:
+    """Return whether a model comes with layers that predict further tokens, for MTP.
+
+    Source: vLLM 0.32.0, vllm/config/speculative.py (hf_config_override).
+    """
+    stated = config.get(*_MTP_LAYERS)
+    return bool(stated) if stated is not None else config.family.startswith(_WITH_MTP)
 
 
 def check_family(config: ConfigFields) -> None:

@@ -372,6 +372,12 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
     if engine.name != "vllm":
         what = f"drafters of {engine.name} are not simulated"
         raise UsageError(what, where="--speculative", remedy="take --speculative none")
+    if engine.drafter.method == "mtp" and model is not None and not model.mtp:
+        raise UsageError(
+            f"{model.name} has no layers for MTP",
+            where="--speculative",
+            remedy=f"take eagle:{engine.drafter.tokens} or ngram:{engine.drafter.tokens}",
+        )
     if not engine.shortens_hits or model is None or not model.hybrid:
         return
     groups = model.kv_groups(1)

@@ -32,7 +32,7 @@ from kvscope.deployment.architecture import (
     unknown_layers,
     weight_bits,
 )
-from kvscope.deployment.config_fields import ConfigFields, check_family
+from kvscope.deployment.config_fields import ConfigFields, check_family, has_mtp
 from kvscope.deployment.engines import Engine
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
@@ -149,7 +149,8 @@ class Model(Struct, frozen=True):
 
     `notes` say where a size is only an approximation. `architecture` is None where the config lacks
     what weights need, and `architecture_missing` then says what. `weights_total` are the bytes of a
-    checkpoint's index, which win over those counted from the shape.
+    checkpoint's index, which win over those counted from the shape. With `mtp` it has layers that
+    predict further tokens.
     """
 
     DOCUMENT: ClassVar[str] = "name dtype bytes_per_token notes"
@@ -164,6 +165,7 @@ class Model(Struct, frozen=True):
     weight_dtype: WeightDtype = "bf16"
     bits: WeightBits = WeightBits()
     weights_total: int | None = None
+    mtp: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -483,6 +485,7 @@ def _model(name: str, config: ConfigFields, total: object) -> Model:
         weight_dtype=weight_dtype,
         bits=bits,
         weights_total=weights,
+        mtp=has_mtp(config),
     )
 
 

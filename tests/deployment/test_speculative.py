@@ -65,7 +65,7 @@ def test_other_drafters_are_refused(text: str, refusal: str) -> None:
 
 def test_a_drafter_takes_its_layer_and_its_weights() -> None:
     """Each token of the pool has the KV of one layer more, and decoding takes less time."""
-    plain, drafted = (resolve(Deployment(**PLAIN, speculative=x)) for x in (None, "mtp:3@2.5"))
+    plain, drafted = (resolve(Deployment(**PLAIN, speculative=x)) for x in (None, "eagle:3@2.5"))
     assert drafted.model is not None
     assert plain.model is not None
     assert drafted.model.bytes_per_token * 32 == plain.model.bytes_per_token * 33
@@ -95,7 +95,7 @@ def test_flags_keep_the_drafter() -> None:
     ("stated", "refusal"),
     [
         ({"engine": "sglang", "model": "llama3-8b"}, "drafters of sglang are not simulated"),
-        ({"model": "gpt-oss-20b"}, "mtp:1 beside the hybrid layers of gpt-oss-20b"),
+        ({"model": "gpt-oss-20b"}, "gpt-oss-20b has no layers for MTP; take eagle:1 or ngram:1"),
         ({"model": str(QWEN), "tp": 4, "prefix_match_unit": 16}, "beside a prefix_match_unit"),
     ],
 )
@@ -103,6 +103,12 @@ def test_what_is_not_simulated_is_refused(stated: dict[str, object], refusal: st
     """Rather than answered as if there were no drafter."""
     with pytest.raises(UsageError, match=refusal):
         resolve(Deployment(**{"gpu": "h100"} | stated, speculative="mtp"))
+
+
+def test_eagle_beside_windows_is_refused() -> None:
+    """As vLLM's groups of such layers with its own are not simulated."""
+    with pytest.raises(UsageError, match="eagle:1 beside the hybrid layers of gpt-oss-20b"):
+        resolve(Deployment(gpu="h100", model="gpt-oss-20b", speculative="eagle:1"))
 
 
 def test_its_blocks_are_the_engines(tmp_path: Path) -> None:
@@ -116,7 +122,8 @@ def test_its_blocks_are_the_engines(tmp_path: Path) -> None:
         (PLAIN | {"block_size": 32}, 32),
         ({"gpu": "h200", "tp": 8, "model": "deepseek-v3", "kv_dtype": "fp8"}, 64),
     ):
-        drafter = resolve(Deployment(**options, speculative="mtp")).engine.drafter
+        method = "mtp" if options["model"] == "deepseek-v3" else "eagle:1"
+        drafter = resolve(Deployment(**options, speculative=method)).engine.drafter
         assert drafter is not None
         assert drafter.block_tokens == tokens
 
@@ -148,7 +155,7 @@ def test_explain_counts_what_the_drafter_costs(tmp_path: Path) -> None:
         causes = {each["cause"]: each["tokens"] for each in told["causes"]}
         return causes | {"hit": told["hit_tokens"]}
 
-    plain, drafted = tokens(None), tokens("mtp:2")
+    plain, drafted = tokens(None), tokens("eagle:2")
     assert plain["hit"] == 40 * 160
     assert plain["drafter"] == 0
     assert drafted["drafter"] == plain["hit"] - drafted["hit"] == 40 * 16
