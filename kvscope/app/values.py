@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -16,12 +16,19 @@ from kvscope.core.files import check_writable
 from kvscope.deployment.architecture import WEIGHT_DTYPES, WeightDtype
 from kvscope.store.folder import store_path
 
+if TYPE_CHECKING:
+    from kvscope.replay.tier_spec import SharedPool
+
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 STANDARD_STREAM = "-"
 _POISSON = "poisson:"
-_TIER_SIZE = re.compile(r"(?:dram:)?(?P<memory>[^:+]+)(?:\+ssd:(?P<files>[^:+]+))?", re.IGNORECASE)
+_TIER_SIZE = re.compile(
+    r"(?:dram:)?(?P<memory>[^:+]+)"
+    r"(?:\+(?:ssd:(?P<files>[^:+]+)|shared:(?P<shared>[^:+]+)(?P<options>(?::[^+]*)?)))?",
+    re.IGNORECASE,
+)
 
 
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
@@ -162,19 +169,33 @@ def memory_price(text: str) -> float:
 
 
 class TierSize(NamedTuple):
-    """The bytes of a tier of CPU memory, and those of an SSD below it for files (0: none)."""
+    """The bytes of a tier of CPU memory, and those of an SSD below it for files (0: none).
+
+    With a `pool` those are files that all replicas share.
+    """
 
     size_bytes: int
     files_bytes: int = 0
+    pool: SharedPool | None = None
 
 
 def tier_size(text: str) -> TierSize:
-    """Return `64GiB` of the CPU's memory, or that with an SSD below: `dram:64GiB+ssd:1TiB`."""
+    """Return `64GiB` of the CPU's memory, or that with files below: `dram:64GiB+ssd:1TiB`.
+
+    Or `dram:64GiB+shared:8TiB`, with options of `SharedPool` behind colons.
+    """
     sizes = _TIER_SIZE.fullmatch(text)
     if sizes is None:
         remedy = "write for example 64GiB, or dram:64GiB+ssd:1TiB"
         raise UsageError(f"{text!r} is no CPU memory, with an SSD below or without", remedy=remedy)
-    return TierSize(size(sizes["memory"]), size(sizes["files"]) if sizes["files"] else 0)
+    memory, files = size(sizes["memory"]), sizes["files"] or sizes["shared"]
+    pool = None
+    if sizes["shared"]:
+        from kvscope.replay.tier_spec import SharedPool  # late: loads NumPy
+
+        options = sizes["options"].split(":")[1:]
+        pool = SharedPool.parse(options, "shared")
+    return TierSize(memory, size(files) if files else 0, pool)
 
 
 def percentile(text: str) -> float:

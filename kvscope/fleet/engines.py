@@ -27,7 +27,7 @@ from kvscope.fleet.engines_kernel import (
     run_engines,
 )
 from kvscope.fleet.machines import Machines, idle_machines, layouts
-from kvscope.fleet.replay import FleetReplay, arrivals, asked, no_view
+from kvscope.fleet.replay import FleetReplay, PoolUse, arrivals, asked, no_view
 from kvscope.policies.base import Policy
 from kvscope.replay.costs import Costs
 from kvscope.replay.replay import NO_TABLES, Tables
@@ -74,7 +74,7 @@ def replay_engines(
     count, size = len(requests), prompts.block_size
     scrape_s = router.values.get("scrape_s", 0.0)
     lag_s = router.values.get("event_lag_s", 0.0)
-    machines = idle_machines(known, replicas * (2 if lag_s > 0 else 1))
+    machines = idle_machines(known, replicas, 2 if lag_s > 0 else 1)
     rows = layouts(machines.each, len(machines.sent))
     addresses = rows.ctypes.data + rows.strides[0] * np.arange(len(rows))
     view = no_view(replicas, settings.usable_blocks, size, scrape_s > 0, lag_s > 0)
@@ -152,13 +152,17 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
     replicas = len(sent.opened)
     each, at = machines.each, (sent.replica, sent.place)
     rows: Any = each.requests[at]
-    hit_blocks = np.maximum(rows.hits, 0).astype(np.int32)
+    hit_blocks, read_blocks = np.maximum(rows.hits, 0).astype(np.int32), None
+    pool = each.offload.pool[0, 0]
     if each.offload.members.size:
         if each.offload.state.stuck.any():
             raise never_start(int(np.isnan(rows.finished_s[rows.oversized == 0]).sum()))
         members: Any = each.offload.members[at]
         size = int(each.state.block_size[0, 0])
-        hit_blocks += loaded_blocks(rows, members, size)
+        loaded = loaded_blocks(rows, members, size)
+        hit_blocks += loaded
+        if each.offload.state.storage.any():
+            read_blocks = np.minimum(members.read, loaded).astype(np.int32)
     return FleetReplay(
         replicas=replicas,
         replica=sent.replica,
@@ -170,4 +174,8 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
         token_s=rows.first_token_s.copy(),
         end_s=rows.finished_s.copy(),
         evictions=each.state.evictions[:replicas, 0].copy(),
+        read_blocks=read_blocks,
+        pool=PoolUse(int(pool.chunks), int(pool.evictions), int(pool.full))
+        if pool.shared
+        else None,
     )

@@ -2,7 +2,9 @@
 
 Before a request is routed, all engines are simulated until it arrives. In open loop each goes as
 far at once; in closed loop the one that is furthest behind steps first, so that none has planned a
-step after an end that a next turn follows.
+step after an end that a next turn follows. So it does where engines share a pool: when one plans,
+all others have got as far, so it finds what they had written by then. What a step writes on at its
+end takes room and bandwidth in the order of the steps' beginnings.
 """
 
 from __future__ import annotations
@@ -98,10 +100,10 @@ def _next_machine(now_s: Float64s, replicas: int, until_s: float, lag_s: float, 
 
 
 @callable_in_kernels
-def _furthest_behind(now_s: Float64s, replicas: int, until_s: float) -> int:
-    """Return the replica that is furthest behind, NONE if all have got to `until_s`."""
+def _furthest_behind(now_s: Float64s, begin: int, end: int, until_s: float) -> int:
+    """Return the machine of begin..end furthest behind, NONE if all have got to `until_s`."""
     behind = NONE
-    for number in range(replicas):
+    for number in range(begin, end):
         if now_s[number] < until_s and (behind == NONE or now_s[number] < now_s[behind]):
             behind = number
     return behind
@@ -207,10 +209,13 @@ def _simulate(
     """Simulate the engines until the next request arrives, or to their end."""
     each, now_s, due = machines.each, machines.now_s, arrivals.due
     replicas, closed, begin = len(sent.opened), sent.open.shape[1] > 0, 0
+    shared = each.offload.pool[0, 0].shared > 0
     while True:
         until_s, steps, number = due.keys[0] if due.size[0] > 0 else np.inf, 1, NONE
-        if closed:
-            number, begin = _furthest_behind(now_s, replicas, until_s), max(begin, replicas)
+        if closed or shared:
+            number, begin = _furthest_behind(now_s, 0, replicas, until_s), max(begin, replicas)
+        if shared and number == NONE:
+            number = _furthest_behind(now_s, replicas, len(now_s), until_s - lag_s)
         if number == NONE:
             begin = _next_machine(now_s, replicas, until_s, lag_s, begin)
             number, steps = begin, NEVER

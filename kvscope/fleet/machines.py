@@ -16,7 +16,7 @@ from kvscope.core.jit import Opaque, callable_in_kernels
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_sim import EngineSettings
-from kvscope.vllm_sim.offload_state import CHUNK, Offload
+from kvscope.vllm_sim.offload_state import CHUNK, FILE, Offload
 from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine
 
 NEVER = 2**62
@@ -24,12 +24,14 @@ _WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is 
     {"requests", "cuts", "table", "path", "running", "preempted", "batch", "yields", "copies"}
 )
 _SHARED = frozenset({"tables", "functions", "offload"})  # in part
+_OF_POOL = frozenset({"files", "pool", "pool_links"})  # which replicas may share
 
 
 class Machines(NamedTuple):
     """M machines, each with the requests that were sent to it by their place among them.
 
-    `each` has their arrays, M rows of everything but what none of them writes. `requests` (R) and
+    `each` has their arrays, M rows of everything but what none of them writes, and of a shared pool
+    a row for those that share it. `requests` (R) and
     `cuts` (R x P) are those of the trace, by their number. `sent` (M) counts the requests of each,
     and `now_s` (M) is the time until which it has been simulated, infinity while it has nothing to
     do. The policy's table of `period` (1) holds, each from arrival `since` on.
@@ -44,14 +46,25 @@ class Machines(NamedTuple):
     period: Int64s
 
 
-def idle_machines(known: Machine, count: int) -> Machines:
-    """Return machines to which nothing was sent; `known` has all requests of the trace."""
+def idle_machines(known: Machine, replicas: int, sets: int = 1) -> Machines:
+    """Return `sets` of so many machines to which nothing was sent.
+
+    `known` has all requests of the trace. Machines of a set share the pool below them, if it says
+    so.
+    """
+    count = sets * replicas
+    pools = sets if known.offload.pool.shared[0] else count
     own = {
         name: _room(column, count) if name in _WRITTEN_FIRST else _rows(column, count)
         for name, column in known._asdict().items()
         if name not in _SHARED
     }
-    offload = Offload(*(_rows(column, count) for column in known.offload))
+    offload = Offload(
+        **{
+            name: _rows(column, pools if name in _OF_POOL else count)
+            for name, column in known.offload._asdict().items()
+        }
+    )
     tables = _table_rows(known.tables, count)
     each = Machine(**own, tables=tables, functions=known.functions, offload=offload)
     each.requests.arrival_s[:, :1] = np.inf
@@ -67,7 +80,7 @@ def machines_bytes(traffic: Traffic, settings: EngineSettings, count: int) -> in
     Counted from their arrays; those of slots are in memory as far as requests run at once.
     """
     tries = 1 if settings.groups is None else len(settings.groups.groups)
-    node = NODE.itemsize + (0 if settings.offload is None else CHUNK.itemsize)
+    node = NODE.itemsize + (0 if settings.offload is None else CHUNK.itemsize + FILE.itemsize)
     own = node * tries * len(traffic.block_parent) + BLOCK.itemsize * settings.usable_blocks
     return count * own + 2 * REQUEST.itemsize * len(traffic.leaf)  # those of the trace, and sent
 
@@ -93,25 +106,31 @@ def _table_rows(tables: TablePeriods, count: int) -> TablePeriods:
 def layouts(each: Machine, count: int) -> Int64s:
     """Return so many machines as functions take them by address, a row each, on the arrays of all.
 
-    From one machine to the next, every array begins as many bytes further on.
+    From one machine to the next with the same pool, every array begins as many bytes further on.
     """
+    pools = len(each.offload.pool)
+    alike = count // pools if pools < count else count
+    return np.concatenate([_layouts(each, count, begin, alike) for begin in range(0, count, alike)])
+
+
+def _layouts(each: Machine, count: int, begin: int, alike: int) -> Int64s:
     first, second = (
-        np.frombuffer(Opaque(_machine_at(each, number)).layout, dtype=np.int64)
-        for number in (0, min(1, count - 1))
+        np.frombuffer(Opaque(_machine_at(each, number, count)).layout, dtype=np.int64)
+        for number in (begin, begin + min(1, alike - 1))
     )
-    rows: Int64s = first + np.arange(count)[:, None] * (second - first)
+    rows: Int64s = first + np.arange(alike)[:, None] * (second - first)
     return rows
 
 
-def _machine_at(each: Machine, number: int) -> Machine:
-    """Return one of several machines, as views of its rows."""
+def _machine_at(each: Machine, number: int, count: int) -> Machine:
+    """Return one of `count` machines, as views of its rows."""
     rows = {name: column[number] for name, column in each._asdict().items() if name not in _SHARED}
     since, in_force = each.tables.since[number], each.tables.in_force[number]
     return Machine(
         **rows,
         tables=each.tables._replace(since=since, in_force=in_force),
         functions=each.functions,
-        offload=Offload(*(column[number] for column in each.offload)),
+        offload=Offload(*(column[number * len(column) // count] for column in each.offload)),
     )
 
 

@@ -13,7 +13,7 @@ from kvscope.core.jit import kernel
 from kvscope.core.percentiles import Percentiles, at_rank, percentiles
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
-from kvscope.fleet.replay import FleetReplay
+from kvscope.fleet.replay import FleetReplay, PoolUse
 from kvscope.replay.curve import first_counted, looked_up, weighted
 from kvscope.replay.metrics import QueueTimes
 from kvscope.replay.traffic import Traffic
@@ -77,7 +77,8 @@ class FleetOutcome(Struct, frozen=True):
     """What N replicas gave over the counted requests.
 
     Hit rates are shares of the input tokens: `taken` by the replicas that served, `best_available`
-    on the replica that held most of each prompt, `infinite` in one cache that evicts nothing.
+    on the replica that held most of each prompt, `infinite` in one cache that evicts nothing. With
+    files below CPU tiers, `from_files` of what was taken came from there; with shared ones, `pool`.
     `target_ttft_s` and `target_tpot_s` are the SLO's percentile, inf where the queue grows or it
     falls on a rejected request.
     `sent_tokens` (N x T) are the uncached tokens sent to each replica in T bins of `bin_s`.
@@ -85,8 +86,8 @@ class FleetOutcome(Struct, frozen=True):
 
     DOCUMENT: ClassVar[str] = (
         "ttft_at_percentile_ms=target_ttft_s tpot_at_percentile_ms=target_tpot_s latencies"
-        " hit_rate=taken best_available infinite not_held not_chosen imbalance overloaded_replicas"
-        " by_replica=replicas"
+        " hit_rate=taken from_files best_available infinite not_held not_chosen imbalance"
+        " overloaded_replicas by_replica=replicas"
     )
     taken: float
     best_available: float
@@ -99,6 +100,8 @@ class FleetOutcome(Struct, frozen=True):
     replicas: tuple[ReplicaOutcome, ...]
     bin_s: float
     sent_tokens: NDArray[np.float64]
+    from_files: float | None = None
+    pool: PoolUse | None = None
 
     @property
     def not_held(self) -> float:
@@ -149,7 +152,7 @@ def fleet_outcome(
     def rate(blocks: Int32s) -> float:
         return _share(int(weighted(prompts, definition, blocks)[counted].sum()), total)
 
-    latencies = times.latencies(np.arange(len(uncached)), first, slo)
+    latencies, read = times.latencies(np.arange(len(uncached)), first, slo), done.read_blocks
     span_s = float(np.nanmax(done.token_s, initial=0.0) - done.arrival_s.min())
     replicas = []
     for number in range(done.replicas):
@@ -185,6 +188,8 @@ def fleet_outcome(
         replicas=tuple(replicas),
         bin_s=bin_s,
         sent_tokens=_sent(*sent, bin_s),
+        from_files=None if read is None else rate(done.hit_blocks) - rate(done.hit_blocks - read),
+        pool=done.pool,
     )
 
 

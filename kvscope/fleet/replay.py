@@ -30,6 +30,16 @@ from kvscope.routers.base import Fetch, MemorySizes, ReplicaLoad, Router, Truth,
 MOST_REPLICAS = 4096
 
 
+class PoolUse(Struct, frozen=True):
+    """What a pool that all replicas share did, in chunks: `held` in the end, `evictions`, and
+    `refused`, which it had no room for.
+    """
+
+    held: int
+    evictions: int
+    refused: int
+
+
 class FleetReplay(Struct, frozen=True):
     """What N replicas did with R requests; arrays by request are in the order of the trace.
 
@@ -37,6 +47,8 @@ class FleetReplay(Struct, frozen=True):
     `best_blocks` were the most that any replica held. `order` lists the requests as they arrived.
     Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` its prefill or
     the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N) counts blocks.
+    With files below CPU tiers, `read_blocks` of the hits came from there; `pool` where those are
+    shared.
     """
 
     replicas: int
@@ -49,6 +61,8 @@ class FleetReplay(Struct, frozen=True):
     token_s: Float64s
     end_s: Float64s
     evictions: Int64s
+    read_blocks: Int32s | None = None
+    pool: PoolUse | None = None
 
     @property
     def ttft_s(self) -> Float64s:

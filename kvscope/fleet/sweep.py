@@ -174,7 +174,7 @@ class FleetSweep:
         else:
             done = self._on_engines(fleet, engine, seed)
         alone = fleet.router.sees == "order" and self.think_s is None and not fleet.router.copies
-        if fleet.replicas > 1 and fleet.policy.guarded and alone:
+        if fleet.replicas > 1 and fleet.policy.guarded and alone and done.pool is None:
             return self._with_own_guards(fleet, engine, done)
         return done
 
@@ -183,10 +183,12 @@ class FleetSweep:
     ) -> FleetReplay:
         """Return a replay whose replicas each have a guard, which sees its own requests alone.
 
-        What the best replica had stays that of replicas with one guard for all.
+        Above a shared pool they keep one for all. What the best replica had stays that of replicas
+        with one guard for all.
         """
         hits, evictions = done.hit_blocks.copy(), done.evictions.copy()
         begin_s, token_s, end_s = done.begin_s.copy(), done.token_s.copy(), done.end_s.copy()
+        read = None if done.read_blocks is None else done.read_blocks.copy()
         for number in np.unique(done.replica[done.replica >= 0]):
             own = np.flatnonzero(done.replica == number)
             known = Workload(
@@ -196,6 +198,8 @@ class FleetSweep:
             part = alone.replay(replace(fleet, replicas=1), engine=engine)
             hits[own], evictions[number] = part.hit_blocks, part.evictions[0]
             begin_s[own], token_s[own], end_s[own] = part.begin_s, part.token_s, part.end_s
+            if read is not None and part.read_blocks is not None:
+                read[own] = part.read_blocks
         return replace(
             done,
             hit_blocks=hits,
@@ -204,6 +208,7 @@ class FleetSweep:
             token_s=token_s,
             end_s=end_s,
             evictions=evictions,
+            read_blocks=read,
         )
 
     def _replay_blocks(self, fleet: Fleet, seed: int) -> FleetReplay:

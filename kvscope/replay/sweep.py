@@ -307,6 +307,11 @@ def offload_settings(
     storage = None
     if files:
         storage = StorageSettings(tiers[1].capacity_blocks // chunk, loads[1], stores[1])
+        if (pool := tiers[1].pool) is not None:
+            every_s = chunk * blocks_each * (block_bytes or 0) / pool.bytes_per_s
+            storage = replace(
+                storage, shared=True, evicts=pool.evicts, pool_read_s=every_s, pool_write_s=every_s
+            )
     return spec.settings(tiers[0].capacity_blocks // blocks_each, loads[0], stores[0], storage)
 
 

@@ -20,7 +20,7 @@ the name has it, and no faster than reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +48,18 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
+def _evicts(text: str) -> bool:
+    if text not in {"none", "lru"}:
+        raise UsageError(f"{text!r} is no eviction of it", remedy="take none, as vLLM does, or lru")
+    return text == "lru"
+
+
+_POOL_OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "bandwidth": ("bytes_per_s", units.parse_bandwidth),
+    "evict": ("evicts", _evicts),
+}
+
+
 class Read(Struct, frozen=True):
     """The time to read blocks to where the engine computes: a latency, then a bandwidth."""
 
@@ -65,14 +77,37 @@ WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
 """The bandwidth of writes in bytes a second; their latency is that of a read."""
 
 
+class SharedPool(Struct, frozen=True):
+    """How all replicas share files: what their links carry together, and whether files leave."""
+
+    bytes_per_s: float = math.inf
+    evicts: bool = False
+
+    @classmethod
+    def parse(cls, options: Sequence[str], place: str) -> SharedPool:
+        """Return what `bandwidth=40GB/s` and `evict=lru` stand for."""
+        values: dict[str, Any] = {}
+        example = "write for example bandwidth=40GB/s"
+        given = key_values(options, _POOL_OPTIONS, place, owner="a shared pool", example=example)
+        for key, value in given:
+            with placed(place):
+                name, parse = _POOL_OPTIONS[key]
+                values[name] = parse(value)
+        return cls(**values)
+
+
 class Tier(Struct, frozen=True):
-    """One tier: its capacity, its eviction policy, the time of a read, and writes a second."""
+    """One tier: its capacity, its eviction policy, the time of a read, and writes a second.
+
+    Of a `pool` those are of a replica's link, and the capacity is that of all.
+    """
 
     name: str
     capacity_blocks: int
     policy: Policy
     read: Read = IN_PLACE
     write_bytes_per_s: float = math.inf
+    pool: SharedPool | None = None
 
     @property
     def ttl_s(self) -> float:

@@ -14,6 +14,7 @@ from kvscope.fleet.outcome import FleetOutcome, Latencies, Slo
 from kvscope.fleet.sweep import FleetRun
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
+from kvscope.replay.tier_spec import READS, SharedPool
 from kvscope.report import style
 from kvscope.report.plan import tier_label
 from kvscope.report.section import Columns, Section, Table, tabulate
@@ -30,7 +31,7 @@ from kvscope.report.words import (
     time_unit,
 )
 from kvscope.tuning.least import most_compared
-from kvscope.usecases.fleet import FleetLine, FleetStudy
+from kvscope.usecases.fleet import FleetLine, FleetStudy, PoolSize
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
@@ -64,11 +65,12 @@ _ASSUMED = {
 
 
 def screen(study: FleetStudy) -> list[Section]:
-    """Return the one screen: the answer, the routers, and what they lose."""
+    """Return the one screen: the answer, the routers, and what they lose or other pools give."""
+    losses = Section.of(_losses_title(study), _losses(study, _leading(study)))
     return [
         Section.of("Answer", *in_words(study)),
         Section.of(_here(study), _routers(study, _leading(study))),
-        Section.of(_losses_title(study), _losses(study, _leading(study))),
+        *(_pool(study) or [losses]),
         Section.of("Assumed", *_assumed(study)),
     ]
 
@@ -93,6 +95,7 @@ def sections(study: FleetStudy) -> list[Section]:
             "Replicas", _by_count(study), _replicas(study), partial(sent_chart, study, study.best)
         ),
         *_capacity(study),
+        *_pool(study),
         Section.of("Assumed", *_assumed(study)),
     ]
 
@@ -105,7 +108,8 @@ def in_words(study: FleetStudy) -> list[str]:
     if study.fewest is None:
         most = counted(study.request.replicas[-1], "replica")
         what = _failure(study, run)
-        return [f"No fleet of up to {most} meets {target}: with {name}, the best, {what}."]
+        misses = f"No fleet of up to {most} meets {target}: with {name}, the best, {what}."
+        return [misses, *_pool_in_words(study)]
     if study.on_engines is not None and not study.on_engines.meets:
         fleet = counted(study.chosen, "replica") + (f" behind {name}" if study.chosen > 1 else "")
         misses = (
@@ -119,7 +123,7 @@ def in_words(study: FleetStudy) -> list[str]:
         alone = (
             f"1 replica{price} meets {target}, with {_reached(study, run)}: no router is needed."
         )
-        return [alone, *_on_engines(study), *_tier_flags(study)]
+        return [alone, *_on_engines(study), *_pool_in_words(study), *_tier_flags(study)]
     answer = (
         f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
         f" with {_reached(study, run)}."
@@ -130,7 +134,7 @@ def in_words(study: FleetStudy) -> list[str]:
     if study.chosen == study.request.replicas[0]:
         answer += " Fewer were not tried."
     fewer = best.at(study.chosen - 1)
-    words = [answer, *_on_engines(study)]
+    words = [answer, *_on_engines(study), *_pool_in_words(study)]
     if fewer is not None:
         words.append(f"With one fewer, {_failure(study, fewer)}.")
     others = [line for line in _leading(study)[1:] if not line.router.reference]
@@ -148,10 +152,25 @@ def _on_engines(study: FleetStudy) -> list[str]:
     return [] if run is None else [f"Simulated vLLMs meet it too, with {_reached(study, run)}."]
 
 
+def _pool_in_words(study: FleetStudy) -> list[str]:
+    """Return how much of a shared pool is used, and what one with no limit would take."""
+    if not study.pool_sizes:
+        return []
+    stated = next(row for row in study.pool_sizes if row.outcome is study.answer.outcome)
+    words = f"The shared pool serves {_from_files(stated.outcome)} of the input tokens, and"
+    if (ample := study.pool_sizes[-1]).gib is not None:
+        return [f"{words} holds {_gib(stated.used_gib)} of {_gib(stated.gib)} in the end."]
+    more = f"{_from_files(ample.outcome)} and hold {_gib(ample.used_gib)}"
+    return [f"{words} is full: with no limit it would serve {more}."]
+
+
 def _tier_flags(study: FleetStudy) -> list[str]:
     """Return how each vLLM is started with the tier below its pool, if it has one."""
     tier = study.tier
-    return [] if tier is None else [f"To set on vLLM: {tier.spec.arguments(tier.size_bytes)}"]
+    if tier is None:
+        return []
+    folder = ", with one PATH for all replicas" if tier.pool else ""
+    return [f"To set on vLLM{folder}: {tier.spec.arguments(tier.size_bytes)}"]
 
 
 def _leading(study: FleetStudy) -> list[FleetLine]:
@@ -251,7 +270,8 @@ def _policy(study: FleetStudy, policy: Policy) -> str:
 def _here(study: FleetStudy) -> str:
     size = Sizes(study.trace.block_size, study.request.model).in_words(study.capacity_blocks)
     tier = f" + {tier_label(study.tier)}" if study.tier else ""
-    return f"{counted(study.chosen, 'replica')} of {size}{tier} each"
+    each = "" if study.tier and study.tier.pool else " each"
+    return f"{counted(study.chosen, 'replica')} of {size}{tier}{each}"
 
 
 def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
@@ -274,6 +294,7 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
         "TPOT p95 (ms)": tpot,
         "within": lambda row: share(row[2].latencies.attainment),
         "hit rate": lambda row: share(row[2].taken),
+        **({"from pool": lambda row: _from_files(row[2])} if study.pool_sizes else {}),
         "max/mean": lambda row: significant(row[2].imbalance.p50),
         "busiest": lambda row: share(max(each.utilization for each in row[2].replicas)),
     }
@@ -479,6 +500,43 @@ def capacity_chart(study: FleetStudy) -> Figure:
     return chart
 
 
+def _from_files(outcome: FleetOutcome) -> str:
+    return NONE if outcome.from_files is None else share(outcome.from_files)
+
+
+def _gib(value: float | None) -> str:
+    return units.format_size(round(value * 2**30)) if value else NONE
+
+
+def _pool(study: FleetStudy) -> list[Section]:
+    """Return what a shared pool of other sizes gives, and how much of it is used."""
+    if not study.pool_sizes:
+        return []
+
+    def size(row: PoolSize) -> str:
+        return "no limit" if row.gib is None else _gib(row.gib) if row.gib else "none"
+
+    def ttft(row: PoolSize) -> str:
+        late = row.outcome.target_ttft_s
+        return unit.cell(late) if np.isfinite(late) else OVERLOADED
+
+    rank = units.format_percentile(study.request.slo.percentile)
+    unit = time_unit(row.outcome.target_ttft_s for row in study.pool_sizes)
+    columns: dict[str, Callable[[PoolSize], str]] = {
+        "pool": size,
+        "hit rate": lambda row: share(row.outcome.taken),
+        "from pool": lambda row: _from_files(row.outcome),
+        f"TTFT {rank} ({unit.name})": ttft,
+        "within": lambda row: share(row.outcome.latencies.attainment),
+        "used": lambda row: _gib(row.used_gib),
+        "evicted": lambda row: _gib(row.evicted_gib),
+        "not written": lambda row: _gib(row.refused_gib),
+    }
+    title = f"Shared pool below {counted(study.chosen, 'replica')} behind"
+    table = tabulate("", study.pool_sizes, columns)
+    return [Section.of(f"{title} {_called(study)(study.best)}", table)]
+
+
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
     """Return what gives LRU's hit rate for the capacity of a replica, by router; pooled last."""
 
@@ -523,6 +581,23 @@ def _layers_counted(study: FleetStudy) -> str:
     return f"{grouped} Blocks of {counted_alike} {alike}."
 
 
+def _sharing(pool: SharedPool) -> str:
+    """Return how replicas share files, and what is approximate in it."""
+    link = f"{READS['remote'].bytes_per_s / 1e9:.3g} GB/s of its own"
+    if np.isfinite(pool.bytes_per_s):
+        link += f", of at most {pool.bytes_per_s / 1e9:.3g} GB/s for all together"
+    evicts = ""
+    if pool.evicts:
+        evicts = (
+            " Unlike vLLM's, files that were used least recently make room for others (evict=lru):"
+            " an approximation of a cleaner of files or of another store."
+        )
+    return (
+        f"All replicas share the files: each reads what any of them has written, over a link of"
+        f" {link}. Which of two gets room or bandwidth first within a step is approximate.{evicts}"
+    )
+
+
 def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
     words = [f"{_ASSUMED[study.time_model]} Latency of {study.request.setting.latency}."]
@@ -534,6 +609,8 @@ def _assumed(study: FleetStudy) -> list[str]:
             f"{study.tier.spec.in_words} Routers and best available see the pools of other replicas"
             " without their tiers."
         )
+        if study.tier.pool is not None:
+            words.append(_sharing(study.tier.pool))
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
     else:

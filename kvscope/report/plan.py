@@ -221,7 +221,8 @@ def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
     size = units.format_size(candidate.size_bytes)
     label = f"{size} CPU tier"
     if candidate.files_bytes:
-        label = f"{size} CPU + {units.format_size(candidate.files_bytes)} SSD tier"
+        files = units.format_size(candidate.files_bytes)
+        label = f"{size} CPU + {files} {'shared pool' if candidate.pool else 'SSD tier'}"
     way = candidate.offload
     if len({each.partition(":")[0] for each in ways}) < 2:
         way = way.partition(":")[2]

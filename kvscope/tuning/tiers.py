@@ -22,7 +22,7 @@ from kvscope.core.units import format_size
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru, retained_by
-from kvscope.replay.tier_spec import READS, WRITES, Read, Tier
+from kvscope.replay.tier_spec import READS, WRITES, Read, SharedPool, Tier
 from kvscope.replay.workload import Workload
 from kvscope.tuning.trial import Advance, EngineTier, Evaluator, Trial
 from kvscope.tuning.tuner import Tuner
@@ -80,13 +80,15 @@ E = TypeVar("E")
 class TierCandidate(Struct, frozen=True):
     """CPU memory of `size_bytes` below a pool; `offload` is how it works, as `--offload` takes it.
 
-    `files_bytes` are those of an SSD below, where vLLM keeps files; 0 without.
+    `files_bytes` are those of an SSD below, where vLLM keeps files; 0 without. With a `pool`, all
+    replicas share them, over a network.
     """
 
     DOCUMENT: ClassVar[str] = "offload gib files_gib"
     offload: str
     size_bytes: int
     files_bytes: int = 0
+    pool: SharedPool | None = None
 
     def require_chunk(self, page_bytes: int, where: str) -> None:
         """Raise UsageError where a tier holds no chunk of pages of so many bytes."""
@@ -106,10 +108,12 @@ class TierCandidate(Struct, frozen=True):
         """
         tiers = []
         for kind, size_bytes in self.tiers:
-            usual, links = READS[kind], gpus if kind == "dram" else 1
-            read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
+            pool = self.pool if kind == "ssd" else None
+            name, links = "remote" if pool else kind, gpus if kind == "dram" else 1
+            read = Read(READS[name].latency_s, READS[name].bytes_per_s * links / copies)
             blocks = max(1, size_bytes // block_bytes)
-            tiers.append(Tier(kind, blocks, Lru(), read, WRITES[kind] * links / copies))
+            writes = WRITES[name] * links / copies
+            tiers.append(Tier(name, blocks, Lru(), read, writes, pool))
         return EngineTier(self.offload, block_bytes, tuple(tiers))
 
     @property

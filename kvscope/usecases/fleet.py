@@ -6,7 +6,7 @@ Replays the trace with every router, policy and number of replicas; says what ea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.kv_groups import KvGroups
     from kvscope.fleet.closed_loop import ThinkTimes
+    from kvscope.fleet.outcome import FleetOutcome
     from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledCache
     from kvscope.latency.profile import LatencyProfile
     from kvscope.policies.base import Policy
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
 MISSES_ON_ENGINES = "misses-on-engines"
 VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)
+_POOL_PARTS = (8, 4, 2)  # of a shared pool's size, replayed too
 _FIGURES = ("replicas", *PERCENTILES, "tpot-p95", "attainment", "hit-rate")
 
 
@@ -82,7 +84,8 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     capacity_blocks: int | None = opt.Blocks("Cache of a replica in blocks.")
     offload: values.TierSize | None = opt.option(
         "CPU memory below the pool of each replica, to which it offloads as its vLLM does;"
-        " dram:64GiB+ssd:1TiB has an SSD below. Routers do not see it.",
+        " dram:64GiB+ssd:1TiB has an SSD below, dram:64GiB+shared:8TiB a pool that all replicas"
+        " share (:bandwidth=40GB/s for all of them, :evict=lru). Routers do not see it.",
         "SIZE",
         values.tier_size,
     )
@@ -312,6 +315,34 @@ class CapacityCurve(Struct, frozen=True):
     hit_rate: tuple[float, ...]
 
 
+class PoolSize(Struct, frozen=True):
+    """The answer's fleet above a shared pool of another size; without one where `gib` is 0.
+
+    `gib` is null for a pool that is never full. `used_gib` are held in the end; `evicted_gib` made
+    room for others, `refused_gib` found none.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "gib used_gib evicted_gib refused_gib meets=outcome.meets hit_rate=outcome.taken"
+        " from_files=outcome.from_files ttft_at_percentile_ms=outcome.target_ttft_s"
+    )
+    gib: float | None
+    used_gib: float
+    evicted_gib: float
+    refused_gib: float
+    outcome: FleetOutcome
+
+    @classmethod
+    def of(cls, gib: float | None, outcome: FleetOutcome, chunk_gib: float) -> PoolSize:
+        """Return a size with what was in the pool, by chunks of `chunk_gib`."""
+        from kvscope.fleet.replay import PoolUse
+
+        use = outcome.pool or PoolUse(0, 0, 0)
+        counts = use.held, use.evictions, use.refused
+        used, evicted, refused = (count * chunk_gib for count in counts)
+        return cls(gib, used, evicted, refused, outcome)
+
+
 class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     """What `kvscope fleet` finds; `lines` are ranked, the answer first, references last.
 
@@ -320,10 +351,11 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     % interval, null in it for more than were tried, null itself without a fewest. `pooled` is the
     reference of one cache for the chosen number of replicas. `on_engines`: an answer of queues that
     meets the SLO, replayed on a deployment's simulated vLLMs; its hybrid model's layers are in
-    `groups`. `tier` is below each replica's pool, `pooled` and the curves have none. What a policy
-    learns it learns of the whole fleet's traffic. `lru_curves` are over every capacity of a
-    replica, by router: of those that see the order alone, in open loop; `pooled_curve` is over that
-    of one cache. `think` is None in open loop.
+    `groups`. `tier` is below each replica's pool, `pooled` and the curves have none; a pool that is
+    shared is replayed in several `pool_sizes`, ascending. What a policy learns it learns of the
+    whole fleet's traffic. `lru_curves` are over every capacity of a replica, by router: of those
+    that see the order alone, in open loop; `pooled_curve` is over that of one cache. `think` is
+    None in open loop.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -331,7 +363,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         " time_model=request.time_model loop slo_ms=request.slo.ttft_s"
         " percentile=request.slo.percentile tpot_slo_ms=request.slo.tpot_s"
         " warmup=request.setting.definition.warmup capacity_blocks capacity_tokens capacity_bytes"
-        " tier"
+        " tier pool_sizes"
         " verdict words fewest fewest_interval chosen price_hour pooled on_engines lines=ranked"
         " fleets curves"
     )
@@ -347,6 +379,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     size: FleetSize | None = None
     groups: KvGroups | None = None
     tier: TierCandidate | None = None
+    pool_sizes: tuple[PoolSize, ...] = ()
 
     @cached_property
     def ranked(self) -> tuple[FleetLine, ...]:
@@ -601,6 +634,9 @@ def _with_references(
             most = most_compared(study.fewest)
             compared = [run for run in best.runs if run.fleet.replicas <= most]
             study = replace(study, size=size_of(sweep, compared))
+    if sweep.engine is not None and study.tier is not None and study.tier.pool is not None:
+        with monitor.steps("replaying the answer above other pools"):
+            study = replace(study, pool_sizes=_pool_sizes(study, sweep, sweep.engine, monitor))
     if study.think is not None or not any(isinstance(line.policy, Lru) for line in study.lines):
         return study
     routers = dict.fromkeys(line.router for line in study.lines)
@@ -610,6 +646,41 @@ def _with_references(
         if router.sees == "order"
     }
     return replace(study, lru_curves=curves, pooled_curve=workload.curve)
+
+
+def _pool_sizes(
+    study: FleetStudy, sweep: FleetSweep, engine: EngineSettings, monitor: Monitor
+) -> tuple[PoolSize, ...]:
+    """Return the answer above shared pools of parts of the size, without one, and with no limit.
+
+    The last only where the pool was full; with the seed of the answer. Sizes with which requests
+    never start are left out.
+    """
+    from kvscope.vllm_sim.settings import NO_LIMIT
+
+    tier, offload, answer = study.tier, engine.offload, study.answer
+    storage = None if offload is None else offload.storage
+    assert tier is not None and offload is not None and storage is not None  # noqa: S101, PT018
+    whole = storage.capacity_chunks
+    chunk_gib = tier.files_bytes // whole / 2**30
+
+    def above(chunks: int, gib: float | None) -> Iterator[PoolSize]:
+        files = replace(storage, capacity_chunks=chunks) if chunks else None
+        other = replace(engine, offload=replace(offload, storage=files))
+        try:
+            outcome = sweep.outcome(sweep.replay(answer.fleet, answer.seed, other))
+        except UsageError as error:
+            monitor.note(f"a pool of {'no limit' if gib is None else f'{gib:.3g} GiB'}: {error}")
+        else:
+            yield PoolSize.of(gib, outcome, chunk_gib)
+
+    parts = sorted({whole // part for part in _POOL_PARTS} - {0})
+    sizes = [(0, 0.0), *((part, tier.files_gib * part / whole) for part in parts)]
+    rows = [row for size in sizes for row in above(*size)]
+    rows.append(stated := PoolSize.of(tier.files_gib, answer.outcome, chunk_gib))
+    if stated.evicted_gib or stated.refused_gib:
+        rows.extend(above(NO_LIMIT, None))
+    return tuple(rows)
 
 
 def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:

@@ -532,8 +532,10 @@ def schedule_above_tier(machine: Machine) -> None:
 
 @callable_in_kernels
 def run_above_tier(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-    """Run an engine with a CPU tier, as `run_steps`."""
+    """Run an engine with a CPU tier, as `run_steps`; one that is stuck does nothing any more."""
     state, off = machine.state[0], machine.offload.state[0]
+    if off.stuck:
+        return False
     for _ in range(steps):
         if state.finished >= finished or state.now_s >= until_s:
             break
@@ -544,7 +546,7 @@ def run_above_tier(machine: Machine, steps: int, finished: int, until_s: float) 
                 expire(machine)
             preempted = state.preempted
             schedule_above_tier(machine)
-            if off.storage and off.reread > 2 * (off.stored_chunks + off.capacity):
+            if off.storage and off.reread > 2 * (machine.offload.pool[0].chunks + off.capacity):
                 off.stuck = True
                 return False
             off.begin_s = begin_transfers(machine)

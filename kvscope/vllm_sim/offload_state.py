@@ -29,10 +29,10 @@ SKIP = -1  # of a look-up or admission: others may go on, this request waits
 WAITING, LOADING, LOADED, READY, ENDED = range(5)  # LOADED: its blocks are not hashed yet
 SEEN, INSERTED, REUSED, MISSED, ASKED, READ = 1, 2, 4, 8, 16, 32
 UNKNOWN, ASKING, PRESENT, MISSING = range(4)  # what storage has answered about a chunk
-WRITING, WRITTEN = 1, 2  # as `in_storage`
+READS, WRITES = range(2)  # links
 
 _INT32S = ("after", "before", "older", "newer", "users", "offers")
-_STORAGE = ("in_storage", "answer", "askers")
+_STORAGE = ("answer", "askers")
 CHUNK = np.dtype(
     [(name, np.int32) for name in _INT32S + _STORAGE]
     + [("rank", np.int64), ("offer", np.int64), ("place", np.int64), ("loading", np.int64)]
@@ -71,16 +71,31 @@ admitted, -1 before, in so many `chunks`; `read` blocks of them it had read from
 LAYERS = record_type("chunk_tokens window_chunks")
 """Chunks of a group of layers: their tokens, and how many of them its window takes (0: all)."""
 
+FILE = np.dtype([("after", np.int32), ("before", np.int32), ("written_s", np.float64)])
+"""A chunk in storage, there from `written_s` on: infinity where it neither is nor is being written.
+
+Where some are evicted, those that are there are a ring through `after` and `before`, the last that
+was read or written in front of the sentinel behind the last node.
+"""
+
+POOL = record_type("capacity chunks evicts shared evictions full")
+"""What storage has room for, how many `chunks` it has or gets, and whether it `evicts`.
+
+`full` counts chunks that it had no room for. `shared`: it is below several machines.
+"""
+
+LINK = record_type("", "latency_s chunk_s free_s")
+"""One direction of copies from or to storage: the time that each takes, and when the last ends."""
+
 OFFLOAD = record_type(
     "capacity blocks_per_chunk groups unit_nodes nodes_each full_groups alignment_tokens "
     "whole_chunks reconsiders arc provisional restarts prompt_only threshold tracker_size "
     "held evictable offers ranks tracked plan planned_stores loads loads_done stores stores_done "
     "fences fences_done ended loading evictions refused stored t1 t2 b1 b2 "
-    "learned storage storage_capacity stored_chunks polled polls_late asked retry "
-    "reads reads_begun reads_done writes writes_seen writes_done read_chunks written_chunks full "
+    "learned storage polled polls_late asked retry "
+    "reads reads_begun reads_done writes writes_done read_chunks written_chunks "
     "reread stuck marked marks_taken waits",
-    "now_s begin_s target read_latency_s read_chunk_s read_free_s "
-    "write_latency_s write_chunk_s write_free_s "
+    "now_s begin_s target "
     "load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
 )
 """One record: the settings of the tier, and counts.
@@ -99,27 +114,29 @@ where they end at multiples of `alignment_tokens`, 0: all of them. `whole_chunks
 only with all its blocks that a window needs. `reconsiders`: a request that has ended offers
 windows that it passed over before.
 
-The rest is of `storage`, if there is one, with `stored_chunks`; `full` counts those that it had no
-room for. `polled`: it was asked for copies that ended since the last flush; `polls_late`: a store
-asks anyway, and the flush is behind all stores. `asked` chunks wait for an answer, `retry` says
-that a request does. `reads` and `writes` number its copies, as `loads`; `reread` chunks were read
-since the engine last moved on, and `stuck` says that it never will.
+The rest is of `storage`, if there is one. `polled`: it was asked for copies that ended since the
+last flush; `polls_late`: a store asks anyway, and the flush is behind all stores. `asked` chunks
+wait for an answer, `retry` says that a request does. `reads` and `writes` number its copies, as
+`loads`; `reread` chunks were read since the engine last moved on, and `stuck` says that it never
+will.
 """
 
 
 class Offload(NamedTuple):
     """A CPU tier of c chunks below an engine; without one all tables are empty.
 
-    `chunks` (N + 1 + 5), `members` (R), `layers` (G) and `state` (1) are records
-    as above; `marks` are what each request did with each of its chunks, and `next_chunk` (R x G)
-    the next ones that it offers of each group. `loads` and `stores` are rings of transfers, whose
-    chunks are in `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in
-    `fences`, `taken` the last plan that gave it to a request; where those of running requests may
-    be given away, `since` is the plan in which each block of a block table got there. `order` lists
-    groups as they are looked up, `loading` requests; `ended` those that ended, with their blocks in
-    `ended_table`, as in `table`. `reads` and `writes` are the copies from and to storage, and
-    `asked` the chunks that it is asked about. `offered`, `fresh`, `ends`, `victims` and `states`,
-    rows of a request and the place of a state to offer, are scratch.
+    `chunks` (N + 1 + 5), `members` (R), `layers` (G) and `state` (1) are records as above; `marks`
+    are what each request did with each of its chunks, and `next_chunk` (R x G) the next ones that
+    it offers of each group. `loads` and `stores` are rings of transfers, whose chunks are in
+    `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in `fences`, `taken` the
+    last plan that gave it to a request; where those of running requests may be given away, `since`
+    is the plan in which each block of a block table got there. `order` lists groups as they are
+    looked up, `loading` requests; `ended` those that ended, with their blocks in `ended_table`, as
+    in `table`. `reads` and `writes` are the copies from and to storage, over `links`, and `asked`
+    the chunks that it is asked about. What it has are `files` (N + 1), in a `pool` (1); all
+    machines that share it share its `pool_links`, which no copy can outpace. `offered`, `fresh`,
+    `ends`, `victims` and `states`, rows of a request and the place of a state to offer, are
+    scratch.
     """
 
     chunks: Records
@@ -137,6 +154,10 @@ class Offload(NamedTuple):
     read_nodes: Int32s
     write_nodes: Int32s
     asked: Int32s
+    links: Records
+    files: Records
+    pool: Records
+    pool_links: Records
     fences: Records
     fence: Int64s
     taken: Int64s
@@ -193,7 +214,22 @@ def empty_offload(
     members = _records(len(path_chunks), MEMBER)
     members.external = -1
     transfers, rows = 2 * capacity, slots * number
-    copies = transfers if settings.storage is not None else 0
+    storage, copies = settings.storage, 0
+    files, pool, links, pool_links = (
+        _records(count, dtype) for count, dtype in ((0, FILE), (1, POOL), (2, LINK), (2, LINK))
+    )
+    if storage is not None:
+        copies, files = transfers, _records(nodes + 1, FILE)
+        files.after = files.before = np.arange(len(files))
+        files.written_s = np.inf
+        pool.capacity, pool.evicts = storage.capacity_chunks, storage.evicts
+        pool.shared = storage.shared
+        for direction, copy, every in (
+            (READS, storage.read, storage.pool_read_s),
+            (WRITES, storage.write, storage.pool_write_s),
+        ):
+            links[direction].latency_s, links[direction].chunk_s = copy.latency_s, copy.chunk_s
+            pool_links[direction].chunk_s = every
     return Offload(
         chunks=chunks,
         members=members,
@@ -210,6 +246,10 @@ def empty_offload(
         read_nodes=np.zeros(copies, dtype=np.int32),
         write_nodes=np.zeros(copies, dtype=np.int32),
         asked=np.zeros(nodes if copies else 0, dtype=np.int32),
+        links=links,
+        files=files,
+        pool=pool,
+        pool_links=pool_links,
         fences=_records(transfers * size, FENCE),
         fence=np.zeros(usable, dtype=np.int64),
         taken=np.full(usable, NONE, dtype=np.int64),
@@ -254,9 +294,5 @@ def _state(settings: OffloadSettings) -> Records:
     state.store_latency_s, state.store_chunk_s = settings.store.latency_s, settings.store.chunk_s
     state.fences = state.fences_done = 1  # 0 stands for none
     if settings.storage is not None:
-        read, write = settings.storage.read, settings.storage.write
         state.storage, state.polls_late = True, latest
-        state.storage_capacity = settings.storage.capacity_chunks
-        state.read_latency_s, state.read_chunk_s = read.latency_s, read.chunk_s
-        state.write_latency_s, state.write_chunk_s = write.latency_s, write.chunk_s
     return state

@@ -95,14 +95,22 @@ AT_ONCE = Transfers()
 class StorageSettings(Struct, frozen=True):
     """Files below the CPU tier: none is deleted; once they fill their size, no more are written.
 
-    Waiting requests read them, as in vLLM's file system tier (`fs`).
+    Waiting requests read them, as in vLLM's file system tier (`fs`). `shared` ones are those of all
+    replicas, which name one folder: a replica reads what another one wrote, and does not write what
+    is there. `read` and `write` are of a replica's own link; all links together take at least
+    `pool_read_s` and `pool_write_s` for a chunk. With `evicts`, which vLLM's files do not, the file
+    that was read or written least recently makes room.
 
-    Source: vLLM 0.33.0, vllm/v1/kv_offload/tiering/fs/manager.py.
+    Source: vLLM 0.33.0, vllm/v1/kv_offload/tiering/fs/manager.py and io.py.
     """
 
     capacity_chunks: int = NO_LIMIT
     read: Transfers = AT_ONCE
     write: Transfers = AT_ONCE
+    shared: bool = False
+    evicts: bool = False
+    pool_read_s: float = 0.0
+    pool_write_s: float = 0.0
 
 
 class OffloadSettings(Struct, frozen=True):

@@ -6,13 +6,20 @@ once and is read into it behind the plan, and the request waits. Without room, i
 Answers hold until the requests that asked have ended. Storage deletes nothing. Copies of one
 direction follow each other; vLLM's threads work on several at a time.
 
+Storage may be that of several engines: files are there for each from when the first copy of them
+has ended, and two engines may write the same one at a time. One that evicts is no engine's own, but
+what a cleaner of files or another store does; what is read while it leaves is read to its end.
+
 Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/tiering/manager.py (TieringOffloadingManager),
-async_lookup.py (AsyncLookupManager) and fs/manager.py (FileSystemTierManager).
+async_lookup.py (AsyncLookupManager), fs/manager.py (FileSystemTierManager) and
+fs/io.py (_store_block).
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, called_by_kernels
@@ -30,9 +37,9 @@ from kvscope.vllm_sim.offload_state import (
     MISSING,
     PRESENT,
     READ,
+    READS,
     UNKNOWN,
-    WRITING,
-    WRITTEN,
+    WRITES,
     Offload,
 )
 from kvscope.vllm_sim.state import NONE, Machine
@@ -48,19 +55,46 @@ def add_copy(jobs: Any, number: int) -> Any:
 
 
 @callable_in_kernels
-def note_written(off: Offload) -> None:
-    """Note what storage has by now."""
-    state = off.state[0]
-    while (
-        state.writes_seen < state.writes
-        and off.writes[state.writes_seen % len(off.writes)].done_s <= state.now_s
-    ):
-        job = off.writes[state.writes_seen % len(off.writes)]
-        for at in range(job.first, job.first + job.nodes):
-            chunk = off.chunks[off.write_nodes[at % len(off.write_nodes)]]
-            if chunk.in_storage == WRITING:
-                chunk.in_storage = WRITTEN
-        state.writes_seen += 1
+def copy_end_s(off: Offload, direction: int, now_s: float, chunks: int) -> float:
+    """Return when a copy of so many chunks ends that is next on its link, and in the pool."""
+    link, pool = off.links[direction], off.pool_links[direction]
+    end_s = max(now_s, link.free_s) + (link.latency_s + link.chunk_s * chunks)
+    if pool.chunk_s > 0:
+        pool.free_s = max(now_s, pool.free_s) + pool.chunk_s * chunks
+        end_s = max(end_s, pool.free_s + link.latency_s)
+    link.free_s = end_s
+    return end_s  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def unlink_file(off: Offload, node: int) -> None:
+    """Take a file out of the order in which files were used."""
+    file = off.files[node]
+    off.files[file.before].after, off.files[file.after].before = file.after, file.before
+
+
+@callable_in_kernels
+def use_file(off: Offload, node: int) -> None:
+    """Make a file, which is in no order, the one that was used last."""
+    file, end = off.files[node], off.files[len(off.files) - 1]
+    file.before, file.after = end.before, len(off.files) - 1
+    off.files[end.before].after = node
+    end.before = node
+
+
+@callable_in_kernels
+def make_room(off: Offload, now_s: float) -> bool:
+    """Return whether there is room for one more chunk, having evicted one if need be."""
+    pool, oldest = off.pool[0], off.files[len(off.files) - 1].after
+    if pool.chunks < pool.capacity:
+        return True
+    if not pool.evicts or not off.files[oldest].written_s <= now_s:
+        return False
+    unlink_file(off, oldest)
+    off.files[oldest].written_s = np.inf
+    pool.chunks -= 1
+    pool.evictions += 1
+    return True
 
 
 @called_by_kernels
@@ -70,8 +104,10 @@ def poll(off: Offload, again: bool) -> None:
     if state.polled and not again:
         return
     state.polled = True
-    note_written(off)
-    while state.writes_done < state.writes_seen:
+    while (
+        state.writes_done < state.writes
+        and off.writes[state.writes_done % len(off.writes)].done_s <= state.now_s
+    ):
         job = off.writes[state.writes_done % len(off.writes)]
         for at in range(job.first, job.first + job.nodes):
             unpin_chunk(off, off.write_nodes[at % len(off.write_nodes)])
@@ -111,6 +147,9 @@ def add_read(off: Offload, request: int, node: int, at: int, first: bool) -> Non
     job = off.reads[(state.reads - 1) % len(off.reads)]
     off.read_nodes[(job.first + job.nodes) % len(off.read_nodes)] = node
     job.nodes += 1
+    if off.pool[0].evicts:
+        unlink_file(off, node)
+        use_file(off, node)
     state.read_chunks += 1
     state.reread += 1
 
@@ -125,6 +164,8 @@ def read_chunk(off: Offload, request: int, path: Int32s, at: int, first: bool) -
     """
     node = chunk_at(off, path, at)
     answer = ask_storage(off, request, node, at)
+    if answer == PRESENT and not off.files[node].written_s <= off.state[0].now_s:
+        off.chunks[node].answer = answer = MISSING  # it was evicted since
     if answer != PRESENT:
         return answer
     if offer_chunks(off, request, path, list_range(off, at, at + 1)) < 0:
@@ -136,25 +177,29 @@ def read_chunk(off: Offload, request: int, path: Int32s, at: int, first: bool) -
 @called_by_kernels
 def write_on(off: Offload, nodes: Any, first: int, count: int, now_s: float) -> None:
     """Write `count` chunks on to storage, those from `first` on in a ring of nodes."""
-    state, fresh = off.state[0], 0
+    state, pool, fresh = off.state[0], off.pool[0], 0
     job = add_copy(off.writes, state.writes)
     job.nodes = count
     for at in range(count):
         node = nodes[(first + at) % len(nodes)]
         off.write_nodes[(job.first + at) % len(off.write_nodes)] = node
         pin_chunk(off, node)
-        if off.chunks[node].in_storage:
+        if off.files[node].written_s <= now_s:
             continue
-        if state.stored_chunks == state.storage_capacity:
-            state.full += 1
-            continue
-        off.chunks[node].in_storage = WRITING
-        state.stored_chunks += 1
+        if off.files[node].written_s == np.inf:  # else another engine is writing it
+            if not make_room(off, now_s):
+                pool.full += 1
+                continue
+            pool.chunks += 1
+            if pool.evicts:
+                use_file(off, node)
+        off.fresh[fresh] = node
         fresh += 1
-    job.done_s = max(now_s, state.write_free_s)
+    job.done_s = max(now_s, off.links[WRITES].free_s)
     if fresh > 0:
-        job.done_s += state.write_latency_s + state.write_chunk_s * fresh
-    state.write_free_s = job.done_s
+        job.done_s = copy_end_s(off, WRITES, now_s, fresh)
+    for node in off.fresh[:fresh]:
+        off.files[node].written_s = min(off.files[node].written_s, job.done_s)
     state.writes += 1
     state.written_chunks += fresh
 
@@ -167,14 +212,11 @@ def flush(off: Offload) -> None:
     state.polled = False
     while state.reads_begun < state.reads:
         job = off.reads[state.reads_begun % len(off.reads)]
-        begin_s = max(state.now_s, state.read_free_s)
-        job.done_s = begin_s + (state.read_latency_s + state.read_chunk_s * job.nodes)
-        state.read_free_s = job.done_s
+        job.done_s = copy_end_s(off, READS, state.now_s, job.nodes)
         state.reads_begun += 1
-    note_written(off)
     for at in range(state.asked):
-        chunk = off.chunks[off.asked[at]]
-        chunk.answer = PRESENT if chunk.in_storage == WRITTEN else MISSING
+        written = off.files[off.asked[at]].written_s <= state.now_s
+        off.chunks[off.asked[at]].answer = PRESENT if written else MISSING
     state.retry = state.asked > 0
     state.asked = 0
 

@@ -116,6 +116,29 @@ def test_a_tier_below_one_replica_is_that_of_simulate(
     assert "see the pools of other replicas without their tiers" in screen
 
 
+def test_a_pool_that_replicas_share(capsys: Streams, short: str) -> None:
+    """Hits from it and what it holds, in several sizes; the flags name one folder."""
+    fleet = ("fleet", short, "--db", ":memory:", "--model", "llama3-8b", "--slo", "2s")
+    fleet = (*fleet, "--capacity-blocks", "3000", "--time-model", "engine", "--replicas", "2")
+    fleet = (*fleet, "--router", "round-robin")
+    made = document(capsys, *fleet, "--offload", "8GiB+shared:16GiB")
+    (replayed,), sizes = made["fleets"], made["pool_sizes"]
+    assert [row["gib"] for row in sizes] == [0.0, 2.0, 4.0, 8.0, 16.0, None]
+    assert sizes[4]["hit_rate"] == replayed["hit_rate"]
+    assert 0 < sizes[4]["from_files"] == replayed["from_files"] < sizes[5]["from_files"]
+    assert sizes[4]["used_gib"] == 16.0 < sizes[5]["used_gib"]
+    assert sizes[4]["refused_gib"] > sizes[5]["refused_gib"] == sizes[4]["evicted_gib"] == 0
+    evicting = "8GiB+shared:16GiB:evict=lru:bandwidth=20GB/s"
+    screen = " ".join(streams_of(capsys, *fleet, "--offload", evicting).out.split())
+    assert "The shared pool serves" in screen
+    assert "of at most 20 GB/s for all together" in screen
+    assert "with one PATH for all replicas" in screen
+    assert "(evict=lru): an approximation" in screen
+    private = document(capsys, *fleet, "--offload", "8GiB+ssd:8GiB")
+    assert private["pool_sizes"] == []
+    assert private["fleets"][0]["hit_rate"] < replayed["hit_rate"]
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [

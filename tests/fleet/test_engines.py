@@ -39,9 +39,9 @@ SETTINGS = EngineSettings(300, max_num_seqs=6, max_num_batched_tokens=256)
 COST = StepCost.of(PROFILE)
 
 
-def a_trace(seconds: float = 300.0) -> Prompts:
-    """Return 300 requests of conversations within so many seconds."""
-    trace = prompts(built(chats(5, 300), 16))
+def a_trace(seconds: float = 300.0, seed: int = 5, count: int = 300) -> Prompts:
+    """Return so many requests of conversations within so many seconds."""
+    trace = prompts(built(chats(seed, count), 16))
     return replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * seconds)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvscope.core.arrays import Int32s
 from kvscope.core.trace import Prompts
-from kvscope.fleet.replay import FleetReplay, asked
+from kvscope.fleet.replay import FleetReplay, PoolUse, asked
 from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import Fetch, MemorySizes, Prompt, ReplicaLoad, Router, Truth, View
@@ -28,16 +28,27 @@ _NEVER = 2**62
 
 @dataclass
 class Engine:
-    """One engine, and the requests sent to it with the tokens that the router took as uncached."""
+    """One engine, and the requests sent to it with the tokens that the router took as uncached.
+
+    What is below its CPU tier is that of the engine `beside` it, if there is one.
+    """
 
     known: Machine
+    beside: Engine | None = None
     sent: list[int] = field(default_factory=list)
     uncached: list[int] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
     idle: bool = True
+    seen_s: float = -math.inf
 
     def __post_init__(self) -> None:
         self.machine = deepcopy(self.known)
+        if self.beside is not None:
+            pool = self.beside.machine.offload
+            own = self.machine.offload._replace(
+                files=pool.files, pool=pool.pool, pool_links=pool.pool_links
+            )
+            self.machine = self.machine._replace(offload=own)
         self._run = runner(self.machine)
         self.machine.requests.arrival_s = np.inf
         self.machine.tables.since[1:] = _NEVER
@@ -45,7 +56,7 @@ class Engine:
     @property
     def now_s(self) -> float:
         """The time until which it has been simulated, infinite while it has nothing to do."""
-        return math.inf if self.idle else float(self.machine.state[0].now_s)
+        return math.inf if self.idle else max(float(self.machine.state[0].now_s), self.seen_s)
 
     def send(self, request: int, now_s: float, uncached: int) -> None:
         """Queue a request."""
@@ -55,7 +66,7 @@ class Engine:
         self.machine.requests[place].arrival_s = now_s
         self.sent.append(request)
         self.uncached.append(uncached)
-        self.idle = False
+        self.idle, self.seen_s = False, -math.inf
 
     def take_tables(self, slot: int) -> None:
         """Read each table of the policy that holds from arrival `slot` on from the next request."""
@@ -66,11 +77,7 @@ class Engine:
     def step(self, until_s: float) -> None:
         """Compute one step."""
         self.idle = not self._run(1, _NEVER, until_s)
-
-    def catch_up(self, until_s: float) -> None:
-        """Compute steps up to a time."""
-        while self.now_s < until_s:
-            self.step(until_s)
+        self.seen_s = until_s if self.machine.offload.state[0].waits > 0 else -math.inf
 
     def new_ends(self) -> list[tuple[int, float]]:
         """Return the requests that ended since the last call, and when."""
@@ -106,12 +113,10 @@ class Turns:
 
     def step(self, engines: Sequence[Engine], until_s: float) -> bool:
         """Let the engine step that is furthest behind; return False if all are at `until_s`."""
-        engine = min(engines, key=lambda each: each.now_s)
-        if engine.now_s >= until_s:
-            return False
-        engine.step(until_s)
-        self.follow(engine)
-        return True
+        engine = _step(engines, until_s)
+        if engine is not None:
+            self.follow(engine)
+        return engine is not None
 
     def follow(self, engine: Engine) -> None:
         """Let the turns be due that follow what has ended."""
@@ -119,6 +124,15 @@ class Turns:
             for turn, parent in enumerate(self.parent):
                 if self.think_s[turn] >= 0 and parent == request:
                     self.due[turn] = end_s + self.think_s[turn]
+
+
+def _step(engines: Sequence[Engine], until_s: float) -> Engine | None:
+    """Let the engine step that is furthest behind, and return it; None if all are at `until_s`."""
+    engine = min(engines, key=lambda each: each.now_s)
+    if engine.now_s >= until_s:
+        return None
+    engine.step(until_s)
+    return engine
 
 
 def _path(parents: Any, leaf: int, length: int) -> list[int]:
@@ -171,7 +185,25 @@ def _done(
     engines: Sequence[Engine], order: list[int], replica: Int32s, place: Int32s, best: Int32s
 ) -> FleetReplay:
     rows = [engines[to].machine.requests[at] for to, at in zip(replica, place, strict=True)]
-    hits = np.array([max(row.hits, 0) for row in rows], dtype=np.int32)
+    hits, read, pool = np.array([max(row.hits, 0) for row in rows], dtype=np.int32), None, None
+    offload = engines[0].machine.offload
+    if len(offload.members):
+        members = [
+            engines[to].machine.offload.members[at] for to, at in zip(replica, place, strict=True)
+        ]
+        size = int(engines[0].machine.state[0].block_size)
+        loaded = [
+            min(max(member.external, 0) // size, (row.prompt - 1) // size - hit)
+            for member, row, hit in zip(members, rows, hits, strict=True)
+        ]
+        hits += np.array(loaded, dtype=np.int32)
+        if offload.state[0].storage:
+            read = np.array(
+                [min(x.read, y) for x, y in zip(members, loaded, strict=True)], dtype=np.int32
+            )
+        if offload.pool[0].shared:
+            there = int(np.isfinite(offload.files.written_s).sum())
+            pool = PoolUse(there, int(offload.pool[0].evictions), int(offload.pool[0].full))
     return FleetReplay(
         replicas=len(engines),
         replica=replica,
@@ -183,6 +215,8 @@ def _done(
         token_s=np.array([row.first_token_s for row in rows]),
         end_s=np.array([row.finished_s for row in rows]),
         evictions=np.array([each.machine.state[0].evictions for each in engines]),
+        read_blocks=read,
+        pool=pool,
     )
 
 
@@ -205,7 +239,10 @@ def simulate(
         known.nodes.parent,
         asked(prompts),
     )
-    engines, late = ([Engine(known) for _ in range(replicas)] for _ in range(2))
+    engines, late = [Engine(known)], [Engine(known)]
+    for alike in (engines, late):
+        beside = alike[0] if known.offload.pool[0].shared else None
+        alike += [Engine(known, beside) for _ in range(replicas - 1)]
     think = [-1.0] * count if think_s is None else think_s
     due = {r: float(known.requests[r].arrival_s) for r in range(count) if think[r] < 0}
     turns = Turns(due, think, prompts.parent.tolist())
@@ -227,8 +264,8 @@ def simulate(
         del due[request]
         for engine in (*engines, *late):
             engine.take_tables(len(order))
-        for engine in late:
-            engine.catch_up(now_s - lag_s)
+        while _step(late, now_s - lag_s):
+            pass
         own = scraped = _load(engines, now_s, math.inf)
         own.processed[:] = processed
         if scrape_s > 0:

@@ -87,6 +87,12 @@ RULES: dict[str, tuple[tuple[Request, ...], dict[str, Any], dict[str, Any]]] = {
         {"capacity_chunks": 4, "storage": StorageSettings(3)},
         {"full": 7, "loaded": [0, 0, 2]},
     ),
+    # a and b make room for g and h, so b is computed again.
+    "with room for six files, those used least recently leave": (
+        USUAL,
+        {"capacity_chunks": 4, "storage": StorageSettings(6, evicts=True)},
+        {"full": 0, "loaded": [0, 0, 0], "evicted": 2},
+    ),
 }
 
 
@@ -103,7 +109,8 @@ def test_rules(rule: str) -> None:
         "first_token_s": machine.requests.first_token_s.tolist(),
         "stored": state.stored,
         "written": state.written_chunks,
-        "full": state.full,
+        "full": machine.offload.pool[0].full,
+        "evicted": machine.offload.pool[0].evictions,
     }
     assert {name: seen[name] for name in expected} == expected
 

@@ -428,6 +428,12 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
         )
     from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload  # late: loads NumPy
 
+    if any(size.pool for size in options.tier_sizes or ()):
+        raise UsageError(
+            "a pool that replicas share is none of the plan's memory below each of them",
+            where="--tier-sizes",
+            remedy="take kvscope fleet --offload, or ssd",
+        )
     offload = options.offload or (own_offload(where.engine),)
     for text in offload:
         OffloadSpec.parse(text, files=any(size.files_bytes for size in options.tier_sizes or ()))
