@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
 
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.engine import runner
+from kvscope.vllm_sim.engine import engine_function, runner
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import Machine, idle_machine
 from tests.conformance.conversations import TokenRequest, prompts_of
@@ -39,6 +40,10 @@ class Model:
         self.machine: Machine = idle_machine(prompts, policy, settings, ONE_EACH, tables=tables)
         self.settings = settings
         self.run = runner(self.machine)
+
+    def in_python(self) -> None:
+        """Run it uncompiled."""
+        self.run = partial(engine_function(self.machine), self.machine)
 
     def step(self) -> bool:
         """Take one step, as `VllmScheduler.step`."""

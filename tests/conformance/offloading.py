@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import XI
+from kvscope.vllm_sim.engine import runner
 from kvscope.vllm_sim.offload_state import LISTS
 from kvscope.vllm_sim.settings import (
     EngineSettings,
@@ -36,6 +38,7 @@ from tests.conformance.vllm_side import (
     full_attention,
     group_spec,
 )
+from tests.oracles.engines import Engine
 
 # isort: split
 # Only here: releases before 0.32 lack some of these. After the above, which skip without a vLLM.
@@ -198,14 +201,17 @@ class TimedTier(SecondaryTierManager):
         return LookupResult.HIT if answer else LookupResult.MISS
 
     def submit_store(self, job_metadata: Any) -> None:
-        """Write what is not there yet and fits."""
-        fresh = [key for key in job_metadata.keys if key not in self.chunks]
-        fresh = fresh[: self.settings.capacity_chunks - len(self.chunks)]
+        """Write what is not there yet and fits, also what another engine is writing."""
+        keys = [key for key in job_metadata.keys if key not in self]
+        room = self.settings.capacity_chunks - len(self.chunks)
+        new = [key for key in keys if key not in self.chunks][:room]
+        fresh = [key for key in keys if key in self.chunks or key in new]
         done_s, times = max(self.clock(), self.write_free_s), self.settings.write
         if fresh:
             done_s += times.latency_s + times.chunk_s * len(fresh)
         self.jobs[job_metadata.job_id] = self.write_free_s = done_s
-        self.chunks |= dict.fromkeys(fresh, done_s)
+        for key in fresh:
+            self.chunks[key] = min(self.chunks.get(key, math.inf), done_s)
 
     def submit_load(self, job_metadata: Any) -> None:
         """Read chunks that are there."""
@@ -356,6 +362,48 @@ def model_chunks(offload: Any) -> list[list[int]]:
     return lists
 
 
+class Compared:
+    """vLLM and the model of it, each step of which is compared."""
+
+    def __init__(self, vllm: OffloadingScheduler, model: Model) -> None:
+        self.vllm, self.model, self.chunks, self.steps = vllm, model, Chunks(), 0
+
+    def step(self) -> bool:
+        """Let both take a step; return False when all is done."""
+        more, step = self.vllm.step(), self.steps
+        assert self.model.step() == more, step
+        running = [int(request.request_id) for request in self.vllm.scheduler.running]
+        assert running == self.model.running(), step
+        lists = held_chunks(self.vllm), model_chunks(self.model.machine.offload)
+        for theirs, mine in zip_longest(*lists, fillvalue=()):
+            assert self.chunks.agree(theirs, mine), step
+        if step % 5 == 0 or not more:
+            assert free_blocks(self.vllm) == [
+                (block, content > 0) for block, content in self.model.free_blocks()
+            ], step
+        self.steps += 1
+        return more
+
+    def counts(self, size: int) -> dict[str, int]:
+        """Compare what each request got; return what there was of interest."""
+        vllm, off, numbers = self.vllm, self.model.machine.offload, range(len(self.vllm.trace))
+        requests, members = self.model.machine.requests[numbers], off.members[numbers]
+        assert (requests.hits * size).tolist() == [vllm.hit_tokens[number] for number in numbers]
+        assert members.external.tolist() == [vllm.loaded_tokens[number] for number in numbers]
+        assert (members.read * size).tolist() == [vllm.read_tokens[number] for number in numbers]
+        assert requests.first_token_s.tolist() == [vllm.first_token_s[number] for number in numbers]
+        assert requests.preemptions.tolist() == [x.num_preemptions for x in vllm.requests]
+        state = off.state[0]
+        return {
+            "loaded": int(members.external.sum()),
+            "evictions": int(state.evictions),
+            "refused": int(state.refused),
+            "read": int(state.read_chunks),
+            "written": int(state.written_chunks),
+            "preemptions": int(requests.preemptions.sum()),
+        }
+
+
 def stepped(
     folder: Path,
     trace: list[TokenRequest],
@@ -391,33 +439,50 @@ def stepped(
     )
     model = Model(trace, size, policy or Lru(), settings)
     if not compiled:
-        model.run = model.run.py_func
-    chunks, step, more = Chunks(), 0, True
-    while more:
-        more = vllm.step()
-        assert model.step() == more, step
-        running = [int(request.request_id) for request in vllm.scheduler.running]
-        assert running == model.running(), step
-        lists = held_chunks(vllm), model_chunks(model.machine.offload)
-        for theirs, mine in zip_longest(*lists, fillvalue=()):
-            assert chunks.agree(theirs, mine), step
-        if step % 5 == 0 or not more:
-            assert free_blocks(vllm) == [
-                (block, content > 0) for block, content in model.free_blocks()
-            ], step
-        step += 1
-    requests, off, numbers = model.machine.requests, model.machine.offload, range(len(trace))
-    assert (requests.hits * size).tolist() == [vllm.hit_tokens[number] for number in numbers]
-    assert off.members.external.tolist() == [vllm.loaded_tokens[number] for number in numbers]
-    assert (off.members.read * size).tolist() == [vllm.read_tokens[number] for number in numbers]
-    assert requests.first_token_s.tolist() == [vllm.first_token_s[number] for number in numbers]
-    assert requests.preemptions.tolist() == [x.num_preemptions for x in vllm.requests]
-    state = off.state[0]
-    return {
-        "loaded": int(off.members.external.sum()),
-        "evictions": int(state.evictions),
-        "refused": int(state.refused),
-        "read": int(state.read_chunks),
-        "preemptions": int(requests.preemptions.sum()),
-        "xi": float(model.machine.p[XI]) if policy else 0.0,
-    }
+        model.in_python()
+    both = Compared(vllm, model)
+    while both.step():
+        pass
+    return {**both.counts(size), "xi": float(model.machine.p[XI]) if policy else 0.0}
+
+
+def stepped_together(
+    folder: Path,
+    trace: list[TokenRequest],
+    engines: int,
+    usable_blocks: int,
+    offload: OffloadSettings,
+    size: int = 16,
+) -> dict[str, int]:
+    """Step several engines that get requests in turn, above the same files, as `stepped`."""
+    assert offload.storage is not None
+    limits = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 256}
+    shared = replace(offload, release=RELEASE, storage=replace(offload.storage, shared=True))
+    settings = EngineSettings(usable_blocks, offload=shared, **limits)
+    known = Model(trace, size, Lru(), settings)
+    beside, both = None, []
+    for number in range(engines):
+        (folder / str(number)).mkdir()
+        own = trace[number::engines]
+        vllm = OffloadingScheduler(
+            folder / str(number), own, size, usable_blocks, offload, **limits
+        )
+        assert vllm.storage is not None
+        engine = Engine(known.machine, beside)
+        for place, request in enumerate(own):
+            engine.send(number + place * engines, request.arrival_s, 0)
+        if beside is None:
+            beside, files = engine, vllm.storage.chunks
+        vllm.storage.chunks = files
+        model = copy(known)
+        model.machine, model.run = engine.machine, runner(engine.machine)
+        both.append(Compared(vllm, model))
+    left = list(both)
+    while left:
+        behind = min(left, key=lambda each: each.vllm.now_s)
+        if not behind.step():
+            left.remove(behind)
+    counts = [each.counts(size) for each in both]
+    total = {name: sum(each[name] for each in counts) for name in counts[0]}
+    assert len(files) == beside.machine.offload.pool[0].chunks
+    return {**total, "twice": total["written"] - len(files)}

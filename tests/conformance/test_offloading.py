@@ -23,6 +23,7 @@ from tests.conformance.offloading import (
     SLOW,
     OffloadingScheduler,
     stepped,
+    stepped_together,
 )
 from tests.conformance.stepping import SLOTS
 from tests.long import long
@@ -100,6 +101,15 @@ def test_files_below_the_tier_agree(tmp_path: Path, tier: str) -> None:
     assert counts["loaded"] > 500
 
 
+@pytest.mark.parametrize("tier", ["lru", long("arc, outputs"), long("chunks of 4"), long("full")])
+def test_files_of_several_engines_agree(tmp_path: Path, tier: str) -> None:
+    """Three vLLMs on one folder: each finds what the others wrote, and writes what is not there."""
+    trace = traffic(300, len(tier), "chats", 80)
+    counts = stepped_together(tmp_path, trace, 3, 80, stored(tier))
+    assert counts["read"] > 100
+    assert counts["twice"] > 0 or tier != "lru"
+
+
 @pytest.mark.long
 def test_reads_that_drop_each_other_never_end(tmp_path: Path) -> None:
     """A prompt of 50 chunks in files never starts with a tier of 40; the model stops, vLLM not."""
@@ -112,7 +122,8 @@ def test_reads_that_drop_each_other_never_end(tmp_path: Path) -> None:
     limits = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 256}
     vllm = OffloadingScheduler(tmp_path, trace, 16, 60, offload, **limits)
     model = Model(trace, 16, Lru(), EngineSettings(60, offload=offload, **limits))
-    while model.run.py_func(model.machine, 1, 10, math.inf):
+    model.in_python()
+    while model.run(1, 10, math.inf):
         vllm.step()
     assert model.machine.offload.state[0].stuck
     assert all(vllm.step() for _ in range(100))
