@@ -532,9 +532,11 @@ def _pool(study: FleetStudy) -> list[Section]:
         "evicted": lambda row: _gib(row.evicted_gib),
         "not written": lambda row: _gib(row.refused_gib),
     }
-    title = f"Shared pool below {counted(study.chosen, 'replica')} behind"
-    table = tabulate("", study.pool_sizes, columns)
-    return [Section.of(f"{title} {_called(study)(study.best)}", table)]
+    title = (
+        f"Pool: shared by {counted(study.chosen, 'replica')} behind {_called(study)(study.best)}"
+    )
+    note = "used: in the end; not written: found no room, counted each time"
+    return [Section.of(title, tabulate("", study.pool_sizes, columns, note))]
 
 
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:

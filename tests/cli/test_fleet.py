@@ -134,6 +134,8 @@ def test_a_pool_that_replicas_share(capsys: Streams, short: str) -> None:
     assert "of at most 20 GB/s for all together" in screen
     assert "with one PATH for all replicas" in screen
     assert "(evict=lru): an approximation" in screen
+    section = (*fleet, "--offload", evicting, "--section", "pool")
+    assert "Pool: shared by 2 replicas behind round-robin" in streams_of(capsys, *section).out
     private = document(capsys, *fleet, "--offload", "8GiB+ssd:8GiB")
     assert private["pool_sizes"] == []
     assert private["fleets"][0]["hit_rate"] < replayed["hit_rate"]
