@@ -14,7 +14,13 @@ from kvscope.core.errors import KvscopeError, StoreBusyError
 from kvscope.report.report import TILES
 
 PAGES = {  # files below views/ and titles; no icons: browsers would fetch them from a network
-    "Trace": {"overview": "Overview", "reuse": "Reuse", "time": "Time", "space": "Space"},
+    "Trace": {
+        "overview": "Overview",
+        "reuse": "Reuse",
+        "time": "Time",
+        "space": "Space",
+        "live": "Live",
+    },
     "Cache": {"capacity": "Capacity", "why": "Why", "lab": "Policy lab"},
     "Decide": {"recommendation": "Recommendation", "fleets": "Fleets"},
     "Kept": {"runs": "Runs and jobs", "compare": "Compare", "validation": "Validation"},

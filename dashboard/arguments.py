@@ -30,11 +30,12 @@ def folder() -> Path | None:
     return None if stated is None else Path(stated).resolve()
 
 
-def file_below(text: str) -> str:
+def file_below(text: str, *, folders: bool = False) -> str:
     """Return the path of the regular file that `text` names, absolute or relative to the folder.
 
-    Symbolic links are followed before the check. Raises UsageError for a path outside of the
-    folder, or without one, and InputError for what is no regular file; neither opens it.
+    With `folders`, one of these may be named. Symbolic links are followed before the check. Raises
+    UsageError for a path outside of the folder, or without one, and InputError for what is no
+    regular file; neither opens it.
     """
     root = folder()
     if root is None:
@@ -46,7 +47,7 @@ def file_below(text: str) -> str:
     try:
         path = (root / text).resolve()
         inside = path.is_relative_to(root)
-        regular = inside and path.is_file()
+        regular = inside and (path.is_file() or (folders and path.is_dir()))
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a null byte
         raise InputError("not a path", where=repr(text[:80])) from error
     if not inside:

@@ -20,6 +20,7 @@ from kvscope.ingest.limits import MAX_TOKENS
 
 if TYPE_CHECKING:
     from kvscope.core.runs import RunSetting
+    from kvscope.ingest.follow import Follower
     from kvscope.policies.base import Policy
 
 FACTORS = (1, 2, 4)
@@ -27,6 +28,7 @@ FACTORS = (1, 2, 4)
 WARMUP = 0.5
 """The share of a window that fills the caches: only the later requests are counted."""
 MOST_BYTES = 256 << 20  # of a window's lines
+_MOST_PAST = 2_000  # windows whose figures are kept
 _FORMAT = "bailian"  # what kvscope's recorders write
 
 
@@ -118,7 +120,7 @@ class _RecordedLine(msgspec.Struct):
 
 
 class Watch:
-    """The latest lines of a recording, what was counted of all, and the latest `hits`.
+    """The latest lines of a recording, what was counted of all, the latest `hits` and `past` ones.
 
     Memory is bounded by the window: by its requests and by MOST_BYTES.
     """
@@ -128,6 +130,7 @@ class Watch:
         self.requests = self.input_tokens = self.bad_lines = self.restarts = 0
         self.cached_tokens: int | None = None
         self.hits: WindowHits | None = None
+        self.past: deque[WindowHits] = deque(maxlen=_MOST_PAST)  # the latest last
         self.failure: KvscopeError | None = None
         self._lines: deque[tuple[float, bytes]] = deque()  # with their times
         self._bytes = 0
@@ -140,6 +143,15 @@ class Watch:
     def window(self) -> list[bytes]:
         """The lines of the window."""
         return [line for _, line in self._lines]
+
+    def take(self, follower: Follower) -> bool:
+        """Take what is new in a recording; return whether that was all."""
+        switches, recordings = follower.switches, follower.recordings
+        lines = follower.lines()
+        if follower.recordings > recordings:
+            self.restart()
+        self.add(lines, switched=follower.switches > switches)
+        return not lines
 
     def add(self, lines: Iterable[bytes], *, switched: bool = False) -> None:
         """Take lines as a recorder writes them; others are counted as bad.
@@ -191,6 +203,7 @@ class Watch:
     def _take(self, computed: Future[WindowHits]) -> None:
         try:
             self.hits, self.failure = computed.result(), None
+            self.past.append(self.hits)
         except KvscopeError as error:
             self.failure = error
 

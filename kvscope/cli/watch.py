@@ -132,13 +132,9 @@ def _lines(path: Path, watched: Watch) -> Generator[bool]:
         note(f"waiting for {path}")
     with closing(Follower(path)) as follower:
         while True:
-            switches, recordings = follower.switches, follower.recordings
-            lines = follower.lines()
-            if follower.recordings > recordings:
-                watched.restart()
-            watched.add(lines, switched=follower.switches > switches)
-            yield not lines
-            if not lines:
+            up_to_date = watched.take(follower)
+            yield up_to_date
+            if up_to_date:
                 time.sleep(POLL_S)
 
 

@@ -29,7 +29,7 @@ PAGES = (
     "recommendation",
     "validation",
 )
-EVERY_PAGE = ("overview", *PAGES)
+EVERY_PAGE = ("overview", "live", *PAGES)
 _PATIENCE_S = 240  # kernels may have to be compiled
 
 

@@ -15,7 +15,7 @@ CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
 _PAGES = (
-    *("Reuse", "Time", "Space", "Capacity", "Why"),
+    *("Reuse", "Time", "Space", "Live", "Capacity", "Why"),
     *("Policy lab", "Fleets", "Recommendation", "Runs and jobs", "Compare"),
 )
 _PATIENCE_MS = 60_000  # nothing is replayed here
