@@ -62,7 +62,7 @@ def table(tokenizer: Path | None, rounds: int) -> Table:
         for _ in range(rounds):
             alone.append(_seconds(lambda: [library.encode_batch_fast(batch) for batch in plain]))
             whole.append(_seconds(lambda: hash_logs([str(log)], options, Monitor())) - load_s)
-        tokens = sum(len(each) for batch in batches for each in ours.encode(batch))
+        tokens = sum(len(each.tokens) for batch in batches for each in ours.encode(batch))
     alone_s, whole_s = median(alone), median(whole)
     row = [
         "named" if tokenizer else f"trained, {TRAINED:,} tokens",

@@ -125,6 +125,7 @@ def hash_logs(
     from_: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None = None,
     block_size: int = 16,
     chat_template: str | PathLike[str] | None = None,
+    parts: Literal["kinds", "names", "none"] = "kinds",
     salt_file: str | PathLike[str] | None = None,
     strict: bool = False,
     max_bad: Share = 0.01,

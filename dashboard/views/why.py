@@ -88,6 +88,7 @@ def _request(explanation: Explanation) -> None:
         explanation.attribution,
         number,
         explanation.gaps,
+        explanation.broken,
     )
     render.show([report.request_section(explanation, request)], within=f"request {number}")
 

@@ -36,6 +36,11 @@ class HashOptions(Options, frozen=True, kw_only=True):
     chat_template: str | None = Source(
         "Jinja file of another chat template.", default="the model's"
     )
+    parts: Literal["kinds", "names", "none"] = option(
+        "What to keep of a prompt's parts: their kinds (system, tool 3, user) and where each ends;"
+        " tools' names, too; or nothing.",
+        value="kinds",
+    )
     salt_file: str | None = option(
         "File that keeps the salt, so that later logs get the same hashes; made if missing.",
         "PATH",
@@ -61,6 +66,7 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
     if not logs:
         raise UsageError("no log is named", where="LOGS")
     model = tokenizer.load(options.tokenizer, options.chat_template)
+    model.marks_parts = options.parts != "none"
     total = size_of(one_path(logs))
     with (
         hashing.salt(options.salt_file) as salt,
@@ -73,7 +79,8 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
                 raise Stopped("stopped before the trace was written")
             advance(amount)
 
-        converter = Converter(model, hashing.Hasher(salt, options.block_size), options.block_size)
+        hasher, keeps_names = hashing.Hasher(salt, options.block_size), options.parts == "names"
+        converter = Converter(model, hasher, options.block_size, keeps_names=keeps_names)
         for path in logs:
             rejects = Rejects(path, options.strict)
             for line in converter.lines(path, options.from_, rejects, read_on):

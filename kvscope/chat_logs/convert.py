@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
+from kvscope.chat_logs.formats.base import Chat, LogFormat, LoggedRequest
 from kvscope.chat_logs.formats.helicone import Helicone
 from kvscope.chat_logs.formats.langfuse import Langfuse
 from kvscope.chat_logs.formats.litellm import LiteLLM
@@ -25,11 +25,12 @@ from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.chat_logs.formats.openinference import OpenInference
 from kvscope.chat_logs.formats.otlp import Otlp
 from kvscope.chat_logs.formats.sglang import SGLang
-from kvscope.chat_logs.hashing import Hasher, Tokens
+from kvscope.chat_logs.hashing import Hasher
 from kvscope.chat_logs.lineage import MessageLineage, TemplateBreaks
-from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
+from kvscope.chat_logs.tokenizer import Encoded, Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
+from kvscope.core.trace import Part
 from kvscope.ingest.columns import LONGEST_S
 from kvscope.ingest.formats.base import (
     TOO_LONG,
@@ -101,7 +102,10 @@ class _Record(Struct):
 class Converter:
     """Turns logs into lines of one trace under one salt."""
 
-    def __init__(self, tokenizer: Tokenizer, hasher: Hasher, block_size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, hasher: Hasher, block_size: int, *, keeps_names: bool = False
+    ) -> None:
+        self._keeps_names = keeps_names  # of tools
         self.counts = HashCounts(breaks=TemplateBreaks(block_size))
         self._tokenizer, self._hasher, self._block_size = tokenizer, hasher, block_size
         self._lineage = MessageLineage()
@@ -124,7 +128,7 @@ class Converter:
             kind = FORMATS[format_name] if format_name else None
             reader = (kind or detect(source.head, path))()
             self._refused = 0
-            waiting: deque[tuple[list[_Record], Future[list[Tokens]]]] = deque()
+            waiting: deque[tuple[list[_Record], Future[list[Encoded]]]] = deque()
             for batch in self._batches(source, reader, rejects):
                 texts = [text for record in batch for text in record.texts]
                 waiting.append((batch, in_background(self._tokenizer.encode, texts)))
@@ -188,16 +192,16 @@ class Converter:
             return None
 
     def _hashed(
-        self, batch: list[_Record], encoded: Future[list[Tokens]], rejects: Rejects
+        self, batch: list[_Record], encoded: Future[list[Encoded]], rejects: Rejects
     ) -> Iterator[bytes]:
         """Yield the lines of a batch once it is tokenized."""
         try:
-            tokens: Iterator[Tokens | BadLine] = iter(encoded.result())
+            tokens: Iterator[Encoded | BadLine] = iter(encoded.result())
         except BaseException as error:  # noqa: BLE001  (others are raised again)
             _require_library_error(error)
             tokens = map(self._encoded_alone, (text for record in batch for text in record.texts))
 
-        def encoded_piece(piece: Piece) -> Tokens | BadLine:
+        def encoded_piece(piece: Piece) -> Encoded | BadLine:
             return next(tokens) if isinstance(piece, Text) else piece
 
         for record in batch:
@@ -216,14 +220,14 @@ class Converter:
             self._count(record.request, line)
             yield self._encode(stated(line)) + b"\n"
 
-    def _readable(self, answer: Tokens | BadLine | None) -> Tokens | None:
+    def _readable(self, answer: Encoded | BadLine | None) -> Encoded | None:
         """Return an answer's tokens; one that breaks the tokenizer has none."""
         if isinstance(answer, BadLine):
             self.counts.unread_answers += 1
             return None
         return answer
 
-    def _encoded_alone(self, text: Text) -> Tokens | BadLine:
+    def _encoded_alone(self, text: Text) -> Encoded | BadLine:
         """Return the tokens of a text, or why the library makes none."""
         try:
             return self._tokenizer.encode([text])[0]
@@ -232,24 +236,25 @@ class Converter:
             return BadLine(f"{_FAILS}: {type(error).__name__}")
 
     def _line(
-        self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None
+        self, request: LoggedRequest, prompt: Encoded, answer: Encoded | None
     ) -> dict[str, Any]:
         """Return a request as the trace has it; what is None is left out."""
-        outputs = request.output_tokens if answer is None else len(answer)
-        total = len(prompt) + (outputs or 0)
-        if not len(prompt) or total > MAX_TOKENS or (outputs or 0) < 0:
+        tokens = prompt.tokens
+        outputs = request.output_tokens if answer is None else len(answer.tokens)
+        total = len(tokens) + (outputs or 0)
+        if not len(tokens) or total > MAX_TOKENS or (outputs or 0) < 0:
             raise BadLine(f"tokens must be 1 to {MAX_TOKENS:,} with the answer's: {total}")
         salt = request.cache_salt
         return {
             "timestamp": milliseconds(request.arrival_s),
-            "input_length": len(prompt),
+            "input_length": len(tokens),
             "output_length": outputs,
             "request_id": self._name("request", request.request_id),
             "parent_request_id": self._name("request", request.parent_id),
             "session_id": self._name("session", request.session_id),
             "user_id": self._name("user", request.user_id),
             "type": self._plain("type", request.type),
-            "hash_ids": self._hasher.blocks(prompt),
+            "hash_ids": self._hasher.blocks(tokens),
             "block_size": self._block_size,
             "model": self._plain("model", request.model),
             "lora_name": self._plain("adapter", request.adapter or None),
@@ -260,7 +265,21 @@ class Converter:
             "duration_ms": _possible_ms(request.duration_s),
             "cached_tokens": request.cached_tokens,
             "retention": request.retention,
+            "parts": self._parts(request, prompt.parts) or None,
         }
+
+    def _parts(self, request: LoggedRequest, parts: Sequence[Part]) -> list[Part]:
+        """Return the parts that have tokens, with the names of tools if these are kept."""
+        tools = request.prompt.tools if isinstance(request.prompt, Chat) else None
+        kept, at = list[Part](), 0
+        for kind, end in parts:
+            name = None
+            if self._keeps_names and kind.startswith("tool ") and tools and kind[5:].isdecimal():
+                name = self._plain("tool", tools[int(kind[5:]) - 1]["function"]["name"])
+            if end > at:
+                kept.append(Part(kind if name is None else f"{kind} {name}", end))
+                at = end
+        return kept
 
     def _name(self, kind: str, identifier: Identifier | None) -> int | None:
         return None if identifier is None else self._hasher.name(kind, identifier)
@@ -294,7 +313,7 @@ def _require_library_error(error: BaseException) -> None:
         raise error
 
 
-def _tokens(piece: Tokens | BadLine) -> Tokens:
+def _tokens(piece: Encoded | BadLine) -> Encoded:
     if isinstance(piece, BadLine):
         raise piece
     return piece

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from kvscope.chat_logs.formats.base import ASSISTANT, Chat, LoggedRequest, Message
+from kvscope.chat_logs.messages import parsed_arguments
 
 _MOST = 1_000_000  # requests that can be continued
 _MOST_BLOCKS = 1 << 23  # of prompts that later ones are compared with
@@ -150,23 +151,13 @@ def _digest(before: bytes, message: Mapping[str, Any]) -> bytes:
     """Return the digest of a message after others: its role, texts and calls, without ids."""
     calls = message.get("tool_calls")
     functions = [
-        [function.get("name"), _arguments(function.get("arguments"))]
+        [function.get("name"), parsed_arguments(function.get("arguments"))]
         for call in (calls if isinstance(calls, list) else ())
         if isinstance(call, dict) and isinstance(function := call.get("function"), dict)
     ]
     said = [message.get("role"), _text(message.get("content")), functions]
     text = json.dumps(said, sort_keys=True)
     return blake2b(before + text.encode(), digest_size=16).digest()
-
-
-def _arguments(arguments: Any) -> Any:
-    """Return the arguments of a call as an object, also where they are the JSON of one."""
-    if isinstance(arguments, str):
-        try:
-            return json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass
-    return arguments
 
 
 def _text(content: Any) -> Any:

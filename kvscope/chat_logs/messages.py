@@ -171,6 +171,16 @@ def _without_billing_header(parts: list[str]) -> list[str]:
     return kept
 
 
+def parsed_arguments(arguments: Any) -> Any:
+    """Return the arguments of a call as an object, also where they are the JSON of one."""
+    if isinstance(arguments, str):
+        try:
+            return json.loads(arguments)
+        except (ValueError, RecursionError):
+            pass
+    return arguments
+
+
 def _calls(calls: Any, at: int) -> list[dict[str, Any]]:
     """Return tool calls with their arguments as objects; what is no object becomes an empty one."""
     if not isinstance(calls, list):
@@ -180,12 +190,7 @@ def _calls(calls: Any, at: int) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             raise BadLine(f"tool call without a function - at `$.messages[{at}].tool_calls`")
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
-                arguments = {}
+        arguments = parsed_arguments(function.get("arguments"))
         arguments = arguments if isinstance(arguments, dict) else {}
         rendered.append(call | {"function": function | {"arguments": arguments}})
     return rendered

@@ -6,7 +6,9 @@ import json
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,8 +17,10 @@ from msgspec import Struct
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 from kvscope.chat_logs.hashing import Tokens, tokens_of
 from kvscope.chat_logs.messages import for_mistral, plain_text
+from kvscope.chat_logs.parts import parts_of
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import content_of
+from kvscope.core.trace import Part
 from kvscope.ingest.formats.base import BadLine
 
 _EXTRA = "pip install 'kvscope[hash]'"
@@ -26,17 +30,30 @@ _PIECES_AT_ONCE = 1024  # encodings take some hundred bytes a token
 
 
 class Text(Struct, frozen=True):
-    """Text to tokenize; `is_raw` adds the special tokens that a template would have added."""
+    """Text to tokenize; `is_raw` adds the special tokens that a template would have added.
+
+    Its `parts` end at characters.
+    """
 
     text: str
     is_raw: bool = False
+    parts: Sequence[Part] = ()
 
 
-Piece: TypeAlias = "Text | Tokens"
+class Encoded(Struct, frozen=True):
+    """Tokens, and the parts that they are of, by the token behind each."""
+
+    tokens: Tokens
+    parts: Sequence[Part] = ()
+
+
+Piece: TypeAlias = "Text | Encoded"
 
 
 class Tokenizer(ABC):
-    """Makes tokens of prompts as the engine does."""
+    """Makes tokens of prompts as the engine does; those of chats have parts if `marks_parts`."""
+
+    marks_parts: bool = False
 
     @abstractmethod
     def prompt(self, request: LoggedRequest) -> Piece:
@@ -52,7 +69,7 @@ class Tokenizer(ABC):
         return []
 
     @abstractmethod
-    def encode(self, texts: Sequence[Text]) -> list[Tokens]:
+    def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of each text, on all cores; other threads run meanwhile."""
 
 
@@ -90,6 +107,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._special = _boundaries(self._tokenizer)
         self._pieces: dict[str, Tokens] = {}
         self._piece_characters = 0
+        self._token_ends: dict[str, array[int]] = {}  # of pieces in which parts end
         self._ends: tuple[list[int], list[int]] | None = None
         if "add_bos_token" in config or "add_eos_token" in config:
             self._ends = self._added(config, special, "bos"), self._added(config, special, "eos")
@@ -108,10 +126,11 @@ class HuggingFaceTokenizer(Tokenizer):
                     where=self._where,
                     remedy="name the template's file with --chat-template",
                 )
-            return _sound(Text(self._template.render(prompt, date_s=request.date_s)))
+            text = self._template.render(prompt, date_s=request.date_s)
+            return _sound(Text(text, parts=parts_of(text, prompt) if self.marks_parts else ()))
         if isinstance(prompt, str):
             return _sound(Text(prompt, is_raw=True))
-        return tokens_of(prompt)
+        return Encoded(tokens_of(prompt))
 
     @property
     def notes(self) -> list[str]:
@@ -141,46 +160,69 @@ class HuggingFaceTokenizer(Tokenizer):
                 return _sound(Text(whole[len(prompt.text) :].rstrip()))
         return _sound(Text(plain_text(response)))
 
-    def encode(self, texts: Sequence[Text]) -> list[Tokens]:
+    def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of each text."""
-        tokens: list[Tokens] = [tokens_of(())] * len(texts)
+        whole: list[Encoded] = [Encoded(tokens_of(()))] * len(texts)
         rendered = [at for at, text in enumerate(texts) if not text.is_raw]
         raw = [at for at, text in enumerate(texts) if text.is_raw]
-        for at, ids in zip(
-            rendered, self._in_pieces([texts[k].text for k in rendered]), strict=True
-        ):
-            tokens[at] = ids
+        for at, encoded in zip(rendered, self._rendered([texts[k] for k in rendered]), strict=True):
+            whole[at] = encoded
         first, last = self._ends or ([], [])
         plain = self._encoded([texts[at].text for at in raw], special=self._ends is None)
         for at, ids in zip(raw, plain, strict=True):
-            tokens[at] = tokens_of([*first, *ids, *last]) if first or last else ids
-        return tokens
+            whole[at] = Encoded(tokens_of([*first, *ids, *last]) if first or last else ids)
+        return whole
 
     def _encoded(self, texts: Sequence[str], *, special: bool = False) -> list[Tokens]:
         encodings = self._tokenizer.encode_batch_fast([*texts], add_special_tokens=special)
         return [tokens_of(encoding.ids) for encoding in encodings]
 
-    def _in_pieces(self, texts: Sequence[str]) -> list[Tokens]:
+    def _rendered(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of rendered prompts; pieces between special tokens are encoded once.
 
         Special tokens are found before anything else, so what lies between two of them has the same
         tokens wherever it stands. Turns of a conversation repeat all pieces but the last ones.
         """
-        if self._special is None:
-            return self._encoded(texts)
-        split = self._special.split
         if self._piece_characters > _MOST_CHARACTERS:
-            self._pieces, self._piece_characters = {}, 0
-        pieces = {piece for text in texts for piece in split(text)}
-        new = [piece for piece in pieces if piece not in self._pieces]
+            self._pieces, self._token_ends, self._piece_characters = {}, {}, 0
+        split = _as_one if self._special is None else self._special.split
+        pieces = [split(text.text) for text in texts]
+        new = [each for each in dict.fromkeys(chain(*pieces)) if each not in self._pieces]
         for at in range(0, len(new), _PIECES_AT_ONCE):
             some = new[at : at + _PIECES_AT_ONCE]
             self._pieces |= zip(some, self._encoded(some), strict=True)
         self._piece_characters += sum(map(len, new))
         return [
-            array("I", b"".join(self._pieces[piece].tobytes() for piece in split(text)))
-            for text in texts
+            Encoded(
+                array("I", b"".join(self._pieces[piece].tobytes() for piece in own)),
+                [*self._ending_at_tokens(text.parts, own)],
+            )
+            for text, own in zip(texts, pieces, strict=True)
         ]
+
+    def _ending_at_tokens(self, parts: Sequence[Part], pieces: Sequence[str]) -> Iterator[Part]:
+        """Yield parts of a text by the token behind each, for the pieces that the text is of.
+
+        A token that two parts share is the first one's, as are blanks behind a part's last word.
+        """
+        at, characters, tokens = 0, 0, 0
+        for kind, end in parts:
+            while at < len(pieces) and characters + len(pieces[at]) <= end:
+                characters += len(pieces[at])
+                tokens += len(self._pieces[pieces[at]])
+                at += 1
+            inner, piece = end - characters, pieces[at] if at < len(pieces) else ""
+            if inner and not piece[inner:].isspace():
+                yield Part(kind, tokens + bisect_left(self._ends_in(piece), inner) + 1)
+            else:
+                yield Part(kind, tokens + (len(self._pieces[piece]) if inner else 0))
+
+    def _ends_in(self, piece: str) -> array[int]:
+        """Return the character behind each token of a piece."""
+        if (ends := self._token_ends.get(piece)) is None:
+            encoding = self._tokenizer.encode(piece, add_special_tokens=False)
+            ends = self._token_ends[piece] = array("I", (end for _, end in encoding.offsets))
+        return ends
 
     def _added(self, config: Mapping[str, Any], special: Mapping[str, str], end: str) -> list[int]:
         """Return the token that plain prompts get at one end, if any."""
@@ -195,6 +237,7 @@ class TekkenTokenizer(Tokenizer):
     def __init__(self, path: Path) -> None:
         try:
             from mistral_common.protocol.instruct.request import ChatCompletionRequest
+            from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
             from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
         except ImportError as error:
             raise UsageError(
@@ -205,7 +248,9 @@ class TekkenTokenizer(Tokenizer):
             self._tokenizer = MistralTokenizer.from_file(str(path))
         except Exception as error:  # whatever a damaged file makes it raise
             raise InputError(f"not a tekken.json: {error}", where=str(path)) from error
-        self._encode = self._tokenizer.instruct_tokenizer.tokenizer.encode
+        tekken = self._tokenizer.instruct_tokenizer.tokenizer
+        self._encode, self._bytes = tekken.encode, tekken.id_to_byte_piece
+        self._no_special = SpecialTokenPolicy.IGNORE
 
     def prompt(self, request: LoggedRequest) -> Piece:
         """Return the tokens of a chat, or the request's own text or tokens."""
@@ -213,28 +258,38 @@ class TekkenTokenizer(Tokenizer):
         if isinstance(prompt, str):
             return Text(prompt, is_raw=True)
         if not isinstance(prompt, Chat):
-            return tokens_of(prompt)
+            return Encoded(tokens_of(prompt))
         try:
             asked = self._request.from_openai(
                 messages=for_mistral(prompt.messages),
                 tools=[*prompt.tools] if prompt.tools else None,
                 continue_final_message=bool(prompt.arguments.get("continue_final_message")),
             )
-            return tokens_of(self._tokenizer.encode_chat_completion(asked).tokens)
+            tokens = tokens_of(self._tokenizer.encode_chat_completion(asked).tokens)
         except BadLine:
             raise
         except Exception as error:  # mistral-common's own, pydantic's and assertions
             raise BadLine(f"mistral-common refuses the messages: {type(error).__name__}") from error
+        return Encoded(tokens, self._parts(tokens, prompt) if self.marks_parts else ())
+
+    def _parts(self, tokens: Tokens, chat: Chat) -> list[Part]:
+        """Return the parts of a chat's tokens, found in the bytes that these stand for."""
+        texts = [self._bytes(token, self._no_special) for token in tokens]
+        ends = [*accumulate(map(len, texts))]
+        text = b"".join(texts).decode("latin-1")
+        *parts, last = parts_of(text, chat, as_bytes=True) or [Part("template", 0)]
+        marked = [Part(kind, bisect_left(ends, end) + 1) for kind, end in parts]
+        return [*marked, Part(last.kind, len(tokens))]  # with what has no bytes
 
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
         """Return the text of the answer."""
         assert request.response is not None  # noqa: S101  (asked only then)
         return Text(plain_text(request.response))
 
-    def encode(self, texts: Sequence[Text]) -> list[Tokens]:
+    def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of each text: prompts with the first token, answers with the last."""
         return [
-            tokens_of(self._encode(text.text, bos=text.is_raw, eos=not text.is_raw))
+            Encoded(tokens_of(self._encode(text.text, bos=text.is_raw, eos=not text.is_raw)))
             for text in texts
         ]
 
@@ -279,6 +334,10 @@ def _boundaries(tokenizer: Any) -> re.Pattern[str] | None:
         return None
     longest_first = sorted((re.escape(each.content) for each in special), key=len, reverse=True)
     return re.compile(f"(?={'|'.join(longest_first)})")
+
+
+def _as_one(text: str) -> list[str]:
+    return [text]
 
 
 def _sound(text: Text) -> Text:

@@ -6,7 +6,7 @@ units; `None` means "this trace cannot say".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -62,6 +62,40 @@ class StatedDirectives(Struct, frozen=True):
     def select(self, requests: Int64s) -> StatedDirectives:
         """Return the directives of the requests with these numbers."""
         return StatedDirectives(self.number[requests], self.distinct)
+
+
+class Part(NamedTuple):
+    """A part of a prompt, from the `end` of the one before: tokens from the prompt's start.
+
+    Its `kind` is "template" (what the chat template writes itself), "system", "tool 3" (the
+    definition of the third tool, maybe with its name behind), "user", "assistant" or "tool result".
+    """
+
+    kind: str
+    end: int
+
+
+class PromptParts(Struct, frozen=True):
+    """The parts of R prompts: paths in a tree of P parts, as prompts are paths in one of blocks.
+
+    `last` (R) is the last part of each prompt, 0 for none. Of each part (P + 1 entries, entry 0
+    being the root's), `above` is the part before it, `kind` an index into `kinds`, and `end` the
+    token at which it ends.
+    """
+
+    last: Int32s
+    above: Int32s
+    kind: Int32s
+    end: Int32s
+    kinds: tuple[str, ...]
+
+    def of(self, request: int) -> list[Part] | None:
+        """Return the parts of a prompt; None where they are not known."""
+        parts, at = [], int(self.last[request])
+        while at:
+            parts.append(Part(self.kinds[self.kind[at]], int(self.end[at])))
+            at = int(self.above[at])
+        return parts[::-1] or None
 
 
 Lineage = Literal["given", "inferred", "none"]

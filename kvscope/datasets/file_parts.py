@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from kvscope.core.errors import InputError, without_secrets
 from kvscope.datasets.cuts import Cuts, Spill
 from kvscope.datasets.files import load_array, save_arrays, whole_folder
-from kvscope.ingest.columns import NAMED, NONE, TENANT, Gaps
+from kvscope.ingest.columns import NAMED, NONE, TENANT, Gaps, PartTree
 from kvscope.ingest.formats.base import Rejects
 from kvscope.ingest.limits import MAX_REQUESTS
 from kvscope.ingest.pipeline import IngestOptions, Span, format_of, read_columns
 from kvscope.ingest.source import Source
 
-_FACTS = "part.json"
+_FACTS, _TREE = "part.json", "prompt_parts"
 
 
 class PartTask(Struct, frozen=True):
@@ -110,6 +110,8 @@ def parse_part(task: PartTask) -> None:
             continues=task.stretch is not None and task.stretch[0] > 0,
         )
         save_arrays(folder, {name: each for name, each in arrays.items() if name != "leaf"})
+        (folder / _TREE).mkdir()
+        save_arrays(folder / _TREE, columns.parts._asdict())
         (folder / _FACTS).write_bytes(msgspec.json.encode(facts))
 
 
@@ -142,6 +144,7 @@ class Joined(Struct, frozen=True):
     offsets: tuple[int, ...]
     names: dict[str, tuple[str, ...]]
     tenants: int
+    parts: PartTree
     gaps: Gaps
     spans: dict[str, Span]
     notes: tuple[str, ...]
@@ -193,6 +196,7 @@ def join_parts(
     Raises InputError for more requests than kvscope takes.
     """
     known: dict[str, dict[str, int]] = {name: {} for name in NAMED}
+    tree, before = _joined_trees(folders, [part.names["part"] for part in parts], known["part"])
     names = Gaps.__struct_fields__
     for name in sorted(file.stem for file in folders[0].glob("*.npy") if file.stem != "index"):
         columns = [load_array(folder, name) for folder in folders]
@@ -200,6 +204,8 @@ def join_parts(
             for k, part in enumerate(parts):
                 numbers = [known[name].setdefault(x, len(known[name])) for x in part.names[name]]
                 columns[k] = np.array([*numbers, NONE], dtype=np.int32)[columns[k]]
+        if name == "parts":
+            columns = [np.where(x < 0, x, x + n) for x, n in zip(columns, before, strict=True)]
         rows[name] = np.concatenate(columns)
     sizes = [part.gaps.requests for part in parts]
     if sum(sizes) > MAX_REQUESTS:
@@ -212,6 +218,7 @@ def join_parts(
         offsets=tuple(np.cumsum([0, *sizes]).tolist()[:-1]),
         names={name: tuple(numbers) for name, numbers in known.items()},
         tenants=max(part.tenants for part in parts),
+        parts=tree,
         gaps=Gaps(*(sum(getattr(part.gaps, name) for part in parts) for name in names)),
         spans=_joined_spans(parts),
         notes=parts[0].notes,
@@ -220,6 +227,26 @@ def join_parts(
         contents=tuple(part.content for part in parts),
         bytes_on_disk=sum(part.bytes_on_disk for part in parts),
     )
+
+
+def _joined_trees(
+    folders: list[Path], kinds: list[tuple[str, ...]], known: dict[str, int]
+) -> tuple[PartTree, list[int]]:
+    """Return the trees of prompts' parts as one, and how many parts come before each one's own.
+
+    Kinds are numbered as in `known`, which takes in those that are new.
+    """
+    columns = [[np.zeros(1, dtype=np.int32)] for _ in PartTree._fields]
+    count, before = 0, []
+    for folder, names in zip(folders, kinds, strict=True):
+        above, kind, end = (load_array(folder / _TREE, x)[1:] for x in PartTree._fields)
+        numbers = np.array([known.setdefault(x, len(known)) for x in names], dtype=np.int32)
+        own = np.where(above > 0, above + count, 0).astype(np.int32), numbers[kind], end
+        for column, values in zip(columns, own, strict=True):
+            column.append(values)
+        before.append(count)
+        count += len(end)
+    return PartTree(*map(np.concatenate, columns)), before
 
 
 def _joined_spans(parts: list[PartFacts]) -> dict[str, Span]:

@@ -467,6 +467,7 @@ class DatasetBuild:
             requests=requests,
             names=joined.names,
             tenants=joined.tenants,
+            parts=joined.parts,
             lineage=kind,
             out_of_order=arranged.out_of_order,
             notes=(*arranged.notes, *notes, *overlaps, *missing),

@@ -14,7 +14,7 @@ from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
 from kvscope.ingest.clocks import begin_together, correct_epoch, open_sessions, placed
-from kvscope.ingest.columns import UNKNOWN_TYPE, Columns, Gaps
+from kvscope.ingest.columns import UNKNOWN_TYPE, Columns, Gaps, PartTree
 from kvscope.ingest.formats.base import ROOT, ReadOptions
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.reuse import TraceReuse, trace_reuse
@@ -38,6 +38,7 @@ class BuiltRequests(Struct, frozen=True):
     requests: MutableMapping[str, NDArray[Any]]
     names: dict[str, tuple[str, ...]]
     tenants: int
+    parts: PartTree
     lineage: Lineage
     out_of_order: int
     notes: tuple[str, ...]
@@ -184,6 +185,7 @@ def build(columns: Columns, reader_notes: list[str], in_ms: bool = False) -> Bui
         requests=requests,
         names={name: tuple(names) for name, names in columns.names.items()},
         tenants=len(columns.tenants),
+        parts=columns.parts,
         own_hash_ids=_own_hash_ids(columns),
         trie=trie,
         reuse=reuse,

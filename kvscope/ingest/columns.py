@@ -5,11 +5,13 @@ Only the trie grows with the number of accesses: of a path, just its last block 
 
 from __future__ import annotations
 
+import re
+import reprlib
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from msgspec import Struct
@@ -40,6 +42,10 @@ _REQUEST_BYTES, _BLOCK_BYTES = 400, 40  # what linking and storing take on top, 
 _SMALL_BYTES = 64 * MIB  # fits anywhere
 _IDS_AT_ONCE = 1 << 20
 _LONGEST_ANSWER_S = 86_400.0
+_PART = re.compile(
+    r"template|system|user|assistant|tool result|tool [1-9]\d{0,5}( [\w.:/+-]{1,128})?", re.ASCII
+)
+_PART_BITS = 32  # of a part's id: the token at which it ends; above them its kind
 _TOKEN_S = 0.02  # of an answer's token, where delays count from the end of an untimed answer
 TOO_MANY_IDS = "more hash ids than the prompt has blocks"
 
@@ -61,6 +67,7 @@ _TYPECODES = {
     "cached_tokens": "i",
     "delay_s": "d",
     "repeated_tokens": "i",
+    "parts": "i",  # the last one, in a tree of the parts of all prompts
     "chat_id": "q",
     "parent_chat_id": "q",
     "user_id": "q",
@@ -75,10 +82,13 @@ _TYPECODES = {
 _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), NO_ID)
 """What stands for none in a column, where it is not NONE."""
 
-NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
+NAMED = ("type", "model", "adapter", "salt", "worker", "retention", "part")
 TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
-ATTRIBUTES = (*TENANT, "worker", *MEASURED, "waits_for", "clock", "retention", "repeated_tokens")
+ATTRIBUTES = (
+    *(*TENANT, "worker", *MEASURED),
+    *("waits_for", "clock", "retention", "repeated_tokens", "parts"),
+)
 """What only some traces say of their requests; the store keeps it apart."""
 Tenant = tuple[int, int, int]
 """The numbers of a model, an adapter and a cache salt: tenants share no blocks.
@@ -132,6 +142,7 @@ class RequestBatch:
             and (self.delays_s >= 0).all()
             and (self.delays_s <= LONGEST_S).all()
             and ((self.blocks - 1) * block_size < inputs).all()
+            and not any(map(_wrong_part, self.requests if self.field("parts") else ()))
         )
 
 
@@ -186,6 +197,23 @@ def check(request: Request, block_size: int) -> None:
         raise BadLine(
             f"{TOO_MANY_IDS}: {count} ids, but {inputs} tokens are {blocks} blocks of {size}"
         )
+    if wrong := _wrong_part(request):
+        raise BadLine(wrong)
+
+
+def _wrong_part(request: Request) -> str | None:
+    """Return why the parts of a prompt cannot be; None if they can."""
+    at = 0
+    for kind, end in request.parts or ():
+        if _PART.fullmatch(kind) is None:
+            return f"no part of a prompt: {reprlib.repr(kind)}"
+        if not at < end <= request.input_tokens:
+            most = request.input_tokens
+            return (
+                f"parts must end one after another, within the {most} tokens of the prompt: {end}"
+            )
+        at = end
+    return None
 
 
 class Gaps(Struct):
@@ -222,6 +250,14 @@ class Interner(Protocol):
         """Take each path ids[starts[k]:starts[k + 1]], and return its last block."""
 
 
+class PartTree(NamedTuple):
+    """The columns of `PromptParts` that have an entry for each part, the root's first."""
+
+    above: Int32s
+    kind: Int32s
+    end: Int32s
+
+
 class Columns:
     """The requests of one trace in file order, checked for what concerns every format.
 
@@ -245,6 +281,7 @@ class Columns:
         self.names: dict[str, dict[str, int]] = {name: {} for name in NAMED}
         self.tenants: dict[Tenant, int] = {}
         self.own_ids: dict[int, int] = {}  # of first blocks, by the ids that tell tenants apart
+        self._parts = Trie()
         self.gaps = Gaps()
         # Up to the last request that has a value: most traces lack most fields.
         self._columns: dict[str, array[Any]] = {
@@ -295,11 +332,19 @@ class Columns:
 
     def _require_memory(self, requests: int) -> None:
         """Raise OutOfMemoryError where linking and storing the requests takes too much memory."""
-        needed = _REQUEST_BYTES * requests + _BLOCK_BYTES * self._interner.count
+        nodes = self._interner.count + self._parts.count
+        needed = _REQUEST_BYTES * requests + _BLOCK_BYTES * nodes
         if needed > self._checked_bytes:
             remedy = "take a part of the trace, or more memory"
             memory.require(needed, f"storing {requests:,} requests and more", remedy)
             self._checked_bytes = needed * 9 // 8  # not at every batch
+
+    @property
+    def parts(self) -> PartTree:
+        """The tree of the parts of prompts, whose kinds are indices into `names`."""
+        ids = self._parts.hash_id
+        kind, end = (ids >> _PART_BITS, ids & (1 << _PART_BITS) - 1)
+        return PartTree(self._parts.parent, kind.astype(np.int32), end.astype(np.int32))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the columns, an entry per request in file order; one without values is a view."""
@@ -393,6 +438,22 @@ class Columns:
         cached = batch.field("cached_tokens")
         self._extend_measured("cached_tokens", cached, batch.input_tokens)
         self._extend_measured("repeated_tokens", batch.field("repeated_tokens"), repeat(MAX_TOKENS))
+        self._append_parts(batch)
+
+    def _append_parts(self, batch: RequestBatch) -> None:
+        """Hand the parts of prompts to their tree, and keep the last one of each."""
+        if (stated := batch.field("parts")) is None:
+            return
+        known = self.names["part"]
+        starts = np.cumsum([0, *(len(parts or ()) for parts in stated)])
+        ids = [
+            known.setdefault(kind, len(known)) << _PART_BITS | end
+            for parts in stated
+            for kind, end in parts or ()
+        ]
+        self._require_room(self._parts, len(ids), "parts of prompts")
+        last = self._parts.intern(starts, np.array(ids, dtype=np.int64))
+        self._extend("parts", np.where(last > 0, last, NONE))
 
     def _extend_values(self, name: str, values: list[str | None] | None) -> None:
         """Append names as numbers, in order of first appearance; None: no request has one."""
@@ -427,12 +488,7 @@ class Columns:
     def _append_paths(self, batch: RequestBatch) -> None:
         """Hand the paths to the trie, and keep the last block of each."""
         starts, ids, blocks = batch.starts, batch.ids, batch.blocks
-        if self._interner.count + len(ids) > INT32_MAX:
-            raise InputError(
-                f"more than {INT32_MAX:,} distinct blocks",
-                where=self._rejects.path,
-                remedy="split the trace, or take part of it",
-            )
+        self._require_room(self._interner, len(ids), "blocks")
         for row, scope in enumerate(batch.field("scope") or ()):
             if scope is not None and blocks[row]:
                 first = starts[row]
@@ -442,6 +498,15 @@ class Columns:
         self._extend("leaf", self._interner.intern(starts, ids))
         self._extend("blocks", blocks)
         self._count_hashed(blocks, batch.input_tokens)
+
+    def _require_room(self, interner: Interner, more: int, what: str) -> None:
+        """Raise InputError where there may be more of them than have numbers."""
+        if interner.count + more > INT32_MAX:
+            raise InputError(
+                f"more than {INT32_MAX:,} distinct {what}",
+                where=self._rejects.path,
+                remedy="split the trace, or take part of it",
+            )
 
     def _count_hashed(self, blocks: Int64s, input_tokens: Int64s) -> None:
         self.gaps.unhashed += int(np.count_nonzero(blocks == 0))

@@ -351,6 +351,10 @@ def write_requests(
             retention_names=list(names["retention"]),
             none=NONE,
         )
+    above, kind, tokens = (each[1:] for each in built.parts)
+    parts: dict[str, NDArray[Any]] = {"above": above, "kind": kind, "tokens": tokens}
+    parts["part"] = np.arange(1, len(tokens) + 1, dtype=np.int32)
+    store.append("ingest/add_parts", parts, trace_id=number, kind_names=list(names["part"]))
     if rejects.lines:
         numbers, reasons = map(list, zip(*rejects.lines, strict=True))
         # without what is no Unicode: a file's name may hold any bytes

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -19,10 +20,10 @@ from kvscope.replay.attribution import NO_REQUEST, Attribution
 from kvscope.replay.branches import Branch, branches
 from kvscope.replay.causes import AVOIDABLE, Cause
 from kvscope.replay.observed_hits import Gap, HitGaps, hit_gaps
+from kvscope.replay.prompt_parts import NEGLIGIBLE, NEW_HEADS, Break
 from kvscope.replay.traffic import walk
 
 _MOST_BRANCHES = 8
-_NEGLIGIBLE = 0.001  # of the input tokens: no finding
 Place = Literal["first-prompt", "shortened", "history"]
 
 
@@ -83,7 +84,7 @@ class ExplainedRequest(Struct, frozen=True):
     first evicted block, `idle_s` earlier; `written_blocks` were written to the cache since, and
     LRU keeps all evicted blocks of the request with `needed_blocks`. None: there is none.
     `branches` are where most earlier prompts leave its path; `computed_by` are for what had been
-    computed elsewhere.
+    computed elsewhere. `part` is the kind of the part in which its prefix breaks.
     """
 
     request: int
@@ -104,6 +105,7 @@ class ExplainedRequest(Struct, frozen=True):
     branches: tuple[Branch, ...] = ()
     computed_by: tuple[ComputedBy, ...] = ()
     gaps: tuple[GapTotal, ...] = ()
+    part: str | None = None
 
 
 class Finding(Struct, frozen=True):
@@ -113,7 +115,8 @@ class Finding(Struct, frozen=True):
     evictions of an LRU cache. `at_token` is the median position where requests leave their history,
     or where the block begins that changes every `period_s` seconds; it had `values` contents.
     `place` is what a diverged turn changed of its previous one: it is shorter, or the change lies
-    in what the conversation began with, or behind.
+    in what the conversation began with, or behind. `part` is the kind of parts in which most of the
+    tokens are lost (see `Part`); None where the trace names no parts.
     """
 
     cause: Cause
@@ -126,6 +129,7 @@ class Finding(Struct, frozen=True):
     period_s: int | None = None
     values: int | None = None
     place: Place | None = None
+    part: str | None = None
 
 
 class Observed(Struct, frozen=True):
@@ -209,6 +213,7 @@ def cause_totals(causes: Attribution) -> tuple[CauseTotal, ...]:
     return tuple(sorted(known, key=lambda each: -each.tokens))
 
 
+_NEW_HEAD = "if only a name, an id or a time differs there, move it behind what all prompts share"
 REMEDIES: dict[Cause, str] = {
     "drafter": "compare `kvscope tune` with it and with --speculative none: hits against faster"
     " decoding",
@@ -227,6 +232,7 @@ REMEDIES: dict[Cause, str] = {
     "output-changed": "send outputs back as they were generated, reasoning included",
     "below-block": "take smaller blocks in the engine",
     "rejected": "enlarge the pool, or limit the length of prompts",
+    **dict.fromkeys(NEW_HEADS, _NEW_HEAD),
 }
 
 
@@ -243,40 +249,52 @@ _NO_REMEDY = "nothing, the loss comes from the trace's block size: the engine ca
 
 
 def findings(
-    prompts: Prompts, causes: Attribution, *, by_token: bool = False
+    prompts: Prompts,
+    causes: Attribution,
+    broken: Mapping[Cause, Break],
+    *,
+    by_token: bool = False,
 ) -> tuple[Finding, ...]:
     """Return what can be changed, what costs the most tokens first.
 
-    `by_token`: the engine's blocks are single tokens, as SGLang's are.
+    `broken` is where prompts break. `by_token`: the engine's blocks are single tokens, as SGLang's
+    are.
     """
+    lost = {**causes.tokens, **{cause: each.tokens for cause, each in broken.items()}}
     remedies = REMEDIES | {"below-block": _NO_REMEDY} if by_token else REMEDIES
     every = [
         *(
-            _finding(causes, cause, causes.tokens[cause], remedies[cause])
+            _finding(causes, cause, lost[cause], remedies[cause], broken.get(cause))
             for cause in remedies
             if cause not in {"evicted", "periodic", "diverged"}
         ),
         replace(
-            _finding(causes, "evicted", causes.tokens["evicted"], REMEDIES["evicted"]),
+            _finding(causes, "evicted", lost["evicted"], REMEDIES["evicted"]),
             needed_blocks=_needed(causes),
         ),
-        *_periodic(causes, prompts.block_size),
-        *_diverged(prompts, causes),
+        *_periodic(causes, prompts.block_size, broken["periodic"]),
+        *_diverged(prompts, causes, broken["diverged"]),
     ]
-    known = [each for each in every if each.share >= _NEGLIGIBLE]
+    known = [each for each in every if each.share >= NEGLIGIBLE]
     return tuple(sorted(known, key=lambda each: -each.tokens))
 
 
-def _finding(causes: Attribution, cause: Cause, lost: Int64s, remedy: str) -> Finding:
-    """Return what tokens (R entries) were lost to a cause."""
-    tokens, at_token = int(lost.sum()), None
-    if tokens and cause in {"template", "diverged", "output-changed"}:
-        at_token = int(np.median(causes.common_tokens[lost > 0]))
-    share = tokens / int(causes.input_tokens.sum())
-    return Finding(cause, tokens, share, int(np.count_nonzero(lost)), remedy, at_token)
+def _finding(
+    causes: Attribution,
+    cause: Cause,
+    lost: Int64s,
+    remedy: str,
+    broken: Break | None = None,
+) -> Finding:
+    """Return what tokens (R entries) were lost to a cause, and where prompts are `broken` by it."""
+    tokens, requests = int(lost.sum()), int(np.count_nonzero(lost))
+    finding = Finding(cause, tokens, tokens / int(causes.input_tokens.sum()), requests, remedy)
+    if not tokens or broken is None:
+        return finding
+    return replace(finding, at_token=int(np.median(broken.at[lost > 0])), part=broken.part(lost))
 
 
-def _periodic(causes: Attribution, block_size: int) -> list[Finding]:
+def _periodic(causes: Attribution, block_size: int, broken: Break) -> list[Finding]:
     """Return a finding for each place of a shared head that changes with the time."""
     tokens = causes.tokens["periodic"]
     return [
@@ -286,6 +304,7 @@ def _periodic(causes: Attribution, block_size: int) -> list[Finding]:
                 "periodic",
                 np.where(causes.heads.change == number, tokens, 0),
                 REMEDIES["periodic"],
+                broken,
             ),
             at_token=change.blocks * block_size,
             period_s=change.period_s,
@@ -295,7 +314,7 @@ def _periodic(causes: Attribution, block_size: int) -> list[Finding]:
     ]
 
 
-def _diverged(prompts: Prompts, causes: Attribution) -> list[Finding]:
+def _diverged(prompts: Prompts, causes: Attribution, broken: Break) -> list[Finding]:
     """Return what was changed of previous turns: their length, the first prompt, or else."""
     shortened = prompts.input_tokens < prompts.input_tokens[prompts.parent]
     begun_with = prompts.full_blocks[prompts.conversation].astype(np.int64) * prompts.block_size
@@ -308,7 +327,8 @@ def _diverged(prompts: Prompts, causes: Attribution) -> list[Finding]:
     tokens = causes.tokens["diverged"]
     return [
         replace(
-            _finding(causes, "diverged", np.where(which, tokens, 0), _CHANGED[place]), place=place
+            _finding(causes, "diverged", np.where(which, tokens, 0), _CHANGED[place], broken),
+            place=place,
         )
         for place, which in places.items()
     ]
@@ -330,8 +350,11 @@ def explained_request(
     causes: Attribution,
     request: int,
     gaps: HitGaps | None,
+    broken: Mapping[Cause, Break],
 ) -> ExplainedRequest:
-    """Return why tokens of one request missed."""
+    """Return why tokens of one request missed; `broken` is where prompts break."""
+    costliest = max(broken.values(), key=lambda each: int(each.tokens[request]))
+    is_request = np.arange(len(prompts.leaf)) == request
     lookups, arrival_s = causes.lookups, prompts.arrival_s
 
     def number(value: int) -> int | None:
@@ -371,4 +394,5 @@ def explained_request(
             for cause, tokens in (gaps.tokens if gaps else {}).items()
             if tokens[request]
         ),
+        part=costliest.part(np.where(is_request, costliest.tokens, 0)),
     )

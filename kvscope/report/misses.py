@@ -23,6 +23,7 @@ from kvscope.replay.findings import (
     explained_request,
 )
 from kvscope.replay.observed_hits import Gap
+from kvscope.replay.prompt_parts import NEW_HEADS
 from kvscope.report import style
 from kvscope.report.section import Columns, Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, hit_rate_in_words, share
@@ -71,6 +72,13 @@ _PLACES: dict[Place, str] = {
     "first-prompt": "in what the conversation began with",
     "shortened": "by a shorter prompt",
     "history": "in the history",
+}
+_PARTS = {
+    "template": "text of the chat template",
+    "system": "system prompt",
+    "user": "user's message",
+    "assistant": "model's answer",
+    "tool result": "result of a tool",
 }
 _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily", 604800: "weekly"}
 
@@ -154,9 +162,31 @@ def _summary(explanation: Explanation) -> Section:
     findings = [_finding(explanation, rank, each) for rank, each in ranked]
     counted_as = hit_rate_in_words(explanation.definition)
     chart = partial(causes_chart, explanation)
-    return Section.of(
-        "Summary", answer, hint, _observed(explanation), *findings, counted_as, causes, chart
-    )
+    said = (answer, hint, _observed(explanation), *findings, counted_as)
+    return Section.of("Summary", *said, causes, _parts(explanation), chart)
+
+
+def _parts(explanation: Explanation) -> Table | None:
+    """Return the parts of prompts in which prefixes break; None where none is known."""
+    columns: Columns = {
+        "part": lambda each: part_in_words(each.part),
+        "causes": lambda each: ", ".join(each.causes[:2]),
+        "tokens": lambda each: count(each.tokens),
+        "of input": lambda each: share(each.share),
+        "requests": lambda each: count(each.requests),
+        "from token": lambda each: count(each.at_token),
+    }
+    title = "Parts of prompts in which prefixes break"
+    rows, note = explanation.parts, "from token: median"
+    if any({*each.causes} & {*NEW_HEADS} for each in rows):
+        note += "; of growth and cold only new tokens of system prompt and tools count"
+    return tabulate(title, rows, columns, note, words=("causes",)) if rows else None
+
+
+def part_in_words(part: str) -> str:
+    """Return what a kind of parts is called in a sentence, behind an article."""
+    tool, _, name = part.removeprefix("tool ").partition(" ")
+    return _PARTS.get(part, f"definition of tool {tool}{f' ({name})' if name else ''}")
 
 
 def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list[int]]:
@@ -185,7 +215,7 @@ def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Ex
     lost = np.where(prompts.category == category, avoidable_tokens(explanation.attribution), -1)
     worst = [int(at) for at in np.argsort(-lost, kind="stable")[:_WORST] if lost[at] >= 0]
     explain = partial(explained_request, prompts, explanation.definition, explanation.attribution)
-    requests = tuple(explain(at, explanation.gaps) for at in worst)
+    requests = tuple(explain(at, explanation.gaps, explanation.broken) for at in worst)
     return replace(explanation, requests=requests)
 
 
@@ -209,17 +239,19 @@ def _observed(explanation: Explanation) -> str | None:
 
 def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
     """Return what costs hits and what to change, in words."""
-    text = f"{rank}. {finding.cause}, -{100 * finding.share:.1f} pp"
+    at_most = "at most " if finding.cause in NEW_HEADS else ""
+    text = f"{rank}. {finding.cause}, {at_most}-{100 * finding.share:.1f} pp"
+    part = f" in the {part_in_words(finding.part)}" if finding.part else ""
     if finding.period_s is not None:
         every = units.duration_in_words(finding.period_s)
         often = _PERIODS.get(finding.period_s, f"every {every}")
         first = finding.at_token or 0
         text += f": tokens {count(first)}-{count(first + explanation.trace.block_size - 1)} of"
-        text += f" shared prompts change {often} ({count(finding.values or 0)} values)"
+        text += f" shared prompts{part} change {often} ({count(finding.values or 0)} values)"
     elif finding.at_token is not None:
         if finding.place is not None:
             text += f" ({_PLACES[finding.place]})"
-        text += f" from token {count(finding.at_token)} on (median)"
+        text += f"{part} from token {count(finding.at_token)} on (median)"
     text += f", {counted(finding.requests, 'request')}: {finding.remedy}."
     if finding.needed_blocks is not None:
         needed = _sizes(explanation).in_words(finding.needed_blocks)
@@ -304,6 +336,8 @@ def request_section(explanation: Explanation, request: ExplainedRequest) -> Sect
             f"It shares {count(request.common_tokens)} tokens with its previous turn, request"
             f" {request.previous_turn}."
         )
+    if request.part is not None:
+        sentences.append(f"Its prefix breaks in the {part_in_words(request.part)}.")
     if request.last_use is not None and request.idle_s is not None:
         since = units.duration_in_words(request.idle_s)
         text = (

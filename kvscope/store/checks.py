@@ -29,6 +29,7 @@ TABLES = {
     "block_groups": None,
     "reuses": None,
     "bad_lines": None,
+    "parts": None,
     "traces": None,
 }
 """The tables of a trace, and the column of `traces` that counts their rows."""

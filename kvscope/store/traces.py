@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope.core.errors import InputError, without_secrets
 from kvscope.core.files import STANDARD_STREAM, parts_of
-from kvscope.core.trace import Directives, Measurements, Prompts, StatedDirectives, Tenants, Trace
+from kvscope.core.trace import (
+    Directives,
+    Measurements,
+    PromptParts,
+    Prompts,
+    StatedDirectives,
+    Tenants,
+    Trace,
+)
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 
@@ -201,6 +209,23 @@ def load_repeated_tokens(store: Store, trace: Trace) -> Int32s | None:
     return tokens
 
 
+def load_parts(store: Store, trace: Trace) -> PromptParts | None:
+    """Return the parts of all prompts, None where no request has any. Raises DamagedStoreError."""
+    import numpy as np
+
+    require_sound(store, trace)
+    key = {"trace_id": trace.trace_id}
+    stated = store.columns("ingest/last_parts", **key)
+    if not len(stated["request"]):
+        return None
+    last = np.zeros(trace.requests, dtype=np.int32)
+    last[stated["request"]] = stated["parts"]
+    columns = store.columns("ingest/parts", **key)
+    above, kind, end = (np.append(np.int32(0), columns[x]) for x in ("above", "kind", "tokens"))
+    kinds = tuple(row["kind"] for row in store.rows("ingest/part_kinds", **key))
+    return PromptParts(last, above, kind, end, kinds)
+
+
 def load_tenants(store: Store, trace: Trace) -> Tenants | None:
     """Return which tenant each request is of; None where all are of one.
 
@@ -308,7 +333,7 @@ def remove(store: Store, trace: Trace) -> None:
     with store.transaction():
         remove_results(store, trace)
         blocks = ("block_groups", "own_hash_ids", "branches", "blocks")
-        requests = ("request_attributes", "requests", "bad_lines")
+        requests = ("request_attributes", "requests", "parts", "bad_lines")
         for table in ("reuses", *blocks, *requests, "stated", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
 

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.core.arrays import Int32s, Int64s
     from kvscope.core.hits import HitDefinition
-    from kvscope.core.trace import Prompts, Tenants, Trace
+    from kvscope.core.trace import PromptParts, Prompts, Tenants, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.models import Model
     from kvscope.replay.attribution import Attribution, CacheLookups
+    from kvscope.replay.causes import Cause
     from kvscope.replay.contention import GroupLosses
     from kvscope.replay.findings import CauseTotal, ExplainedRequest, Finding, Observed
     from kvscope.replay.observed_hits import HitGaps
+    from kvscope.replay.prompt_parts import Break, PartTotal
     from kvscope.replay.workload import Workload
     from kvscope.store.db import Store
     from kvscope.store.file import Stores
@@ -84,7 +86,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     `capacity_blocks` is null for an infinite cache; each of several `workers` has one: those that
     the trace names, or else the deployment's replicas behind `router`. `groups` are of requests,
-    where it was asked who evicts whom.
+    where it was asked who evicts whom. `parts` are those in which most tokens are lost, of a trace
+    that names parts.
     """
 
     trace: Trace
@@ -105,8 +108,10 @@ class Explanation(Struct, frozen=True, kw_only=True):
     observed: Observed | None
     groups: tuple[GroupLosses, ...]
     requests: tuple[ExplainedRequest, ...]
+    parts: tuple[PartTotal, ...]
     single: Beside[bool]  # `requests` has the one that was asked for, else those that lost most
     attribution: Beside[Attribution]
+    broken: Beside[Mapping[Cause, Break]]
     gaps: Beside[HitGaps | None]
 
 
@@ -116,11 +121,12 @@ class TraceEvidence(Struct, frozen=True):
     `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
     measured) are of the latest validation with the policy, on an engine with `measured_blocks`.
     `request` is the number of the request that was asked for. A request's messages begin with the
-    first `repeated_tokens` (R entries) of the previous turn's prompt.
+    first `repeated_tokens` (R entries) of the previous turn's prompt. `parts` are those of prompts.
     """
 
     tenants: Tenants | None = None
     repeated_tokens: Int32s | None = None
+    parts: PromptParts | None = None
     measured_hit_tokens: Int64s | None = None
     measured_blocks: int | None = None
     request: int | None = None
@@ -194,6 +200,7 @@ def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> Trac
         evidence = TraceEvidence(
             traces.load_tenants(store, trace),
             traces.load_repeated_tokens(store, trace),
+            traces.load_parts(store, trace),
             request=number,
         )
         for validation in stored_validations(store, trace):
@@ -256,6 +263,7 @@ def explain(
         observed_hits,
     )
     from kvscope.replay.parameter_estimates import bind, estimate_parameters
+    from kvscope.replay.prompt_parts import breaks, part_totals
     from kvscope.replay.sweep import WINDOWS, serve_replay
     from kvscope.replay.workload import ReplayRequest, Workload
 
@@ -303,6 +311,7 @@ def explain(
         tenants=evidence.tenants,
         repeated_tokens=evidence.repeated_tokens,
     )
+    broken = breaks(prompts, causes, evidence.parts)
     gaps = hit_gaps_of(prompts, setting.definition, causes, evidence.measured_hit_tokens)
     groups = group_losses(
         prompts,
@@ -334,16 +343,19 @@ def explain(
         hit_tokens=hit_tokens,
         missed_tokens=input_tokens - hit_tokens,
         causes=cause_totals(causes),
-        findings=findings(prompts, causes, by_token=where is not None and where.by_token),
+        findings=findings(prompts, causes, broken, by_token=where is not None and where.by_token),
         observed=None
         if gaps is None
         else observed_hits(prompts, causes, gaps, evidence.measured_blocks),
         groups=groups,
         requests=tuple(
-            explained_request(prompts, setting.definition, causes, each, gaps) for each in chosen
+            explained_request(prompts, setting.definition, causes, each, gaps, broken)
+            for each in chosen
         ),
+        parts=part_totals(causes, broken),
         single=number is not None,
         attribution=causes,
+        broken=broken,
         gaps=gaps,
     )
 

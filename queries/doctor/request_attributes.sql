@@ -10,6 +10,7 @@ SELECT
         OR each.clock < 0
         OR each.cached_tokens < 0
         OR each.repeated_tokens < 0
+        OR each.parts NOT BETWEEN 1 AND (SELECT count(*) FROM parts WHERE trace_id = $trace_id)
         OR NOT isfinite(coalesce(each.ttft_s, 0))
         OR NOT isfinite(coalesce(each.queue_s, 0))
         OR NOT isfinite(coalesce(each.duration_s, 0))

@@ -117,6 +117,7 @@ class Logs(Attack):
 
         write_model(home / "model")
         self.tokenizer = HuggingFaceTokenizer(home / "model")
+        self.tokenizer.marks_parts = True
 
     def attempt(self, case: Case) -> int:
         """Mutate lines of one format, hash them, and read the trace."""
@@ -125,7 +126,7 @@ class Logs(Attack):
         inputs = random.choice((1, 20, 60))
         log, trace = case.folder / "log", case.folder / "trace"
         log.write_bytes(b"\n".join(_mutated(random, name) for _ in range(inputs)))
-        converter = Converter(self.tokenizer, Hasher(bytes(SALT_BYTES), 16), 16)
+        converter = Converter(self.tokenizer, Hasher(bytes(SALT_BYTES), 16), 16, keeps_names=True)
         rejects = Rejects(str(log))
         try:
             lines = [*converter.lines(str(log), random.choice((None, name)), rejects)]

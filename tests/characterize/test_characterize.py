@@ -184,6 +184,7 @@ GIVEN: dict[str, Any] = {
     "adapter_names": ["x"],
     "worker_names": ["x"],
     "retention_names": ["x"],
+    "kind_names": ["x"],
     "categories": ["x"],
     "numbers": [1],
     "places": ["x"],

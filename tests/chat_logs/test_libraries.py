@@ -84,7 +84,7 @@ def test_pieces_have_the_tokens_of_the_whole(model: Path) -> None:
     assert tokenizer._special is not None
     expected = [tokens(model, text) for text in texts]
     for _ in range(2):  # also from what is kept
-        assert [[*ids] for ids in tokenizer.encode([Text(text) for text in texts])] == expected
+        assert [[*x.tokens] for x in tokenizer.encode([Text(text) for text in texts])] == expected
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_prompts_are_not_cut_where_pieces_would_differ(tmp_path: Path, added: Ad
     tokenizer.add_special_tokens([added])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text = "how many <x> blocks a<s>a <x>"
-    (ids,) = HuggingFaceTokenizer(tmp_path).encode([Text(text)])
-    assert [*ids] == tokens(tmp_path, text)
+    (encoded,) = HuggingFaceTokenizer(tmp_path).encode([Text(text)])
+    assert [*encoded.tokens] == tokens(tmp_path, text)
 
 
 def test_a_text_that_breaks_the_tokenizer_costs_its_line(

@@ -12,6 +12,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.core.trace import Part
 from kvscope.ingest.formats.base import Request
 from kvscope.store import traces
 from kvscope.store.db import open_store
@@ -20,7 +21,13 @@ from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 REQUESTS = [
-    Request(input_tokens=40, output_tokens=4, hash_ids=[1, 2, at], repeated_tokens=at)
+    Request(
+        input_tokens=40,
+        output_tokens=4,
+        hash_ids=[1, 2, at],
+        repeated_tokens=at,
+        parts=[Part("system", 9), Part("user", 20 + at)],
+    )
     for at in range(5)
 ]
 
@@ -107,6 +114,11 @@ def test_it_says_what_is_wrong_and_saves_the_rest(
         "requests SET input_tokens = 39 WHERE request = 2",
         "requests SET request = 1 WHERE request = 2",
         "request_attributes SET repeated_tokens = -1 WHERE request = 2",
+        "request_attributes SET parts = 7 WHERE request = 2",
+        "parts SET above = 2147483647 WHERE part = 2",
+        "parts SET above = part",
+        "parts SET tokens = 9",
+        "parts SET part = 9 WHERE part = 2",
         "branches SET parent = block",
         "branches SET parent = 2147483647",
         "blocks SET blocks = 2147483647",

@@ -18,6 +18,7 @@ from kvscope.policies.tlru import TLru
 from kvscope.replay.attribution import attribute, lru_cache_lookups
 from kvscope.replay.derived_traces import select
 from kvscope.replay.findings import findings
+from kvscope.replay.prompt_parts import breaks
 from kvscope.replay.replay import replay
 from kvscope.replay.settings import with_groups
 from kvscope.replay.sweep import serve_replay
@@ -187,9 +188,9 @@ def test_explain_names_no_smaller_blocks() -> None:
     known = workload(chats(seed=4))
     prompts = replace(known.prompts, input_tokens=known.prompts.input_tokens + 7)
     causes = attribute(prompts, standard(), lru_cache_lookups(prompts, standard(), None))
+    broken = breaks(prompts, causes, None)
     for page, remedy in ((None, "nothing, the loss comes from the trace's"), (16, "take smaller")):
         where = resolve(Deployment(gpu="h100", model="llama3-8b", engine="sglang", block_size=page))
-        remedies = {
-            each.cause: each.remedy for each in findings(prompts, causes, by_token=where.by_token)
-        }
+        known_findings = findings(prompts, causes, broken, by_token=where.by_token)
+        remedies = {each.cause: each.remedy for each in known_findings}
         assert remedies["below-block"].startswith(remedy)

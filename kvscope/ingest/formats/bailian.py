@@ -108,4 +108,5 @@ class BailianExport(LineExporter):
             "waits_for": row.waits_for,
             "retention": row.retention,
             "repeated_tokens": row.repeated_tokens,
+            "parts": row.parts,
         }

@@ -15,7 +15,7 @@ from kvscope.core.prefix import paths
 from kvscope.core.trace import Directives, Trace
 from kvscope.ingest.formats.base import ROOT, Request
 from kvscope.store.db import Store
-from kvscope.store.traces import load_block_parents
+from kvscope.store.traces import load_block_parents, load_parts
 
 REQUESTS_AT_ONCE = 4096
 
@@ -32,7 +32,7 @@ def rows(
     if every request has one, otherwise request numbers; a cache salt is its number.
     """
     after = trace.requests if after is None else after
-    block_parent = load_block_parents(store, trace)
+    block_parent, parts = load_block_parents(store, trace), load_parts(store, trace)
     own_ids = store.row("ingest/export_own_ids", trace_id=trace.trace_id)["own_ids"]
     for first in range(first_request, after, REQUESTS_AT_ONCE):
         requests = store.rows(
@@ -45,8 +45,11 @@ def rows(
         leaf = np.array([row.pop("leaf") for row in requests], dtype=np.int32)
         blocks = np.array([row.pop("blocks") for row in requests], dtype=np.int32)
         starts, ids = paths(block_parent, leaf, blocks)
-        for row, (start, end) in zip(requests, pairwise(starts), strict=True):
+        for number, (row, (start, end)) in enumerate(
+            zip(requests, pairwise(starts), strict=True), first
+        ):
             row["hash_ids"] = ids[start:end].tolist()
+            row["parts"] = parts and parts.of(number)
             row["retention"] = row["retention"] and _directives(row["retention"])
         yield [Request(**row) for row in requests]
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from kvscope.core.trace import Directives
+from kvscope.core.trace import Directives, Part
 from kvscope.ingest.formats.base import (
     UNUSABLE,
     Identifier,
@@ -39,6 +39,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     duration_s: float | None = msgspec.field(default=None, name="duration_ms")
     cached_tokens: int | None = None
     repeated_tokens: int | None = None
+    parts: list[Part] | None = None
     retention: Directives | None = None
 
     @property

@@ -113,6 +113,7 @@ class Mooncake(RowFormat):
             cached_tokens=row.cached_tokens,
             retention=row.retention,
             repeated_tokens=row.repeated_tokens,
+            parts=row.parts,
         )
 
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:

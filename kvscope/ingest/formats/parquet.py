@@ -22,7 +22,7 @@ from msgspec.structs import asdict
 
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, files_of
-from kvscope.core.trace import Directives, Trace
+from kvscope.core.trace import Directives, Part, Trace
 from kvscope.core.units import GIB
 from kvscope.ingest.formats.base import BadLine, Records, Request, TraceFormat
 from kvscope.ingest.formats.exporter import Advance, Exporter, as_traced
@@ -176,7 +176,11 @@ class _ParquetRow(Request):
     hash_ids: list[int | str] | None = None
 
 
-_directives = msgspec.json.Decoder(Directives).decode
+_IN_JSON = {
+    "retention": msgspec.json.Decoder(Directives).decode,
+    "parts": msgspec.json.Decoder(list[Part]).decode,
+}
+"""Columns whose texts are JSON."""
 
 
 class Parquet(TraceFormat):
@@ -345,14 +349,19 @@ def _request(row: dict[str, object]) -> Request:
         if value is not None and row.get(field) is None:
             is_ms = name.endswith("_ms")
             row[field] = value / 1000 if is_ms and isinstance(value, int | float) else value
-    stated = row.pop("retention", None)
+    texts = {name: row.pop(name, None) for name in _IN_JSON}
     request = Request(**asdict(msgspec.convert(row, _ParquetRow)))
-    if isinstance(stated, str):
-        try:
-            request.retention = _directives(stated)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise BadLine(f"retention: {error}") from error
+    for name, text in texts.items():
+        if isinstance(text, str):
+            try:
+                setattr(request, name, _IN_JSON[name](text))
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise BadLine(f"{name}: {error}") from error
     return request
+
+
+def _json_of(value: Directives | list[Part] | None) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
 
 
 def _require_lengths(present: Sequence[str], shown: str) -> None:
@@ -402,6 +411,7 @@ class ParquetExport(Exporter):
             "waits_for": pl.Int64(),
             "retention": pl.String(),
             "repeated_tokens": pl.Int32(),
+            "parts": pl.String(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
             "clock": pl.Int32(),
@@ -411,7 +421,8 @@ class ParquetExport(Exporter):
             # Nothing is pushed down: a sink asks for all columns of all rows.
             for chunk in as_traced(store, trace):
                 columns = {name: [getattr(row, name) for row in chunk] for name in schema}
-                columns["retention"] = [each and each.text for each in columns["retention"]]
+                for name in _IN_JSON:
+                    columns[name] = [_json_of(value) for value in columns[name]]
                 columns["block_size"] = [trace.block_size] * len(chunk)
                 yield pl.DataFrame(columns, schema=schema)
                 advance(len(chunk))

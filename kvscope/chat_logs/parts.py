@@ -1,0 +1,138 @@
+"""Where the parts of a rendered prompt end: template, system prompt, tools, messages.
+
+Templates say nothing about it, so each part is looked for by its text: messages in their order,
+system prompt and tools anywhere, since templates move them. What a template rewrites is found by
+its end, or not at all: then it counts as the template's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from kvscope.chat_logs.formats.base import Chat, Message, Tool
+from kvscope.chat_logs.messages import parsed_arguments, rendered_tools
+from kvscope.core.trace import Part
+
+_KINDS = {"system": "system", "developer": "system", "assistant": "assistant"} | dict.fromkeys(
+    ("tool", "function", "ipython"), "tool result"
+)
+_TAIL = 48  # characters of a text by which its end is known
+_LONGEST_MARK = 64  # characters of a template around messages; longer text is a part of its own
+
+_Needle = Callable[[str], str]
+
+
+class _Located(NamedTuple):
+    """A part of a text, from `begin` to before `end`."""
+
+    end: int
+    begin: int
+    kind: str
+
+
+def parts_of(text: str, chat: Chat, *, as_bytes: bool = False) -> list[Part]:
+    """Return the parts of the prompt that a chat became, each by the character behind it.
+
+    `as_bytes`: each character of `text` stands for a byte of its UTF-8.
+    """
+    needle: _Needle = _bytes_of if as_bytes else str
+    system = [*takewhile(lambda message: _kind(message) == "system", chat.messages)]
+    head = [part for each in system if (part := _find(text, each, 0, needle))]
+    head += _tools(text, chat.tools or (), max((part.end for part in head), default=0), needle)
+    messages = chat.messages[len(system) :]
+    said = _messages(text, messages, max((part.end for part in head), default=0), needle)
+    if len(said) < len(messages) and head:  # the template may have moved the head
+        said = max(said, _messages(text, messages, 0, needle), key=len)
+    return [*_in_order([*head, *said], len(text))]
+
+
+def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) -> list[_Located]:
+    """Return the messages that are found in their order, from `at` on."""
+    parts = []
+    for message in messages:
+        if part := _find(text, message, at, needle):
+            parts.append(part)
+            at = part.end
+    return parts
+
+
+def _find(text: str, message: Message, at: int, needle: _Needle) -> _Located | None:
+    """Return the first place of a message's texts and calls from `at` on, None without one."""
+    begin = None
+    for said in map(needle, _said(message)):
+        places = ((text.find(known, at), len(known)) for known in (said, said[-_TAIL:]))
+        place, length = next((each for each in places if each[0] >= 0), (at, 0))
+        if length:
+            begin = place if begin is None else begin
+            at = place + length
+    return None if begin is None else _Located(at, begin, _kind(message))
+
+
+def _said(message: Message) -> Iterator[str]:
+    """Yield what a message says, and the names and arguments of its calls, without blank texts."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    for part in content if isinstance(content, list) else (content,):
+        said = part.get("text") if isinstance(part, dict) else part
+        if isinstance(said, str) and said.strip():
+            yield said.strip()
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            if isinstance(name := function.get("name"), str) and name.strip():
+                yield name.strip()
+            given = parsed_arguments(function.get("arguments"))
+            yield json.dumps(given or {}, ensure_ascii=False)
+
+
+def _tools(text: str, tools: Sequence[Tool], behind: int, needle: _Needle) -> list[_Located]:
+    """Return the definitions of tools: as JSON of the usual forms, else from name to name.
+
+    Names are looked for from `behind` the system prompt on, or else anywhere.
+    """
+    rendered = rendered_tools(tools) if tools else []
+    functions = [tool["function"] for tool in rendered]
+    for indent in (None, 4, 2):
+        for form in (rendered, functions, tools):
+            texts = (json.dumps(each, ensure_ascii=False, indent=indent) for each in form)
+            if parts := _in_sequence(text, map(needle, texts), 0):
+                return parts
+    names = [needle(str(each["name"])) for each in functions]
+    parts = _in_sequence(text, names, behind) or _in_sequence(text, names, 0)
+    ends = [*(part.begin for part in parts[1:]), *(part.end for part in parts[-1:])]
+    return [part._replace(end=end) for part, end in zip(parts, ends, strict=True)]
+
+
+def _in_sequence(text: str, tools: Iterable[str], at: int) -> list[_Located]:
+    """Return where these texts follow one another; empty where one of them is missing."""
+    parts = []
+    for number, tool in enumerate(tools, 1):
+        if (begin := text.find(tool, at)) < 0:
+            return []
+        at = begin + len(tool)
+        parts.append(_Located(at, begin, f"tool {number}"))
+    return parts
+
+
+def _in_order(parts: Sequence[_Located], length: int) -> Iterator[Part]:
+    """Yield parts by their ends, with what the template writes between, behind and before them."""
+    at = 0
+    for part in sorted(parts):
+        if part.begin - at >= _LONGEST_MARK:
+            yield Part("template", part.begin)
+        if part.end > at:
+            yield Part(part.kind, part.end)
+            at = part.end
+    if at < length:
+        yield Part("template", length)
+
+
+def _kind(message: Message) -> str:
+    return _KINDS.get(str(message.get("role")), "user")
+
+
+def _bytes_of(text: str) -> str:
+    """Return a text as a character for each byte of its UTF-8."""
+    return text.encode(errors="replace").decode("latin-1")
