@@ -156,7 +156,8 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
     pool = each.offload.pool[0, 0]
     if each.offload.members.size:
         if each.offload.state.stuck.any():
-            raise never_start(int(np.isnan(rows.finished_s[rows.oversized == 0]).sum()))
+            unfinished = np.isnan(rows.finished_s[rows.oversized == 0])
+            raise never_start(int(unfinished.sum()), "--offload")
         members: Any = each.offload.members[at]
         size = int(each.state.block_size[0, 0])
         loaded = loaded_blocks(rows, members, size)

@@ -145,12 +145,12 @@ def hits_without_eviction(
     return replay_engine(prompts, Lru(), settings, StepCost(base_s=1e-9)).hit_blocks
 
 
-def never_start(requests: int) -> UsageError:
+def never_start(requests: int, where: str = "--tiers") -> UsageError:
     """Return the refusal of a tier under which so many requests never start."""
     return UsageError(
         f"{requests:,} requests never start, in vLLM as here: the CPU tier has not room for all"
         " chunks that they read from the tier below it, and drops some for others without end",
-        where="--tiers",
+        where=where,
         remedy="give the CPU tier room for the longest prompts that run at once",
     )
 

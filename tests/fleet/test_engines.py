@@ -153,11 +153,13 @@ def test_a_tier_under_which_requests_never_start_is_refused() -> None:
     trace = a_trace(30.0)
     tier = OffloadSettings(30, storage=StorageSettings())
     limits = replace(SETTINGS, usable_blocks=150, offload=tier)
+    shared = replace(limits, offload=replace(tier, storage=StorageSettings(shared=True)))
     for refused in (
         lambda: replay_engine(trace, Lru(), limits, COST),
         lambda: replay_engines(trace, Lru(), RoundRobin(), 2, limits, COST),
+        lambda: replay_engines(trace, Lru(), RoundRobin(), 2, shared, COST),
     ):
-        with pytest.raises(UsageError, match="requests never start"):
+        with pytest.raises(UsageError, match=r": [1-9]\d* requests never start"):
             refused()
 
 
