@@ -40,7 +40,11 @@ def page() -> None:
         if blocks is None:
             curve = background_cache.lru(trace).curve
             blocks = curve.capacity_for(curve.ideal / 2)
-    options = ExplainOptions(capacity_blocks=blocks, **sidebar.of_deployment(ExplainOptions))
+    by = sidebar.option(
+        ExplainOptions, "by", "Who evicts whom, by", key="groups", usual="not asked"
+    )
+    stated = sidebar.of_deployment(ExplainOptions)
+    options = ExplainOptions(capacity_blocks=blocks, by=by, **stated)
     question = ("explain", trace, explain_request(options))
     clicked = st.button("Explain", type="primary", key="explain_misses")
     first = job.current("why", question) is None

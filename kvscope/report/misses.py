@@ -294,7 +294,30 @@ def _who_evicts_whom(explanation: Explanation) -> Section:
         " it, in proportion.",
         alone,
         tabulate("What is evicted of whose requests", groups, columns, words=("pushed out by",)),
+        partial(who_evicts_whom_chart, groups),
     )
+
+
+def who_evicts_whom_chart(groups: Sequence[GroupLosses]) -> style.Figure:
+    """Build a heat map: a row a group, its evicted tokens by what pushed them out."""
+    names = [each.name for each in groups]
+    cells = []
+    for group in groups:
+        tokens = {each.name: each.tokens for each in group.evicted_by}
+        total = group.evicted_tokens
+        cells.append([tokens[name] / total if total else None for name in names])
+    chart = style.heat_map(
+        "Who evicts whom",
+        ("pushed out by", style.labels(names)),
+        ("evicted of", names),
+        cells,
+        "%{y}: %{z:.1%} pushed out by %{x}",
+        zmin=0,
+        zmax=1,
+        colorbar={"tickformat": ".0%"},
+        texttemplate="%{z:.0%}",
+    )
+    return chart.update_xaxes(type="category")
 
 
 def _requests(explanation: Explanation) -> Section:

@@ -197,6 +197,8 @@ def test_causes_and_a_request_are_those_of_explain(
     assert f"input tokens of request 7; {request['missed_tokens']:,} miss." in words(app)
     app = worked(shown(db, monkeypatch, "why", request="no such id", **cache))
     assert "none with the id" in app.error[0].value
+    app = worked(shown(db, monkeypatch, "why", groups="type", **cache))
+    assert "the trace names fewer than two types" in app.error[0].value
 
 
 def test_a_category_opens_its_requests(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
