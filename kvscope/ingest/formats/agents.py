@@ -3,9 +3,10 @@
 Block ids follow from lengths: each prompt repeats the beginning of its session's prompt before, and
 all after that is new.
 
-A round of TraceLab states the engine's split into cached prefix and new input; rounds of a session
-come in their order. A round is sent at its latest user message or tool result. Source:
-ai-dynamo/aiperf, src/aiperf/dataset/loader/_tracelab_convert.py, commit 018a03f.
+A round of TraceLab states the engine's split into cached prefix and new input, and its output with
+reasoning; rounds of a session come in their order. A round is sent at its latest user message or
+tool result. Source: ai-dynamo/aiperf, src/aiperf/dataset/loader/_tracelab_convert.py, commit
+018a03f; uw-syfi/TraceLab, example_sessions/derived/README.md, commit 0b8a262.
 
 Transcripts of coding agents (Claude Code's session files, Codex's rollouts) hold the usage of each
 call, and text, which is not read. A session appends, so a call repeats the prompt before it. One
@@ -68,7 +69,6 @@ class _TraceLabRow(msgspec.Struct, gc=False):
     prefix_tokens: int
     round_index: int | None = None
     output_tokens: int | None = None
-    reasoning_output_tokens: int | None = None
     model: str | None = None
     user: Identifier | None = None
     timing_events: list[_TimingEvent] | None = None
@@ -83,6 +83,7 @@ class TraceLab(RowFormat):
     fields = ("session_id", "round_index", "input_tokens_total", "prefix_tokens")
     marks = ("input_tokens_total prefix_tokens",)
     default_block_size = BLOCK_SIZE
+    redundant = frozenset({"newly_append_tokens", "reasoning_output_tokens"})
     row = _TraceLabRow
 
     def __init__(self, options: ReadOptions) -> None:
@@ -99,7 +100,7 @@ class TraceLab(RowFormat):
         path = self._blocks.path(row.session_id, row.input_tokens_total, row.prefix_tokens)
         return Request(
             input_tokens=row.input_tokens_total,
-            output_tokens=(row.output_tokens or 0) + (row.reasoning_output_tokens or 0),
+            output_tokens=row.output_tokens or 0,
             arrival_s=arrival_s,
             hash_ids=[*path],
             block_size=self._blocks.size,

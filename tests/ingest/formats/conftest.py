@@ -353,7 +353,8 @@ def _tracelab() -> Sample:
     def line(session: bytes, second: int, total: int, prefix: int) -> bytes:
         return (
             b'{"session_id":"%b","round_index":0,"input_tokens_total":%d,"prefix_tokens":%d,'
-            b'"newly_append_tokens":%d,"output_tokens":4,"model":"m","timing_events":['
+            b'"newly_append_tokens":%d,"output_tokens":4,"reasoning_output_tokens":3,"model":"m",'
+            b'"timing_events":['
             b'{"event_type":"user_message","timestamp":"1970-01-01T00:00:%02dZ"},'
             b'{"event_type":"text","timestamp":"1970-01-01T00:00:%02d"}]}'
             % (session, total, prefix, total - prefix, second, second + 2)
