@@ -20,6 +20,7 @@ _KINDS = {"system": "system", "developer": "system", "assistant": "assistant"} |
     ("tool", "function", "ipython"), "tool result"
 )
 _TAIL = 48  # characters of a text by which its end is known
+_MOST_MISSING = 32  # messages one after another
 _LONGEST_MARK = 64  # characters of a template around messages; longer text is a part of its own
 
 _Needle = Callable[[str], str]
@@ -50,12 +51,18 @@ def parts_of(text: str, chat: Chat, *, as_bytes: bool = False) -> list[Part]:
 
 
 def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) -> list[_Located]:
-    """Return the messages that are found in their order, from `at` on."""
-    parts = []
+    """Return the messages that are found in their order, from `at` on.
+
+    After many that a template has rewritten, the rest is not looked for: each takes the time to
+    read the whole text.
+    """
+    parts, missing = [], 0
     for message in messages:
         if part := _find(text, message, at, needle):
             parts.append(part)
-            at = part.end
+            at, missing = part.end, 0
+        elif (missing := missing + 1) > _MOST_MISSING:
+            break
     return parts
 
 

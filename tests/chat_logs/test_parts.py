@@ -21,7 +21,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 import kvscope
-from kvscope.chat_logs import tokenizer
+from kvscope.chat_logs import parts, tokenizer
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 from kvscope.chat_logs.parts import parts_of
 from kvscope.cli.app import run
@@ -147,6 +147,23 @@ def test_what_a_template_rewrites_is_found_by_its_end_or_is_the_templates() -> N
     assert parts[5][1].endswith(said)
     lost = parts_of(text, Chat([SYSTEM, USER, {"role": "assistant", "content": "else"}]))
     assert [kind for kind, _ in lost] == ["template", "system", "user", "template"]
+
+
+def test_messages_that_a_template_rewrites_are_not_looked_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each search reads the whole prompt."""
+    looked_for = list[Line]()
+    find = parts._find
+
+    def counted(text: str, message: Line, at: int, needle: Any) -> Any:
+        looked_for.append(message)
+        return find(text, message, at, needle)
+
+    monkeypatch.setattr(parts, "_find", counted)
+    chat = Chat([{"role": "user", "content": f"message {k}"} for k in range(1000)])
+    assert [kind for kind, _ in parts_of("MESSAGES", chat)] == ["template"]
+    assert len(looked_for) < 100
 
 
 def test_a_prompt_without_a_text_is_the_templates() -> None:
