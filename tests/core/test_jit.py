@@ -73,7 +73,7 @@ def python(*words: str, cache: Path, folder: Path, **environment: str) -> subpro
     paths = (str(folder), os.environ.get("PYTHONPATH", ""))
     changed = {"KVSCOPE_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return subprocess.Popen(
-        [sys.executable, *words],
+        [sys.executable, "-B", *words],  # a module edited within a second has the bytecode's date
         env=os.environ | changed | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
