@@ -131,7 +131,7 @@ class VllmDp(Router):
 
     name = "vllm-dp@0.32"
     aliases = ("vllm-dp",)
-    summary = "fewest requests; waiting ones count more in full engines"
+    summary = "fewest requests; waiting ones more if full"
     source = "vLLM 0.32.0"
     sees = "load"
     counts_blocks = True
