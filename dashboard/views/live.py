@@ -6,7 +6,6 @@ from pathlib import Path
 from threading import Lock
 
 import streamlit as st
-from msgspec.structs import replace
 
 from dashboard import render, sidebar
 from dashboard.arguments import file_below
@@ -65,8 +64,7 @@ def _request(options: WatchOptions) -> WatchRequest:
     where = sidebar.choices().deployment
     if where is None or options.capacity_blocks or options.recommendation:
         return watch_request(options)
-    known = watch_request(replace(options, capacity_blocks=1))
-    return replace(known, options=options, capacity_tokens=where.pool.tokens)
+    return WatchRequest(options, capacity_tokens=where.pool.tokens)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False, on_release=Followed.close)

@@ -253,8 +253,7 @@ def run_engines(
     """Simulate engines behind a router: route the arrivals `begin` to `end`.
 
     Return which one is next. Once nothing arrives any more, the engines do all that is left.
-    `choose` is the router's function, `memory` what it remembers, and
-    `p` its parameters.
+    `choose` is the router's function, `memory` what it remembers, and `p` its parameters.
     """
     due = arrivals.due
     for slot in range(begin, end):

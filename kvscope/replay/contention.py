@@ -18,7 +18,6 @@ from kvscope.replay.traffic import walk
 
 By = Literal["type", "user"]
 MOST_GROUPS = 6
-OTHERS = "others"
 
 
 class PushedOut(Struct, frozen=True):
@@ -70,9 +69,10 @@ def grouped(prompts: Prompts, by: By) -> tuple[Int32s, tuple[str, ...]]:
     inputs = np.bincount(group, prompts.input_tokens, len(names))
     if len(names) > MOST_GROUPS:
         largest = np.sort(np.argsort(-inputs, kind="stable")[: MOST_GROUPS - 1])
+        others = f"{len(names) - len(largest)} others"
         place = np.full(len(names), MOST_GROUPS - 1)
         place[largest] = np.arange(len(largest))
-        group, names = place[group], [*(names[at] for at in largest), OTHERS]
+        group, names = place[group], [*(names[at] for at in largest), others]
     return group.astype(np.int32), tuple(names)
 
 

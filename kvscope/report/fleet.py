@@ -170,6 +170,9 @@ def _tier_flags(study: FleetStudy) -> list[str]:
     if tier is None:
         return []
     folder = ", with one PATH for all replicas" if tier.pool else ""
+    if tier.pool and tier.pool.evicts:
+        size = units.format_size(tier.files_bytes)
+        folder += f" where you delete the files used least recently above {size}, as vLLM does not"
     return [f"To set on vLLM{folder}: {tier.spec.arguments(tier.size_bytes)}"]
 
 

@@ -29,7 +29,7 @@ def section(watch: Watch) -> Section:
     if hits.observed is not None:
         tiles.insert(0, Tile("Hit rate now", share(hits.observed), "As the engine reports it."))
     if hits.recommended is not None:
-        about = "What the recommendation hits; not met where it is time to tune again."
+        about = "What the recommendation would hit."
         tiles.append(Tile("Recommended", share(hits.recommended), about, not hits.tune_again))
     ago = units.duration_in_words(round(max(time.time() - hits.computed_at_s, 0.0)))
     return Section.of(
@@ -62,7 +62,9 @@ def chart(past: Sequence[WindowHits]) -> style.Figure:
         "infinite cache": [each.ideal for each in past],
         "recommended": [each.recommended for each in past],
     }
-    known = {name: values for name, values in rates.items() if any(v is not None for v in values)}
+    known = {
+        name: values for name, values in rates.items() if any(each is not None for each in values)
+    }
     series = style.curves(minutes, known, mode="lines+markers")
     title = "Hit rate of the latest requests"
     return style.lines(title, "minutes", "hit rate by token", series, log="")

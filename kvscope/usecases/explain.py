@@ -369,16 +369,14 @@ def served_by(
     """
     import numpy as np
 
-    from kvscope.tuning.replicas import SESSION, replica_of
-
-    worker, stated = (
-        np.zeros(len(workload.prompts.leaf), dtype=np.int32),
-        workload.prompts.measurements,
-    )
-    if stated is not None and not pooled:
-        worker = stated.worker
+    prompts = workload.prompts
+    worker = np.zeros(len(prompts.leaf), dtype=np.int32)
+    if prompts.measurements is not None and not pooled:
+        worker = prompts.measurements.worker
     if worker.min() < worker.max() or deployment is None or deployment.engines < 2:
         return worker, None
+    from kvscope.tuning.replicas import SESSION, replica_of
+
     return replica_of(workload, deployment.engines), SESSION.name
 
 

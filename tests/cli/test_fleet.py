@@ -132,7 +132,7 @@ def test_a_pool_that_replicas_share(capsys: Streams, short: str) -> None:
     screen = " ".join(streams_of(capsys, *fleet, "--offload", evicting).out.split())
     assert "The shared pool serves" in screen
     assert "of at most 20 GB/s for all together" in screen
-    assert "with one PATH for all replicas" in screen
+    assert "with one PATH for all replicas where you delete the files used least" in screen
     assert "(evict=lru): an approximation" in screen
     section = (*fleet, "--offload", evicting, "--section", "pool")
     assert "Pool: shared by 2 replicas behind round-robin" in streams_of(capsys, *section).out

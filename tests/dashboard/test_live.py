@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from kvscope.app.watch import WatchOptions, measure, watch_request
+from kvscope.app.watch import WatchOptions, WatchRequest, measure, watch_request
 from kvscope.core.files import data_folder
 from kvscope.report.words import share
-from tests.dashboard.shown import shown, tiles, words
+from tests.dashboard.shown import page_html, shown, tiles, words
 
 CAPACITY = "8000"
 LINES = gzip.decompress((data_folder("sample_traces") / "to-c.jsonl.gz").read_bytes()).splitlines(
@@ -40,9 +40,22 @@ def test_a_recording_that_grows(db: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     hits = measure(LINES[:300], watch_request(WatchOptions(capacity_blocks=int(CAPACITY))))
     assert tiles(app)["LRU"] == share(hits.lru[1])
     assert tiles(app)["Infinite cache"] == share(hits.ideal)
+    assert not app.get("plotly_chart")
     with path.open("ab") as file:
         file.writelines(LINES[300:500])
     until(app, "the latest 500 span")
+    assert len(app.get("plotly_chart")) == 1  # of both windows
+
+
+def test_the_deployments_pool(db: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where no capacity is named, the recording is replayed in the pool of the sidebar."""
+    (tmp_path / "recording.jsonl").write_bytes(b"".join(LINES[:300]))
+    asked = {"recording": "recording.jsonl", "gpu": "h100", "model": "llama3-8b"}
+    app = until(shown(db, monkeypatch, "live", folder=tmp_path, **asked), "the latest 300 span")
+    pool = app.session_state["choices"].deployment.pool.tokens
+    hits = measure(LINES[:300], WatchRequest(WatchOptions(), capacity_tokens=pool))
+    assert f"an LRU cache of {hits.capacity_blocks:,} blocks" in page_html(app)
+    assert tiles(app)["LRU"] == share(hits.lru[1])
 
 
 def test_where_there_is_nothing_to_follow(

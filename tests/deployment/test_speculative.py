@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 import kvscope
 from kvscope.core.errors import UsageError
+from kvscope.deployment.config_fields import ConfigFields, has_mtp
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.engines import Engine, parse_engine
 from kvscope.deployment.speculative import Drafter, parse_drafter
@@ -103,6 +104,20 @@ def test_what_is_not_simulated_is_refused(stated: dict[str, object], refusal: st
     """Rather than answered as if there were no drafter."""
     with pytest.raises(UsageError, match=refusal):
         resolve(Deployment(**{"gpu": "h100"} | stated, speculative="mtp"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "has"),
+    [
+        ({"model_type": "deepseek_v3"}, True),
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}, False),
+        ({"model_type": "llama"}, False),
+        ({"model_type": "llama", "num_nextn_predict_layers": 1}, True),
+    ],
+)
+def test_models_with_layers_for_mtp(fields: dict[str, object], has: bool) -> None:
+    """What the config states wins over its family."""
+    assert has_mtp(ConfigFields("config.json", fields)) == has
 
 
 def test_eagle_beside_windows_is_refused() -> None:

@@ -22,8 +22,12 @@ from tests import small_traces
 def charged(
     prompts: Prompts, causes: Attribution, group: np.ndarray, worker: np.ndarray
 ) -> np.ndarray:
-    """Return evicted tokens by group and by what was written since, a cache for each worker."""
+    """Return evicted tokens by group and by what was written since, a cache for each worker.
+
+    Requests that were rejected write nothing.
+    """
     matrix, size = np.zeros((3, 3)), prompts.block_size
+    rejected = causes.tokens["rejected"] > 0
     anonymous = walk(prompts, standard()).anonymous
     for each in set(worker.tolist()):
         used: dict[int, int] = {}
@@ -36,14 +40,15 @@ def charged(
             look = path[: min(int(prompts.full_blocks[request]), _looked(prompts, request))]
             hit = int(causes.lookups.hit[request])
             known = next((at for at, block in enumerate(look) if block not in used), len(look))
-            if known > hit:
+            if known > hit and not rejected[request]:
                 between = [one for one in written if one[0] > used[look[hit]]]
                 total = sum(blocks for _, blocks in between)
                 for one, blocks in between or [(request, 1)]:
                     share = blocks / total if total else 1 / max(len(between), 1)
                     to = one if total else request
                     matrix[group[request], group[to]] += (known - hit) * size * share
-            written.append((request, len(path) - hit + int(anonymous[request])))
+            if not rejected[request]:
+                written.append((request, len(path) - hit + int(anonymous[request])))
             used |= dict.fromkeys(path, request)
     return matrix
 
@@ -67,6 +72,8 @@ def test_equals_plain_python(data: st.DataObject, capacity: int) -> None:
     numbers = st.lists(st.integers(0, 2), min_size=requests, max_size=requests)
     group, worker = (np.array(data.draw(numbers), dtype=np.int32) for _ in range(2))
     cached = by_worker(prompts, worker, lambda part: lru_cache_lookups(part, standard(), capacity))
+    flags = st.lists(st.booleans(), min_size=requests, max_size=requests)
+    cached = replace(cached, rejected=np.array(data.draw(flags)))
     causes = attribute(prompts, standard(), cached, several=True)
     found = pushed_out(prompts, standard(), causes, group, 3, worker)
     np.testing.assert_allclose(found, charged(prompts, causes, group, worker))
@@ -104,7 +111,7 @@ def test_many_groups_are_the_largest_and_others() -> None:
     prompts = small_traces.prompts(small_traces.built(trace, 16))
     prompts = replace(prompts, user=np.arange(many, dtype=np.int32) - 1)
     group, names = grouped(prompts, "user")
-    assert names == ("user 3", "user 4", "user 5", "user 6", "user 7", "others")
+    assert names == ("user 3", "user 4", "user 5", "user 6", "user 7", "4 others")
     assert group.tolist() == [5, 5, 5, 5, 0, 1, 2, 3, 4]
     with pytest.raises(UsageError, match="fewer than two types"):
         grouped(prompts, "type")
