@@ -71,7 +71,7 @@ test: setup ## the tests of CI that need no engine (PYTEST='-k word' narrows, WO
 
 # The installed wheel has numba's newest version; of its kernels, those of the tested commands.
 test-install: setup $(NEWEST)/ready ## install the wheel into an empty environment, and try it
-	KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up --wheel analyze tune all
+	KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up --wheel analyze all
 	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
 
 # A file is one worker's, so its tests share one started vLLM.

@@ -89,7 +89,8 @@ class WindowHits(Struct, frozen=True):
 
     `lru` is by factor of `capacity_blocks`, of idle cached blocks. `observed` is None where no
     request reports its cached tokens, `recommended` without advice. `drift` is the relative
-    distance of `recommended` from what the recommendation expected.
+    distance of `recommended` from what the recommendation expected, `rejected` counts the requests
+    that need more blocks than its engine has (None without one).
     """
 
     requests: int
@@ -101,6 +102,7 @@ class WindowHits(Struct, frozen=True):
     observed: float | None
     recommended: float | None
     drift: float | None
+    rejected: int | None
     tune_again: bool
     computed_at_s: float
     duration_s: float
@@ -296,14 +298,14 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
     definition = standard(warmup=WARMUP)
     curve = lru_curve(prompts, definition)
     blocks = request.blocks(prompts.block_size)
-    advice, recommended, drift = request.advice, None, None
+    advice, recommended, drift, rejected = request.advice, None, None, None
     if advice is not None:
         workload = Workload(prompts, advice.setting, round_windows(trace, WINDOWS))
         workload.prepare([advice.policy])
         stated = advice.capacity_tokens
         pool = blocks if stated is None else stated // prompts.block_size
         run = make_run(workload, ReplayRequest(advice.policy, pool))
-        recommended = run.outcome.token_hit_rate
+        recommended, rejected = run.outcome.token_hit_rate, run.turned_away
         if advice.expected:
             drift = recommended / advice.expected - 1
     observed = None
@@ -324,6 +326,7 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
         observed=observed,
         recommended=recommended,
         drift=drift,
+        rejected=rejected,
         tune_again=drift is not None and abs(drift) > request.options.drift,
         computed_at_s=time.time(),
         duration_s=time.monotonic() - began_s,

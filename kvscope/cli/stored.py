@@ -241,8 +241,8 @@ def _existing(db: str) -> StoreFile:
 
 
 def _in_one_line(trace: Trace) -> str:
-    span = units.format_duration(trace.span_s)
-    parts = [f"{trace.name}: {trace.format}, {trace.requests:,} requests in {span}"]
+    span = units.duration_in_words(trace.span_s)
+    parts = [f"{trace.name}: {trace.format}, {trace.requests:,} requests over {span}"]
     if trace.has_hashes:
         parts.append(
             f"{trace.accesses:,} accesses of {trace.distinct_blocks:,} blocks of"

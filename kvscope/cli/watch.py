@@ -60,6 +60,9 @@ Token = Annotated[
 Grafana = Annotated[
     bool, Option("Print a Grafana dashboard of these metrics as JSON.", flags=("--grafana",))
 ]
+Alerts = Annotated[
+    bool, Option("Print Grafana's alert rules on them as YAML.", flags=("--grafana-alerts",))
+]
 
 
 def watch(
@@ -70,15 +73,16 @@ def watch(
     host: Host = DEFAULT_HOST,
     token: Token = None,
     grafana: Grafana = False,
+    grafana_alerts: Alerts = False,
 ) -> None:
     """Follow a recording that grows and serve Prometheus metrics of its latest requests.
 
     What the cache hits, what LRU would at one, two and four times the capacity, what a
     recommendation would, and when to tune again. Runs until Ctrl-C.
     """
-    if grafana:
-        dashboard = data_folder("grafana") / "kvscope-watch.json"
-        output.emit_text(dashboard.read_text(encoding="utf-8"))
+    if grafana or grafana_alerts:
+        name = "kvscope-watch.json" if grafana else "kvscope-alerts.yaml"
+        output.emit_text((data_folder("grafana") / name).read_text(encoding="utf-8"))
         return
     if recording is None:
         raise UsageError(
@@ -271,6 +275,7 @@ class WatchCollector:
         when = "When the window was replayed last, in seconds since 1970."
         drift = "Relative change of the recommendation's hit ratio from the expected one."
         again = "Whether the drift exceeds its limit: run kvscope tune again."
+        rejected = "Requests that need more blocks than the recommended engine has."
         for name, words, value in (
             ("window_requests", "Requests in the window.", hits.requests),
             ("window_seconds", "Time that the window spans.", hits.span_s),
@@ -281,6 +286,7 @@ class WatchCollector:
             ("observed_hit_ratio", "Hit ratio that the engine reported.", hits.observed),
             ("recommended_hit_ratio", "Hit ratio of the recommendation.", hits.recommended),
             ("drift_ratio", drift, hits.drift),
+            ("recommended_rejected_requests", rejected, hits.rejected),
             ("tune_again", again, None if hits.drift is None else float(hits.tune_again)),
         ):
             if value is not None:

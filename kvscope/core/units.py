@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from kvscope.core.errors import UsageError
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 _HOUR_S, _DAY_S = 3_600, 86_400
 _MANY_DAYS = 10  # beyond which hours do not matter
@@ -138,13 +138,12 @@ def duration_in_words(seconds: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """Return `size_bytes` in GiB (4.88 GiB); below 0.01 GiB in the largest unit that fits."""
+    """Return `size_bytes` in the largest unit that fits, in GiB from a hundredth on: 1.5 TiB."""
     if not math.isfinite(size_bytes):
         return _not_finite(size_bytes)
-    for unit, scale, least in (("GiB", GIB, GIB / 100), ("MiB", MIB, MIB), ("KiB", KIB, KIB)):
-        if abs(size_bytes) >= least:
-            return f"{_short(size_bytes / scale)} {unit}"
-    return f"{_short(size_bytes)} B"
+    least_of = {"TiB": TIB, "GiB": GIB / 100, "MiB": MIB, "KiB": KIB, "B": 0}
+    unit = next(unit for unit, least in least_of.items() if abs(size_bytes) >= least)
+    return f"{_short(size_bytes / _BYTES[unit.lower()])} {unit}"
 
 
 def format_count(count: float) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ FILE = "kvscope.toml"
 TARGET = ("slo", "percentile")
 WORK = ("trace", "db")
 """What commands work on, where they name no trace and no store."""
-_REMEDY = "`kvscope deployment create` writes such a file"
+_REMEDY = "mend it, or remove it and write another with `kvscope deployment create`"
 AboveZero = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
@@ -123,9 +124,12 @@ def _read(path: Path) -> dict[str, Any]:
 def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str] = ()) -> None:
     """Write `deployment` to `path`, whole or not at all, so that reading it returns an equal one.
 
-    Fields with their default are left out; what else a file that is there states stays.
+    Fields with their default are left out; what else a file that is there states stays. One that
+    cannot be read states nothing.
     """
-    kept = read_target(path) | read_work(path) if path.is_file() else {}
+    kept: dict[str, str] = {}
+    with suppress(InputError):
+        kept = read_target(path) | read_work(path)
     stated = deployment.as_table | kept
     if deployment.engine == DEFAULT_ENGINE:
         del stated["engine"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.trace import Trace
-from kvscope.core.units import format_duration
+from kvscope.core.units import duration_in_words
 from kvscope.store import results
 from kvscope.store.db import Store
 from kvscope.tuning.bootstrap import FEWEST, Bootstrap, Gain, Resampled
@@ -334,12 +334,12 @@ def _ttft(
         low, high = interval
         if not passed and low <= most and high >= least:
             passed = None
-        certainty = f"95 % CI {format_duration(low)} to {format_duration(high)}"
+        certainty = f"95 % CI {duration_in_words(low)} to {duration_in_words(high)}"
     return Check(
         name,
         passed,
-        f"{policy}: {name} TTFT {format_duration(measured)}, predicted"
-        f" {format_duration(predicted)} ({measured / predicted - 1:+.1%} off; {certainty})",
+        f"{policy}: {name} TTFT {duration_in_words(measured)}, predicted"
+        f" {duration_in_words(predicted)} ({measured / predicted - 1:+.1%} off; {certainty})",
     )
 
 

@@ -10,10 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.watch_soak import soak
+from kvscope.app.requests import latency_profile
 from kvscope.app.watch import (
     FACTORS,
+    WARMUP,
+    Advice,
     Watch,
     WatchOptions,
     WatchRequest,
@@ -22,6 +26,9 @@ from kvscope.app.watch import (
 )
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import data_folder
+from kvscope.core.hits import standard
+from kvscope.policies.lru import Lru
+from kvscope.replay.settings import run_setting, with_capacity_model
 from tests.cli.replayed import simulated
 
 Streams = pytest.CaptureFixture[str]
@@ -44,6 +51,10 @@ def lines() -> list[bytes]:
 
 def request(**stated: Any) -> WatchRequest:
     return WatchRequest(WatchOptions(**{"window": REQUESTS, "every": 0.0} | stated))
+
+
+def request_with(advice: Advice) -> WatchRequest:
+    return replace(request(), advice=advice)
 
 
 def test_it_is_simulate_on_the_same_window(
@@ -78,6 +89,28 @@ def test_it_is_simulate_on_the_same_window(
         each["input_length"] for each in reporting
     )
     assert (hits.requests, hits.block_size, hits.capacity_blocks) == (300, 16, BLOCKS)
+
+
+def test_requests_that_no_pool_holds(lines: list[bytes], tmp_path: Path, capsys: Streams) -> None:
+    """As `simulate` counts what its engine turns away, of the later half."""
+    engine = with_capacity_model(
+        run_setting(standard(warmup=WARMUP), latency_profile(None)),
+        "engine",
+        max_num_seqs=8,
+        max_num_batched_tokens=2048,
+        tiers=None,
+        tier_mode=None,
+        capacities_named=True,
+    )
+    blocks = 100
+    hits = measure(lines, request_with(Advice(Lru(), engine, 16 * blocks, None)))
+    path = tmp_path / "window.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    options = ("--policies", "lru", "--capacity-model", "engine", "--capacity-blocks", str(blocks))
+    limits = ("--max-num-seqs", "8", "--max-num-batched-tokens", "2048", "--warmup", "50%")
+    (run,) = simulated(capsys, str(path), "--db", ":memory:", *options, *limits)["results"]
+    assert 0 < run["turned_away"] == hits.rejected < REQUESTS / 2
+    assert hits.recommended == run["token_hit_rate"]
 
 
 def test_what_is_counted_and_what_is_kept(lines: list[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -16,10 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvscope.chat_logs.hashing import SALT_BYTES
 from kvscope.core.errors import ExitCode
 from tests.attack.attack import Attack, Case, Harm
 from tests.attack.commands import DONE, Outcome, command, ended, in_its_own_process, process
 from tests.attack.trace_files import sample_lines
+from tests.chat_logs.models import write_model
 
 STORE = "store.duckdb"
 OLD = b"what was there before\n"
@@ -33,10 +36,13 @@ WRITERS: tuple[tuple[str, str], ...] = (
     ("export a --to parquet --output out.parquet", "out.parquet"),
     ("synth to-c --requests 2000 --output out.jsonl.gz", "out.jsonl.gz"),
     ("deployment create --gpu h100 --model llama3-8b --output out.toml", "out.toml"),
+    ("hash chats.jsonl --tokenizer model --salt-file salt --output out.jsonl", "out.jsonl"),
+    ("ingest b.jsonl --into data --workers 1 --shards 2", ""),
     ("traces remove c", ""),
 )
 """Every command that writes, on a store with the traces a and c, and the file that it writes."""
-NO_STORE = ("synth", "deployment")
+NO_STORE = ("synth", "deployment", "hash", "--into")
+CHATS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,11 @@ class Interruption(Attack):
         self.sound.mkdir()
         for name, sample, lines in (("a", "to-c", 420), ("b", "to-b", 120), ("c", "to-b", 30)):
             (self.sound / f"{name}.jsonl").write_bytes(b"\n".join(sample_lines(sample, lines)))
+        (self.sound / "chats.jsonl").write_text("".join(map(_chat, range(CHATS))))
+        (self.sound / "salt").write_text("0f" * SALT_BYTES)
+        (self.sound / "salt").chmod(0o600)
+        (self.sound / "model").mkdir()
+        write_model(self.sound / "model")
         store = str(self.sound / STORE)
         for name in ("c", "a"):
             command("ingest", str(self.sound / f"{name}.jsonl"), "--db", store).check(DONE)
@@ -72,7 +83,7 @@ class Interruption(Attack):
         """Run a command undisturbed once, to know its time and its output."""
         line, output = WRITERS[number]
         words = (*line.split(), *(["--force"] if output else []))
-        if words[0] not in NO_STORE:
+        if not {*words} & {*NO_STORE}:
             words += ("--db", STORE)
         folder = self.home / f"writer-{number}"
         shutil.copytree(self.sound, folder)
@@ -104,6 +115,13 @@ class Interruption(Attack):
             path = folder / writer.output
             if writer.output and path.exists() and path.read_bytes() not in whole:
                 raise Harm(f"{line}: half a file, {path.stat().st_size} bytes")
+
+
+def _chat(number: int) -> str:
+    """Return a line of a log: one more question to what was asked before."""
+    asked = [{"role": "user", "content": f"Question {each}"} for each in range(number % 9 + 1)]
+    answer = {"choices": [{"message": {"role": "assistant", "content": f"Answer {number}"}}]}
+    return json.dumps({"created": number, "messages": asked, "response": answer}) + "\n"
 
 
 def _stored(folder: Path) -> dict[str, Any]:
@@ -154,7 +172,7 @@ class FullDisk(Interruption):
         with _little_room(folder, room) as place:
             with contextlib.chdir(place):
                 command(*writer.words).check(DONE, ExitCode.FAILED)
-            left = [path.name for path in place.glob(".*") if path.is_file()]
+            left = [path.name for path in place.rglob(".*") if path.is_file()]
             if left:
                 raise Harm(f"{' '.join(writer.words)}: {left} left behind")
             after = case.folder / "after"
@@ -198,7 +216,7 @@ def _little_room(folder: Path, room: int) -> Iterator[Path]:
 
     Only root can mount a disk.
     """
-    used = sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.iterdir())
+    used = sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.rglob("*"))
     disk = folder.parent / "disk"
     disk.mkdir()
     size = f"size={used + room + 4096}"

@@ -65,6 +65,10 @@ def test_created_shown_checked(folder: Path, capsys: Streams) -> None:
     assert "replace it with --force" in capsys.readouterr().err
     assert run(["deployment", "create", "--tp", "4", "--force"]) == ExitCode.DONE
     assert read_deployment(folder / "kvscope.toml").tp == 4
+    (folder / "other.toml").write_text("what was there before")
+    replaced = ["deployment", "create", *FLEET, "--output", "other.toml", "--force"]
+    assert run(replaced) == ExitCode.DONE
+    assert read_deployment(folder / "other.toml").replicas == 4
 
 
 def test_what_was_said_once_holds(folder: Path, capsys: Streams) -> None:

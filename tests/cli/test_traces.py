@@ -49,7 +49,7 @@ def test_ingest_says_what_is_stored(tmp_path: Path, db: str, capsys: Streams) ->
     path = trace_file(tmp_path / "chat.jsonl")
     out, err = streams_of(capsys, "ingest", path, "--db", db)
     assert out == (
-        "chat: mooncake, 10 requests in 9s, 20 accesses of 11 blocks of 512 tokens,"
+        "chat: mooncake, 10 requests over 9 s, 20 accesses of 11 blocks of 512 tokens,"
         " lineage inferred\n"
     )
     assert f"note: {path}: conversations are inferred from shared prefixes\n" in err

@@ -223,7 +223,11 @@ def test_the_page(tmp_path: Path) -> None:
     assert notes.endswith("note: 20 requests read\n")
 
 
-def test_the_grafana_dashboard_is_printed(capsys: Streams) -> None:
-    """As the file in the package has it."""
-    printed = streams_of(capsys, "watch", "--grafana").out
-    assert printed == (ROOT / "grafana" / "kvscope-watch.json").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("--grafana", "kvscope-watch.json"), ("--grafana-alerts", "kvscope-alerts.yaml")],
+)
+def test_files_for_grafana_are_printed(capsys: Streams, option: str, name: str) -> None:
+    """As the package has them."""
+    printed = streams_of(capsys, "watch", option).out
+    assert printed == (ROOT / "grafana" / name).read_text(encoding="utf-8")

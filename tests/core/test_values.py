@@ -171,7 +171,7 @@ def test_rate_round_trip(per_second: float) -> None:
         (units.format_size(917_504), "896 KiB"),
         (units.format_size(524_288 * 10_000), "4.88 GiB"),
         (units.format_size(80 * 2**30), "80 GiB"),
-        (units.format_size(1.5 * 2**40), "1536 GiB"),
+        (units.format_size(1.5 * 2**40), "1.5 TiB"),
         (units.format_count(12_031), "12,031"),
         (units.format_share(0.1315, 2), "13.15%"),
         (units.format_share(0.62), "62.0%"),

@@ -273,8 +273,8 @@ CHECKS: dict[str, Any] = {
     r"(?:requests: |\), )(?P<name>\S+) (?P<answer>meets it|misses it|is undecided|does not keep up)"
     r" \(": _answer,
     r"TPOT is (?P<time>.+?) on (?P<window>.+?), (?P<side>within|beyond) the SLO": _tpot,
-    r"(?:, |: |but )(?P<figure>[a-zA-Z][^,:+-]*?) (?P<change>[+-]\S+|unbounded)(?: at worst)?"
-    r" \(limit (?P<limit>\S+)\)": _limit,
+    r"(?:, but |, |: |but )(?P<figure>[a-zA-Z][^,:+-]*?) (?P<change>[+-]\S+|unbounded)"
+    r"(?: at worst)? \(limit (?P<limit>\S+)\)": _limit,
     r"^No cache meets": _no_cache,
     r"^No change: no policy is likely better": lambda document: not _better(document),
     r"^No change: .* gains on": _better,

@@ -132,7 +132,7 @@ def test_conversations_are_drawn_whole(facts: RunFacts) -> None:
             [same], conversation, baseline="lru", target=None, tolerance=0.1, sequential=True
         )
         (words,) = (one.words for one in checks if one.name == "p50")
-        low, high = re.findall(r"CI ([\d.]+)ms to ([\d.]+)ms", words)[0]
+        low, high = re.findall(r"CI ([\d.]+) ms to ([\d.]+) ms", words)[0]
         return float(high) - float(low)
 
     single = np.arange(COUNT, dtype=np.int32)
@@ -145,7 +145,7 @@ def test_intervals_lie_around_what_was_measured(facts: RunFacts) -> None:
     same = replace(facts, predicted_ttft_s=counted[0], measured_ttft_s=counted[1])
     word, checks = verdict(same)
     assert word == "not confirmed"
-    assert "95 % CI 120ms to 120ms" in checks["p50"].words
+    assert "95 % CI 120 ms to 120 ms" in checks["p50"].words
 
 
 def test_a_gain_is_measured_with_its_interval(facts: RunFacts) -> None:

@@ -272,7 +272,7 @@ def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumpti
     """Return what was taken for the options that are not `given`, and why."""
     tuning, profile, split = tuned.tuning, tuned.profile, tuned.tuning.split
     windows = (split.warmup_requests, split.validation_requests, split.held_out_requests)
-    line = f"{units.format_duration(profile.base_s)} + {profile.per_token_s * 1e6:.3g} us a token"
+    line = f"{units.duration_in_words(profile.base_s)} + {profile.per_token_s * 1e6:.3g} µs a token"
     measure, hybrid = "measure yours with kvscope calibrate", bool(tuning.setting.kv_groups)
     why = "vLLM's own setting" if hybrid else WHY_CONTENDERS[tuned.engine]
     taken = [
