@@ -199,6 +199,11 @@ class ReplicaOptions(Options, frozen=True, kw_only=True):
         "GPU of the deployment, for example h100 (see `kvscope gpus`).", "GPU", values.called
     )
     tp: Tp = None
+    dp: int | None = Count(
+        "Data-parallel ranks of the engine, which divide the experts: each has --tp GPUs, a pool of"
+        " its own, and counts as a replica.",
+        default="1",
+    )
     model: Model = None
     weight_dtype: WeightDtype | None = option("Precision of the weights, if not the model's own.")
     kv_dtype: KvDtype = None

@@ -161,28 +161,38 @@ class Architecture(Struct, frozen=True):
         dense = self.attention_parameters + self.mlp_parameters + self.shared_parameters
         return dense + active_experts + self.router_parameters
 
-    @property
-    def drafter_bytes(self) -> float:
-        """Bytes of a drafter in bf16: one of the layers, and a projection of the hidden states.
+    def drafter_bytes(self, dp: int = 1) -> float:
+        """Return a drafter's bytes in bf16 on a rank: a layer, and a projection of hidden states.
 
         Source: vLLM 0.33.0, vllm/model_executor/models/deepseek_mtp.py and llama_eagle.py.
         """
         embeddings = self.embedding_parameters * (1 if self.tied else 2) + self.vision_parameters
         layers = self.parameters - embeddings - self.layer_embedding_parameters
-        return 2 * (layers / self.layers + 2 * self.hidden_size**2)
+        elsewhere = self.expert_parameters * (1 - 1 / dp)
+        return 2 * ((layers - elsewhere) / self.layers + 2 * self.hidden_size**2)
 
     @property
     def moe(self) -> bool:
         """Whether tokens are routed to experts."""
         return self.experts > 0
 
-    def weight_bytes(self, bits: WeightBits, tp: int = 1) -> float:
-        """Return the bytes of weights on each of `tp` GPUs.
+    def weight_bytes(self, bits: WeightBits, tp: int = 1, dp: int = 1) -> float:
+        """Return the bytes of weights on each of the `tp` GPUs of a rank, on the largest of them.
 
         KV heads are replicated where there are fewer than GPUs, the router and MLA's
-        down-projections always; the rest is divided.
+        down-projections always; the rest is divided. The `dp` ranks of an engine divide the routed
+        experts alone, whole experts a GPU; where a rank has several GPUs, these divide the tokens
+        of shared experts, not their weights.
+
+        Source: vLLM 0.32.0, vllm/model_executor/layers/fused_moe/config.py
+        (FusedMoEParallelConfig), expert_map_manager.py (determine_expert_map) and
+        vllm/config/parallel.py (use_sequence_parallel_moe; GLM-4.5 divides shared experts).
         """
         experts = bits.experts * self.expert_parameters / 8
+        shared = bits.shared * self.shared_parameters
+        if dp > 1 and self.moe:
+            experts *= math.ceil(self.experts / (tp * dp)) * tp / self.experts
+            shared *= tp
         if bits.experts == BITS["mxfp4"] and self.moe:
             padded = math.ceil(self.hidden_size / _MXFP4_MULTIPLE) * _MXFP4_MULTIPLE
             experts *= padded / self.hidden_size
@@ -190,20 +200,22 @@ class Architecture(Struct, frozen=True):
         if self.latent_size is None and tp > self.kv_heads:
             projections = 2 * self.kv_heads * self.query_size * self.hidden_size * self.layers
             attention += bits.attention * projections * (tp / self.kv_heads - 1) / 8
-        mlp = (bits.mlp * self.mlp_parameters + bits.shared * self.shared_parameters) / 8
+        mlp = (bits.mlp * self.mlp_parameters + shared) / 8
         embeddings = self.embedding_parameters * (1 if self.tied else 2) + self.vision_parameters
         embeddings += self.layer_embedding_parameters
         divided = attention + mlp + experts + embeddings * _UNQUANTIZED_BITS / 8
         replicated = self.router_parameters * _UNQUANTIZED_BITS / 8
         return divided / tp + replicated + bits.attention * self.replicated_parameters / 8
 
-    def bytes_read(self, bits: WeightBits, tokens: float) -> float:
-        """Return the bytes of weights that a step of `tokens` tokens reads, over all GPUs.
+    def bytes_read(self, bits: WeightBits, tokens: float, dp: int = 1) -> float:
+        """Return the bytes of weights that a step of `tokens` tokens a rank reads, on its GPUs.
 
-        Of E experts, a step of n tokens with k experts each reads 1 - (1 - k/E)^n in expectation.
-        The embedding is looked up, the head is read.
+        Of E experts, a step of n tokens with k experts each reads 1 - (1 - k/E)^n in expectation,
+        of which each of `dp` ranks has its part. The embedding is looked up, the head is read.
         """
-        share = 1 - (1 - self.experts_per_token / self.experts) ** tokens if self.moe else 0.0
+        share = 0.0
+        if self.moe:
+            share = (1 - (1 - self.experts_per_token / self.experts) ** (tokens * dp)) / dp
         body = (
             self.attention_parameters * bits.attention
             + self.mlp_parameters * bits.mlp

@@ -35,6 +35,10 @@ from kvscope.latency.profile import FROM_TRACE, MODELS, PRESETS, TO_FIT, Latency
 if TYPE_CHECKING:
     from kvscope.latency.observed import TraceFit
 
+RANKS_APART = (
+    "ranks are timed apart, as if their steps were alike: in vLLM they step together, so that one"
+    " which decodes waits for one that prefills"
+)
 Traffic = Literal["fleet", "replica"]
 Origin = Literal["measured", "stated", "derived"]
 _SEQS, _BATCHED = 256, 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
@@ -43,6 +47,8 @@ _SEQS, _BATCHED = 256, 2048  # vLLM's on a GPU below 70 GiB, and where the GPU i
 class Deployment(Struct, frozen=True, kw_only=True):
     """Replicas of one engine, as a user writes them; None takes what follows from the rest.
 
+    With `dp` the engine has so many data-parallel ranks of `tp` GPUs, which divide the experts:
+    each is a replica with a pool of its own, and vLLM's own balancer is in front of them.
     `traffic` says whether the trace is that of the whole fleet or of one replica. `gpu_hour` is the
     price of one GPU for an hour. `num_gpu_blocks` is the engine's own count, block 0 included;
     `engine_log` is a log or saved metrics that report the pool. `prefix_match_unit` is vLLM's
@@ -51,6 +57,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     gpu: str | None = None
     tp: int = 1
+    dp: int = 1
     replicas: int = 1
     traffic: Traffic = "fleet"
     model: str | None = None
@@ -71,6 +78,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in (
             "tp",
+            "dp",
             "replicas",
             "max_num_seqs",
             "max_num_batched_tokens",
@@ -99,12 +107,17 @@ class Deployment(Struct, frozen=True, kw_only=True):
     @property
     def in_words(self) -> str:
         """The deployment in one line, as it was stated."""
-        replica = f"{self.tp} x {self.gpu}" if self.gpu else "one engine"
-        fleet = f"{self.replicas} replicas of {replica}" if self.replicas > 1 else replica
         dtype = f" in {self.weight_dtype}" if self.weight_dtype else ""
         model = f", {self.model}{dtype}" if self.model else ""
         drafter = f"+{self.speculative}" if self.speculative not in {None, "none"} else ""
-        return f"{fleet}{model}, {self.engine}{drafter}"
+        return f"{self.fleet_of(self.gpu)}{model}, {self.engine}{drafter}"
+
+    def fleet_of(self, gpu: str | None) -> str:
+        """Return the replicas or ranks in words, on a GPU called so."""
+        if self.dp > 1:
+            return f"{self.dp} ranks of {self.tp} x {gpu or 'unknown GPU'}"
+        replica = f"{self.tp} x {gpu}" if gpu else "one engine"
+        return f"{self.replicas} replicas of {replica}" if self.replicas > 1 else replica
 
 
 def option(field: str) -> str:
@@ -132,7 +145,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     """
 
     DOCUMENT: ClassVar[str] = (
-        "summary gpu=gpu.name tp replicas gpus traffic model=model.name"
+        "summary gpu=gpu.name tp dp replicas gpus traffic model=model.name"
         " weight_dtype=model.weight_dtype kv_dtype=model.dtype engine=engine_name"
         " gpu_memory_utilization max_num_seqs max_num_batched_tokens pool_blocks=pool"
         " latency=replica_latency gpu_hour=stated.gpu_hour price_hour switchable not_switchable"
@@ -159,9 +172,14 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
         return self.stated.tp
 
     @property
+    def dp(self) -> int:
+        """Ranks of an engine that divide experts."""
+        return self.stated.dp
+
+    @property
     def replicas(self) -> int:
-        """Engines that serve the traffic."""
-        return self.stated.replicas
+        """Engines that serve the traffic, or the ranks of the one that does."""
+        return self.stated.replicas * self.dp
 
     @property
     def traffic(self) -> Traffic:
@@ -260,9 +278,8 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     @property
     def summary(self) -> str:
         """The deployment in one line."""
-        replica = f"{self.tp} x {self.gpu.name}" if self.gpu else "one engine"
         model = f"{self.model.name} in {self.model.weight_dtype}, " if self.model else ""
-        fleet = f"{self.replicas} replicas of {replica}" if self.replicas > 1 else replica
+        fleet = self.stated.fleet_of(self.gpu.name if self.gpu else None)
         return f"{fleet}, {model}{self.engine}"
 
 
@@ -276,6 +293,7 @@ def resolve(
     with the option that is wrong or missing.
     """
     engine = _engine(deployment)
+    _check_ranks(deployment, engine)
     with placed("--gpu"):
         gpu = None if deployment.gpu is None else resolve_gpu(deployment.gpu)
     model = None
@@ -337,6 +355,7 @@ def resolve(
             *notes,
             *pool.notes,
             *doubts,
+            *([RANKS_APART] if deployment.dp > 1 and (model is None or model.moe) else []),
         ),
         not_switchable=reason,
     )
@@ -353,6 +372,24 @@ def _engine(deployment: Deployment) -> Engine:
         return engine
     with placed("--speculative"):
         return replace(engine, drafter=parse_drafter(deployment.speculative))
+
+
+def _check_ranks(deployment: Deployment, engine: Engine) -> None:
+    """Raise UsageError for ranks that are not simulated."""
+    if deployment.dp == 1:
+        return
+    if engine.name != "vllm":
+        raise UsageError(
+            f"data-parallel attention of {engine.name} is not simulated",
+            where=option("dp"),
+            remedy="take --replicas with each rank's --num-gpu-blocks, or --engine vllm@0.33",
+        )
+    if deployment.replicas > 1:
+        raise UsageError(
+            f"{deployment.replicas} engines of {deployment.dp} ranks each: one is simulated",
+            where=option("replicas"),
+            remedy="take --replicas 1 and the traffic of one engine, or --dp 1",
+        )
 
 
 def _block_tokens(
@@ -434,6 +471,7 @@ def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu 
         gpu,
         engine,
         tp=deployment.tp,
+        dp=deployment.dp,
         utilization=deployment.gpu_memory_utilization,
         max_num_seqs=deployment.max_num_seqs,
         max_num_batched_tokens=deployment.max_num_batched_tokens,
@@ -463,7 +501,7 @@ def _latency(
             where="--latency",
             remedy="name the file that `kvscope calibrate` writes, or --gpu and --model",
         )
-    notes = latency_notes(model, gpu, engine, deployment.tp)
+    notes = latency_notes(model, gpu, engine, deployment.tp, deployment.dp)
     if engine.shortens_hits and engine.drafter and engine.drafter.per_step == 1:
         notes.append(
             f"no draft is accepted: state the mean of tokens that a step yields, as in"
@@ -471,7 +509,11 @@ def _latency(
         )
     if deployment.latency == FROM_TRACE:
         notes = ["a roofline until a trace is read, to whose TTFTs the latency is fitted"]
-    return roofline(model, gpu, deployment.tp, drafter=engine.drafter), "derived", notes
+    return _roofline(deployment, engine, model, gpu), "derived", notes
+
+
+def _roofline(deployment: Deployment, engine: Engine, model: Model, gpu: Gpu) -> LatencyProfile:
+    return roofline(model, gpu, deployment.tp, dp=deployment.dp, drafter=engine.drafter)
 
 
 def _fitted(
@@ -484,7 +526,7 @@ def _fitted(
     """Return the profile fitted to TTFTs, with decoding costs by roofline; as `_latency`."""
     if model is None or gpu is None:
         return profile, "measured", []
-    derived = roofline(model, gpu, deployment.tp, drafter=engine.drafter)
+    derived = _roofline(deployment, engine, model, gpu)
     timed = replace(
         profile,
         request_s=profile.base_s * derived.request_s / derived.base_s,

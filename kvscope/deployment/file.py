@@ -50,6 +50,7 @@ class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
     gpu: str | None = None
     tp: AboveZero | None = None
+    dp: AboveZero | None = None
     replicas: AboveZero | None = None
     traffic: Traffic | None = None
     model: str | None = None

@@ -320,20 +320,20 @@ class Model(Struct, frozen=True):
         most = int(max(0.0, size_bytes - windows) // (layer * self.kinds.full))
         return min(least, best), best, max(most, best)
 
-    def weight_bytes(self, tp: int = 1) -> float:
-        """Return the bytes of weights on each of `tp` GPUs.
+    def weight_bytes(self, tp: int = 1, dp: int = 1) -> float:
+        """Return the bytes of weights on each of the `tp` GPUs of one of `dp` ranks.
 
         Raises InputError where neither the config nor a checkpoint's index says enough.
         """
         if self.architecture is None:
-            if self.weights_total is not None:
+            if self.weights_total is not None and dp == 1:
                 return self.weights_total / tp
             raise InputError(
                 f"no weights without more of the shape: {self.architecture_missing}",
                 where=self.source,
                 remedy=f"put the checkpoint's {_INDEX} into its folder, or state --num-gpu-blocks",
             )
-        counted = self.architecture.weight_bytes(self.bits, tp)
+        counted = self.architecture.weight_bytes(self.bits, tp, dp)
         if self.weights_total is None:
             return counted
         return counted * self.weights_total / self.architecture.weight_bytes(self.bits)

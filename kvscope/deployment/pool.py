@@ -147,12 +147,15 @@ def derive_pool(
     engine: Engine,
     *,
     tp: int = 1,
+    dp: int = 1,
     utilization: float | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     block_size: int | None = None,
 ) -> KvPool:
     """Return the pool that the engine leaves for KV on `tp` GPUs; None takes its defaults.
+
+    It is that of each of the `dp` ranks of an engine (vLLM), which divide the experts.
 
     Raises UsageError where nothing is left, naming what takes the memory and the remedy.
     """
@@ -163,12 +166,12 @@ def derive_pool(
     if engine.name == "sglang":
         terms = _sglang_terms(model, gpu, tp, utilization)
     else:
-        terms = _vllm_terms(model, gpu, engine, tp, share, sequences, batched)
+        terms = _vllm_terms(model, gpu, engine, (tp, dp), share, sequences, batched)
     kv = sum(term.bytes for term in terms)
     band = sum(term.band_bytes for term in terms)
     null = engine.null_blocks
     if model.tokens_in(max(0, kv), tp)[1] // size <= null:
-        raise _nothing_left(model, gpu, tp, terms)
+        raise _nothing_left(model, gpu, (tp, dp), terms)
     least, best, _ = (tokens // size - null for tokens in model.tokens_in(kv, tp))
     low = model.tokens_in(max(0, kv - band), tp)[0] // size - null
     high = model.tokens_in(kv + band, tp)[2] // size - null
@@ -180,7 +183,7 @@ def derive_pool(
         origin="derived",
         null_blocks=null,
         terms=terms,
-        notes=tuple(_notes(model, gpu, engine, kv, tp)),
+        notes=tuple(_notes(model, gpu, engine, kv, (tp, dp))),
     )
 
 
@@ -200,25 +203,31 @@ def _vllm_terms(
     model: Model,
     gpu: Gpu,
     engine: Engine,
-    tp: int,
+    parallel: tuple[int, int],
     share: float,
     sequences: int,
     batched: int,
 ) -> tuple[Term, ...]:
-    weights = round(model.weight_bytes(tp))
+    tp, dp = parallel
+    weights = round(model.weight_bytes(tp, dp))
+    activations = round(activation_bytes(model, engine, sequences, batched, tp, dp))
+    band = _NEWER_ACTIVATION_BAND if engine.version > _CHECKED_UNTIL else _ACTIVATION_BAND
+    profiled = f"profiled with {sequences:,} requests and {batched:,} tokens"
+    if dp > 1 and model.moe:
+        band, profiled = max(band, activations // 2), f"{profiled} of each rank"
     terms = [
         Term("memory for the engine", round(share * gpu.total_bytes), 0, f"{share:g} x total"),
-        Term("weights", -weights, round(_WEIGHTS_BAND * weights), _weights_rule(model, tp)),
+        Term("weights", -weights, round(_WEIGHTS_BAND * weights), _weights_rule(model, tp, dp)),
+        Term("activations", -activations, band, profiled),
         Term(
-            "activations",
-            -round(activation_bytes(model, engine, sequences, batched, tp)),
-            _NEWER_ACTIVATION_BAND if engine.version > _CHECKED_UNTIL else _ACTIVATION_BAND,
-            f"profiled with {sequences:,} requests and {batched:,} tokens",
+            "other memory",
+            -round(_non_torch(engine, tp * dp if model.moe else tp)),
+            _OTHER_BAND,
+            "CUDA and NCCL",
         ),
-        Term("other memory", -round(_non_torch(engine, tp)), _OTHER_BAND, "CUDA and NCCL"),
     ]
     if engine.shortens_hits:
-        drafter = round(model.shaped().drafter_bytes / tp)
+        drafter = round(model.shaped().drafter_bytes(dp) / tp)
         rule = "one layer in bf16, and what joins it to the model"
         terms.append(Term("drafter", -drafter, drafter, rule))
     if _deducts_graphs(model, engine):
@@ -235,10 +244,17 @@ def _deducts_graphs(model: Model, engine: Engine) -> bool:
     return engine.has(GRAPHS) and (not second or engine.has(SECOND_RUNNER_GRAPHS))
 
 
-def activation_bytes(model: Model, engine: Engine, sequences: int, batched: int, tp: int) -> float:
+def activation_bytes(
+    model: Model, engine: Engine, sequences: int, batched: int, tp: int, dp: int = 1
+) -> float:
     """Return the peak of vLLM's profiling pass: the sampler's logits, or the widest layer.
 
-    Tensor parallelism does not divide the sampler's copies.
+    Tensor parallelism does not divide the sampler's copies. With `dp` ranks each GPU gathers the
+    tokens of all of them, and has room for every expert of each, whole experts wide: other ways
+    of `--all2all-backend` than the default take less.
+
+    Source: vLLM 0.32.0, vllm/model_executor/layers/fused_moe: prepare_finalize/naive_dp_ep.py,
+    and workspace_shapes of experts/deep_gemm_moe.py (fp8) and triton_moe.py.
     """
     shape = model.shaped()
     recent = engine.has(LEAN_SAMPLER)
@@ -250,6 +266,10 @@ def activation_bytes(model: Model, engine: Engine, sequences: int, batched: int,
     if shape.moe:
         expert = 3 * shape.expert_width / tp + 2 * hidden
         routed = 2 * batched * (shape.experts_per_token * expert + 3 * hidden)
+        if dp > 1:
+            width, first = shape.expert_width, 1 if model.weight_dtype == "fp8" else 2
+            expert = first * max(width, hidden) + 2 * max(2 * width, hidden)
+            routed = dp * batched * (shape.experts_per_token * expert + (first + 2) * hidden)
     fixed = 0.14 + (0.3 if shape.moe and recent else 0) + (0.3 if model.vision else 0)
     return max(sampler, dense, routed) + fixed * GIB
 
@@ -269,7 +289,7 @@ def _sglang_terms(model: Model, gpu: Gpu, tp: int, fraction: float | None) -> tu
     kv = fraction * total - weights - context
     return (
         Term("memory for the engine", round(fraction * total), 0, f"{fraction:g} x total"),
-        Term("weights", -weights, round(_SGLANG_BAND * max(0, kv)), _weights_rule(model, tp)),
+        Term("weights", -weights, round(_SGLANG_BAND * max(0, kv)), _weights_rule(model, tp, 1)),
         Term("other memory", -context, _OTHER_BAND, "CUDA and NCCL"),
     )
 
@@ -291,14 +311,15 @@ def sglang_fraction(gpu: Gpu, tp: int) -> float:
     return round(1 - reserved * MIB / gpu.total_bytes, 3)
 
 
-def _weights_rule(model: Model, tp: int) -> str:
+def _weights_rule(model: Model, tp: int, dp: int) -> str:
     divided = f", divided by {tp}" if tp > 1 else ""
+    divided += f", experts by {tp * dp}" if dp > 1 and model.moe else ""
     counted = "by the checkpoint's index" if model.weights_total else f"{model.weight_dtype}"
     return f"{counted}{divided}"
 
 
-def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, tp: int) -> list[str]:
-    notes = []
+def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, parallel: tuple[int, int]) -> list[str]:
+    notes, (tp, dp) = [], parallel
     if kv < _UNCERTAIN * gpu.total_bytes:
         share = kv / gpu.total_bytes
         notes.append(
@@ -312,6 +333,11 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, tp: int) -> list[str
         )
     if engine.name == "sglang":
         notes.append("SGLang's pool was compared with two published figures only")
+    elif dp > 1:
+        notes.append(
+            "no pool of data-parallel ranks was compared; one start and its log settle yours"
+            " (--engine-log)"
+        )
     elif engine.version > _CHECKED_UNTIL:
         notes.append(
             "one pool of vLLM 0.20 and newer was compared (0.26); one start and its log settle"
@@ -322,11 +348,15 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, tp: int) -> list[str
     return notes
 
 
-def _nothing_left(model: Model, gpu: Gpu, tp: int, terms: Sequence[Term]) -> UsageError:
+def _nothing_left(
+    model: Model, gpu: Gpu, parallel: tuple[int, int], terms: Sequence[Term]
+) -> UsageError:
+    tp, dp = parallel
     largest = min(terms, key=lambda term: term.bytes)
     available = terms[0].bytes
     sizes = ", ".join(f"{term.name} {format_size(-term.bytes)}" for term in terms if term.bytes < 0)
-    remedy = f"raise --tp (now {tp}), quantize the weights (--weight-dtype), or a larger GPU"
+    ranks = f" or --dp (now {dp})" if dp > 1 and model.moe else ""
+    remedy = f"raise --tp (now {tp}){ranks}, quantize the weights (--weight-dtype), or a larger GPU"
     if largest.name != "weights":
         remedy = "lower --max-num-seqs or --max-num-batched-tokens, or raise --tp"
     return UsageError(

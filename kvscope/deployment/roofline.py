@@ -46,11 +46,15 @@ def roofline(
     gpu: Gpu,
     tp: int = 1,
     *,
+    dp: int = 1,
     request_s: float = REQUEST_S,
     drafter: Drafter | None = None,
 ) -> LatencyProfile:
     """Return the latency profile of one replica on `tp` GPUs, decode costs included.
 
+    Of `dp` ranks that divide the experts, each computes as many tokens' experts as it sends, and
+    reads its part of the experts of all ranks' tokens: as if all ranks' steps were alike. Tokens
+    go to all GPUs and back over the link, as in vLLM's default exchange.
     `request_s` is the time outside of the engine's steps. A step in which a drafter runs takes
     longer, by its layer and the output head for each token that it drafts, and decodes several
     tokens of each request. Raises InputError for a model whose
@@ -59,16 +63,17 @@ def roofline(
     shape = model.shaped()
     rate, share = prefill_rate(model, gpu)
     per_token = 2 * shape.active_parameters / (tp * rate * share)
-    per_token += _all_reduce_s(shape, gpu, tp)
+    per_token += _all_reduce_s(shape, gpu, tp) + _exchange_s(shape, gpu, tp, dp)
     pair = attention_flops_per_pair(shape) / (tp * gpu.flops * _ATTENTION_SHARE)
     full, windowed = attending_layers(model)
     # A windowed layer attends to at most its window: a cost of the token, not of the pair.
     per_token += pair * windowed * (model.kinds.window or 0)
-    launch = LAUNCH_S + (LAUNCH_TP_S if tp > 1 else 0)
-    weights = shape.bytes_read(model.bits, float("inf")) / tp
-    decode_weights = shape.bytes_read(model.bits, _TYPICAL_BATCH) / tp
+    joined = tp > 1 or (dp > 1 and shape.moe)
+    launch = LAUNCH_S + (LAUNCH_TP_S if joined else 0)
+    weights = shape.bytes_read(model.bits, float("inf"), dp) / tp
+    decode_weights = shape.bytes_read(model.bits, _TYPICAL_BATCH, dp) / tp
     bandwidth = gpu.memory_bytes_s * _DECODE_MEMORY_SHARE
-    layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp > 1 else 0)
+    layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if joined else 0)
     kv_bytes, window_bytes = kv_read(model, tp)
     per_step, drafting_s = 1.0, 0.0
     if drafter is not None:
@@ -76,9 +81,10 @@ def roofline(
     if drafter is not None and drafter.reads_states:
         read = decode_weights / shape.layers + 2 * shape.embedding_parameters / tp
         drafting_s = drafter.tokens * (read / bandwidth + layer)
+    suffix, ranks = (f"-dp{dp}", f"{dp} ranks of ") if dp > 1 else ("", "")
     return LatencyProfile(
-        name=f"{model.name}-{model.weight_dtype}-{tp}x{gpu.name}",
-        source=f"roofline of {model.name} in {model.weight_dtype} on {tp} x {gpu.name}:"
+        name=f"{model.name}-{model.weight_dtype}-{tp}x{gpu.name}{suffix}",
+        source=f"roofline of {model.name} in {model.weight_dtype} on {ranks}{tp} x {gpu.name}:"
         f" within x {LOW} and x {HIGH}, not measured",
         base_s=request_s + shape.layers * launch,
         per_token_s=per_token,
@@ -160,11 +166,25 @@ def _all_reduce_s(shape: Architecture, gpu: Gpu, tp: int) -> float:
     return moved / (gpu.link_bytes_s * _LINK_SHARE)
 
 
-def latency_notes(model: Model, gpu: Gpu, engine: Engine, tp: int) -> list[str]:
+def _exchange_s(shape: Architecture, gpu: Gpu, tp: int, dp: int) -> float:
+    """Return the seconds in which a rank's token reaches the experts of all ranks, and returns.
+
+    An all-gather and a reduce-scatter in each layer, over all GPUs: a rank's share of both.
+
+    Source: vLLM 0.32.0, vllm/distributed/device_communicators/all2all.py
+    (AgRsAll2AllManager).
+    """
+    if dp == 1 or not shape.moe:
+        return 0.0
+    moved = 2 * shape.layers * shape.hidden_size * _ACTIVATION_BYTES * (tp * dp - 1) / tp
+    return moved / (gpu.link_bytes_s * _LINK_SHARE)
+
+
+def latency_notes(model: Model, gpu: Gpu, engine: Engine, tp: int, dp: int = 1) -> list[str]:
     """Return why the roofline may be further off than its band, each with the remedy."""
     reasons = [
         (model.hybrid, "layers of several kinds"),
-        (model.moe, "experts"),
+        (model.moe, f"experts over {tp * dp} GPUs" if dp > 1 else "experts"),
         (model.vision, "a vision encoder"),
         (model.weight_dtype in {"awq", "gptq"}, f"{model.weight_dtype} weights"),
         (not gpu.checked, f"{gpu.name}"),

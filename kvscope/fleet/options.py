@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvscope.routers.base import Router
 
 ROUTED = "round-robin,session,sglang@0.3.2,llm-d@0.8,dynamo@1.6,min-ttft"  # by default
+RANKS_ROUTER = "vllm-dp@0.32"  # of the ranks of one engine
 
 Assignments = list[tuple[str, str]]
 """Pairs of a parameter's name and its values as they are written."""

@@ -6,8 +6,10 @@ from kvscope.core.units import duration_in_words, format_size
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.pool import Term
 from kvscope.latency.profile import TO_FIT
+from kvscope.policies.lru import Lru
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import count
+from kvscope.tuning.flags import EngineLaunch, flags
 
 _PROMPTS = (1_000, 8_000, 32_000)
 _RUNNING, _CONTEXT = 16, 2_000
@@ -35,23 +37,33 @@ def _deployment(deployment: ResolvedDeployment) -> Section:
         f" Limits: {count(deployment.max_num_seqs)} running requests,"
         f" {count(deployment.max_num_batched_tokens)} tokens per step.",
         None if price is None else f"{count(deployment.gpus)} GPUs cost {price:,.2f} an hour.",
+        ranks_in_words(deployment) if deployment.dp > 1 else None,
     )
+
+
+def ranks_in_words(deployment: ResolvedDeployment) -> str:
+    """Return how the ranks of a deployment's vLLM are started."""
+    options = flags(Lru(), EngineLaunch.of(deployment, None)).vllm
+    return f"To start the ranks: vllm serve MODEL {options}"
 
 
 def _pool(deployment: ResolvedDeployment) -> Section:
     pool = deployment.pool
     size = f"{count(pool.blocks)} blocks of {count(pool.block_size)} tokens"
     tokens = f"{count(pool.tokens)} tokens"
+    each = "rank" if deployment.dp > 1 else "replica"
+    if deployment.dp > 1:
+        tokens += f" ({count(pool.tokens * deployment.replicas)} in all)"
     origin = _FROM.get(pool.origin, pool.origin)
     band = None
     if pool.low_blocks != pool.high_blocks:
         band = f"It may be {count(pool.low_blocks)} to {count(pool.high_blocks)} blocks."
     return Section.of(
         "KV pool",
-        f"{size} per replica: {tokens}, {origin}. vLLM's num_gpu_blocks would be"
+        f"{size} per {each}: {tokens}, {origin}. vLLM's num_gpu_blocks would be"
         f" {count(pool.num_gpu_blocks)}."
         if pool.null_blocks
-        else f"{size} per replica: {tokens}, {origin}.",
+        else f"{size} per {each}: {tokens}, {origin}.",
         band,
         _terms(pool.terms) if pool.terms else None,
     )

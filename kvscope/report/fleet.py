@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvscope.core import units
-from kvscope.fleet.options import router_label
+from kvscope.deployment.deployment import RANKS_APART
+from kvscope.fleet.options import RANKS_ROUTER, router_label
 from kvscope.fleet.outcome import FleetOutcome, Latencies, Slo
 from kvscope.fleet.sweep import FleetRun
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.tier_spec import READS, SharedPool
 from kvscope.report import style
+from kvscope.report.deployment import ranks_in_words
 from kvscope.report.plan import tier_label
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
@@ -105,6 +107,8 @@ def in_words(study: FleetStudy) -> list[str]:
     best, run = study.best, study.answer
     target = f"{_target(study)} ({TIME_MODELS[study.time_model]})"
     name = _called(study)(best)
+    if study.of_ranks and (study.on_engines is None or study.on_engines.meets):
+        return _of_ranks(study, target, name)
     if study.fewest is None:
         most = counted(study.request.replicas[-1], "replica")
         what = _failure(study, run)
@@ -140,10 +144,30 @@ def in_words(study: FleetStudy) -> list[str]:
     others = [line for line in _leading(study)[1:] if not line.router.reference]
     if others:
         words.append(_others(study, others))
-    flags = best.router.flags()
-    if flags:
-        words.append(f"To set on {best.router.name}: {' '.join(flags)}")
+    return [*words, *_router_flags(study), *_tier_flags(study)]
+
+
+def _of_ranks(study: FleetStudy, target: str, name: str) -> list[str]:
+    """Return whether the ranks of one engine meet the SLO, and how they are started."""
+    run, where = study.answer, study.request.deployment
+    assert where is not None  # noqa: S101  (which says that there are ranks)
+    ranks = f"{counted(study.chosen, 'rank')} behind {name}"
+    ranks += "" if study.price_hour is None else f" (GPUs: {study.price_hour:.4g} an hour)"
+    answer = f"{ranks} meet {target}, with {_reached(study, run)}."
+    if study.fewest is None:
+        answer = f"{ranks} miss {target}: {_failure(study, run)}."
+    words = [answer, *_on_engines(study), *_pool_in_words(study), ranks_in_words(where)]
+    if study.best.router.name != RANKS_ROUTER:
+        words[-1] += " --data-parallel-external-lb, once a rank"
+        words += _router_flags(study)
     return [*words, *_tier_flags(study)]
+
+
+def _router_flags(study: FleetStudy) -> list[str]:
+    """Return the flags of the best router, if it has some."""
+    router = study.best.router
+    flags = " ".join(router.flags())
+    return [f"To set on {router.name}: {flags}"] if flags else []
 
 
 def _on_engines(study: FleetStudy) -> list[str]:
@@ -607,6 +631,8 @@ def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
     words = [f"{_ASSUMED[study.time_model]} Latency of {study.request.setting.latency}."]
     where, think = study.request.deployment, study.think
+    if where is not None and RANKS_APART in where.notes:
+        words.append(f"{RANKS_APART[0].upper()}{RANKS_APART[1:]}.")
     if where is not None and where.kv_groups is not None:
         words.append(_layers_counted(study))
     if study.tier is not None:

@@ -278,7 +278,9 @@ def _overloaded(tuned: Recommendation) -> list[str]:
     ]
     if not load.overloaded:  # the held-out window alone
         return [f"Overloaded: under LRU the queue of {replicas} grows over the held-out window."]
-    if load.replicas_at_least is None:
+    if tuning.of_ranks:
+        sentences.append("Another --dp has pools of another size: tune it on its own.")
+    elif load.replicas_at_least is None:
         sentences.append(
             f"Not even {count(tuning.replicas_tried)} replicas keep up: the requests are too long."
         )
@@ -375,7 +377,7 @@ def _canary(tuned: Recommendation) -> list[str]:
     if plan is None or tuned.tier is not None:
         return []
     arms = f"{counted(plan.replicas or 0, 'replica')} against as many with LRU"
-    if tuned.tuning.replicas == 1:
+    if tuned.tuning.replicas == 1 or tuned.tuning.of_ranks:
         arms = "one engine, alternating with LRU"
     return [canary_in_words(plan, arms)]
 

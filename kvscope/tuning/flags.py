@@ -68,7 +68,8 @@ class EngineLaunch(Struct, frozen=True):
     def of(cls, where: ResolvedDeployment, groups: KvGroups | None) -> Self:
         """Return how a deployment's engine is started: what was stated, in the engine's words."""
         stated, vllm = where.stated, where.engine.name == NEWEST.name
-        words = stated_words(stated, vllm=vllm) | {
+        moe = where.model is not None and where.model.moe
+        words = stated_words(stated, vllm=vllm, moe=moe) | {
             "--max-num-seqs" if vllm else "--max-running-requests": where.max_num_seqs,
             "--max-num-batched-tokens" if vllm else "--chunked-prefill-size": (
                 where.max_num_batched_tokens
@@ -77,16 +78,26 @@ class EngineLaunch(Struct, frozen=True):
         return cls(
             block_size=stated.block_size,
             num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
-            options=tuple(f"{name} {shlex.quote(str(value))}" for name, value in words.items()),
+            options=tuple(
+                shlex.join([name] if value == "" else [name, str(value)])
+                for name, value in words.items()
+            ),
             groups=groups,
             engine=where.engine if vllm else NEWEST,
         )
 
 
-def stated_words(stated: Deployment, *, vllm: bool = True) -> dict[str, float | str]:
-    """Return what a deployment states of an engine's start, beyond its limits and blocks."""
+def stated_words(
+    stated: Deployment, *, vllm: bool = True, moe: bool = False
+) -> dict[str, float | str]:
+    """Return what a deployment states of an engine's start, beyond its limits and blocks.
+
+    The value of a switch is empty. `moe`: the model has experts, which ranks divide.
+    """
     words = {
         "--tensor-parallel-size" if vllm else "--tp": stated.tp if stated.tp > 1 else None,
+        "--data-parallel-size": stated.dp if stated.dp > 1 else None,
+        "--enable-expert-parallel": "" if stated.dp > 1 and moe else None,
         "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
         "--prefix-match-unit": stated.prefix_match_unit,
         "--speculative-config": _speculative_config(stated),

@@ -319,9 +319,17 @@ def _queue(served: ServedRequests, rate_scale: float) -> QueueTimes | None:
 
 
 def load_of(
-    evaluator: Evaluator, capacity_blocks: int, replicas: int, advance: Advance | None = None
+    evaluator: Evaluator,
+    capacity_blocks: int,
+    replicas: int,
+    advance: Advance | None = None,
+    *,
+    alone: bool = False,
 ) -> Load:
-    """Return how `replicas` with this capacity bear the evaluator's window under LRU."""
+    """Return how `replicas` with this capacity bear the evaluator's window under LRU.
+
+    `alone`: no other number of them is tried.
+    """
     workload, target = evaluator.workload, evaluator.target
     scale = workload.setting.rate_scale
 
@@ -335,7 +343,7 @@ def load_of(
     growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
     if keeps(evaluator):
         return Load(growth, overloaded=False)
-    more = range(replicas + 1, most_tried(replicas) + 1)
+    more = range(replicas + 1, replicas + 1 if alone else most_tried(replicas) + 1)
     needed = fewest(lambda counts: (keeps(evaluator.over(replicas=each)) for each in counts), more)
     carried, failing = 0.0, 1.0
     for _ in range(_SHARE_STEPS):

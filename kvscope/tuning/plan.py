@@ -263,13 +263,12 @@ class Planner:
     def plan(self) -> TuningPlan:
         """Return the options, each judged at both ends of what is not known exactly too."""
         with self._tuner.progress("judging the options") as advance:
-            result = self._result
-            today = self._option(
-                OptionChange(Lru(), result.replicas), result.lru, result.lru_slo_met
-            )
+            result, router = self._result, self._tuner.options.router
+            as_it_is = OptionChange(Lru(), result.replicas, router=router)
+            today = self._option(as_it_is, result.lru, result.lru_slo_met)
             options = [today]
             if result.choice is not None:
-                change = OptionChange(result.choice.policy, result.replicas)
+                change = replace(as_it_is, policy=result.choice.policy)
                 options.append(self._option(change, result.choice, result.slo_met))
             for option in options:
                 self._on_option(option)

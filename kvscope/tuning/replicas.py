@@ -17,20 +17,28 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import STEP, Int32s, fraction, mixed
 from kvscope.core.trace import Prompts
+from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.fleet.outcome import Slo
 from kvscope.fleet.replay import asked
 from kvscope.fleet.split import assignment
 from kvscope.fleet.sweep import Fleet, FleetSweep
+from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.replay.derived_traces import select
 from kvscope.replay.metrics import ServedRequests, serve
 from kvscope.replay.sweep import engine_of, serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.routers.balancers import Session
+from kvscope.routers.balancers import Session, VllmDp
+from kvscope.routers.base import Router
 from kvscope.tuning.target import Target
 
-SESSION = Session()
+SESSION: Router = Session()
 """The router in front of a deployment's replicas, where none is named."""
+
+
+def router_of(where: ResolvedDeployment | None) -> Router:
+    """Return the router in front of a deployment's replicas: of ranks, vLLM's own balancer."""
+    return SESSION if where is None or where.dp == 1 else VllmDp()
 
 
 def conversation_draws(prompts: Prompts, seed: int = 0) -> NDArray[np.float64]:
@@ -51,16 +59,21 @@ def split_over(workload: Workload, replicas: int) -> tuple[Replica, ...]:
     prompts = workload.prompts
     if replicas == 1:
         return (Replica(np.arange(len(prompts.leaf)), workload),)
-    number = replica_of(workload, replicas)
+    number = assignment(workload.traffic, asked(workload.prompts), SESSION, replicas)
     chosen = (np.flatnonzero(number == replica) for replica in range(replicas))
     return tuple(
         Replica(requests, _part(workload, requests)) for requests in chosen if len(requests)
     )
 
 
-def replica_of(workload: Workload, replicas: int) -> Int32s:
-    """Return the replica of each request (R), where `SESSION` splits them."""
-    return assignment(workload.traffic, asked(workload.prompts), SESSION, replicas)
+def replica_of(
+    workload: Workload, replicas: int, router: Router, policy: Policy, capacity_blocks: int
+) -> Int32s:
+    """Return the replica of each request (R); a rejected one counts as the first replica's."""
+    if router.sees == "order":
+        return assignment(workload.traffic, asked(workload.prompts), router, replicas)
+    sweep = fleet_sweep(workload, capacity_blocks, Target(1.0))
+    return np.maximum(sweep.replay(Fleet(router, policy, replicas)).replica, 0)
 
 
 def thinned(workload: Workload, share: float) -> Workload:

@@ -169,7 +169,7 @@ def _tpot_s(served: ServedRequests, percentile: float) -> float | None:
 class Evaluator:
     """Replays policies at capacities over one workload, on all cores that memory suffices for.
 
-    The workload is served by `replicas` behind a router, each with the capacity to itself.
+    The workload is served by `replicas` behind `router`, each with the capacity to itself.
     `trials` keeps every trial in the order of the first request for it. Once `stop` is set, replays
     raise Stopped. The default executor are threads.
     """
@@ -180,15 +180,16 @@ class Evaluator:
         target: Target,
         *,
         replicas: int = 1,
+        router: Router = SESSION,
         stop: Event | None = None,
         executor: Executor | None = None,
     ) -> None:
         self.workload = workload
         self.target = target
         self.trials: dict[object, Trial] = {}
-        self._replicas = split_over(workload, replicas)
         self._tier: EngineTier | None = None
-        self._routed: tuple[Router, int, int] | None = None
+        self._routed = None if isinstance(router, Session) else (router, replicas, 0)
+        self._replicas = split_over(workload, 1 if self._routed else replicas)
         self._stop = stop or Event()
         self.executor = executor or threads_for(replay_bytes(workload.traffic))
 
@@ -198,15 +199,16 @@ class Evaluator:
         replicas: int,
         workload: Workload | None = None,
         tier: EngineTier | None = None,
-        router: Router = SESSION,
+        router: Router | None = None,
         seed: int = 0,
     ) -> Evaluator:
         """Return an evaluator of so many replicas on the executor, each with a tier or without.
 
-        `seed` is for routers that draw. Raises ValueError for a tier behind another router than
-        `session`.
+        They are behind the same router, where none is named; `seed` is for those that draw. Raises
+        ValueError for a tier behind another router than `session`.
         """
         workload = workload or self.workload
+        router = router or (self._routed[0] if self._routed else SESSION)
         routed = None if isinstance(router, Session) else (router, replicas, seed)
         if routed and tier:
             raise ValueError("tiers are replayed behind `session` alone")

@@ -26,6 +26,7 @@ from kvscope.replay.parameter_estimates import Estimates, bind, estimate_paramet
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import engine_of
 from kvscope.replay.traffic import with_named_blocks
+from kvscope.routers.base import Router
 from kvscope.tuning.comparison import Canary, Harm, Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.least import (
     FewestReplicas,
@@ -77,23 +78,35 @@ class End(Struct, frozen=True):
 class TuningOptions(Struct, frozen=True):
     """The target, the variants that compete with LRU, and the capacities.
 
-    `capacity_blocks` is that of each of `replicas`, which share the trace by whole conversations;
-    None: where LRU gets half of the possible hits, and at least the longest prompt. The least
-    capacity is searched from `lowest_blocks` to `highest_blocks`, None: to where LRU has all hits.
+    `capacity_blocks` is that of each of `replicas` behind `router`; None: where LRU gets half of
+    the possible hits, and at least the longest prompt. The least capacity is searched from
+    `lowest_blocks` to `highest_blocks`, None: to where LRU has all hits.
     `shares` of the requests warm the cache, validate, and are held out. The verdict is repeated at
-    each of `ends`. With `scale_out`, what misses the SLO needs replicas, not a larger pool.
+    each of `ends`. With `scale_out`, what misses the SLO needs replicas, not a larger pool; behind
+    another router than `SESSION` they are ranks of one engine, and no other number is tried.
     """
 
     target: Target
     variants: tuple[Variant, ...]
     capacity_blocks: int | None = None
     replicas: int = 1
+    router: Router = SESSION
     lowest_blocks: int = 0
     highest_blocks: int | None = None
     shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
     limits: Limits = field(default_factory=Limits)
     ends: tuple[End, ...] = ()
     scale_out: bool = False
+
+    @property
+    def of_ranks(self) -> bool:
+        """Whether the replicas are ranks of one engine, whose pools depend on their number."""
+        return self.router != SESSION
+
+    @property
+    def engines(self) -> int:
+        """Engines that can be started apart."""
+        return 1 if self.of_ranks else self.replicas
 
     def split(self, prompts: Prompts) -> Split:
         """Return the windows of a trace; raise as `split_windows` does."""
@@ -145,7 +158,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     `infinite` is an infinite cache on the validation window, `limit` the same on both later
     windows, as the `oracles` are, which know the future. `explored` are all trials on the training
     window. `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on the later
-    requests with LRU and with the choice, None without `scale_out`.
+    requests with LRU and with the choice, None without `scale_out` and where replicas are ranks of
+    one engine (`of_ranks`).
     """
 
     setting: RunSetting
@@ -165,6 +179,7 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     oracles: tuple[WindowTrial, ...] = ()
     ends: tuple[EndVerdict, ...] = ()
     canary: Canary | None = None
+    of_ranks: bool = False
 
     @property
     def baseline(self) -> WindowTrial:
@@ -180,7 +195,7 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     @property
     def replicas_tried(self) -> int:
         """The most replicas that were tried, where none were enough."""
-        return most_tried(self.replicas)
+        return self.replicas if self.of_ranks else most_tried(self.replicas)
 
     @property
     def slo_met(self) -> SloAnswer:
@@ -248,7 +263,14 @@ class Tuner:
             else:
                 self.capacity = options.capacity_blocks
         training, validation, held_out, later = (
-            Evaluator(each, self.target, replicas=options.replicas, stop=stop, executor=executor)
+            Evaluator(
+                each,
+                self.target,
+                replicas=options.replicas,
+                router=options.router,
+                stop=stop,
+                executor=executor,
+            )
             for each in (*workloads, later_workload(workloads[-1], self.split))
         )
         self.training = training
@@ -269,7 +291,13 @@ class Tuner:
         with self.progress("replaying LRU") as advance:
             lru = self.windows.judge(Lru(), capacity)
             load = (
-                load_of(self.validation.evaluator, capacity, options.replicas, advance)
+                load_of(
+                    self.validation.evaluator,
+                    capacity,
+                    options.replicas,
+                    advance,
+                    alone=options.of_ranks,
+                )
                 if target.view == "queued"
                 else Load(0.0, overloaded=False)
             )
@@ -307,11 +335,12 @@ class Tuner:
             fewest_lru=self._fewest(lru),
             fewest_choice=self._fewest(choice) if choice and not setting.kv_groups else None,
             canary=(
-                self.windows.later.canary(lru.later, choice.later, self.options.replicas)
+                self.windows.later.canary(lru.later, choice.later, options.engines)
                 if choice
                 else None
             ),
             capacity_origin=self.capacity_origin,
+            of_ranks=options.of_ranks,
         )
         return replace(result, oracles=self._oracles(lru), ends=self._ends(result))
 
@@ -510,7 +539,7 @@ class Tuner:
 
         One that does is the fewest: nothing is replayed then, and nothing said of the interval.
         """
-        if not self.options.scale_out:
+        if not self.options.scale_out or self.options.of_ranks:
             return None
         later, target, policy = self.windows.later.evaluator, self.target, judged.policy
         if self.options.replicas == 1 and judged.later.keeps_up and judged.later.meets(target):

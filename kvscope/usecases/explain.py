@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvscope.core.trace import PromptParts, Prompts, Tenants, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.models import Model
+    from kvscope.policies.base import Policy
     from kvscope.replay.attribution import Attribution, CacheLookups
     from kvscope.replay.causes import Cause
     from kvscope.replay.contention import GroupLosses
@@ -300,7 +301,8 @@ def explain(
         )
 
     where = replayed.deployment
-    worker, router = served_by(workload, where, pooled=request.pooled)
+    at = (policy, capacity or 0)
+    worker, router = served_by(workload, where, at, pooled=request.pooled)
     workers = len(np.unique(worker))
     cached = served(prompts) if workers == 1 else by_worker(prompts, worker, served)
     causes = attribute(
@@ -361,11 +363,15 @@ def explain(
 
 
 def served_by(
-    workload: Workload, deployment: ResolvedDeployment | None, *, pooled: bool
+    workload: Workload,
+    deployment: ResolvedDeployment | None,
+    at: tuple[Policy, int],
+    *,
+    pooled: bool,
 ) -> tuple[Int32s, str | None]:
     """Return the worker of each request, and the router where the trace names no workers.
 
-    `pooled`: one, whatever the trace names.
+    `pooled`: one, whatever the trace names. Workers have a policy and blocks as in `at`.
     """
     import numpy as np
 
@@ -375,9 +381,10 @@ def served_by(
         worker = prompts.measurements.worker
     if worker.min() < worker.max() or deployment is None or deployment.engines < 2:
         return worker, None
-    from kvscope.tuning.replicas import SESSION, replica_of
+    from kvscope.tuning.replicas import replica_of, router_of
 
-    return replica_of(workload, deployment.engines), SESSION.name
+    router = router_of(deployment)
+    return replica_of(workload, deployment.engines, router, *at), router.name
 
 
 def known_figures(request: ExplainRequest) -> Known:

@@ -32,7 +32,7 @@ from kvscope.app.requests import (
 from kvscope.core.errors import Stopped, UsageError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.speculative import not_beside
-from kvscope.fleet.options import ROUTED
+from kvscope.fleet.options import RANKS_ROUTER, ROUTED
 from kvscope.replay.policy_options import VLLM, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting, setting_profile
 from kvscope.usecases.base import Opened, UseCase
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
 MISSES_ON_ENGINES = "misses-on-engines"
 VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)
+_COUNTS = tuple(range(1, 17))  # of replicas, by default
 _POOL_PARTS = (8, 4, 2)  # of a shared pool's size, replayed too
 _FIGURES = ("replicas", *PERCENTILES, "tpot-p95", "attainment", "hit-rate")
 
@@ -72,10 +73,11 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
         "LOW..HIGH or N,...",
         values.counts,
         "1..16",
-        value=tuple(range(1, 17)),
+        value=_COUNTS,
     )
     router: str | None = opt.Names(
-        "Routers to try (see `kvscope routers`); all: every one.", default=ROUTED
+        "Routers to try (see `kvscope routers`); all: every one. Of ranks (--dp) vllm-dp.",
+        default=ROUTED,
     )
     policy: str = opt.Names("Eviction policies of the replicas to try.", value="lru")
     capacity: int | None = opt.Size(
@@ -131,6 +133,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
     )
     if where is not None:
         where.require_fleet()
+        _check_ranks(where, options.replicas)
         where = where.as_cache  # of queues; simulated vLLMs have a hybrid model's groups
     sizes_named = bool(named.sizes_bytes)
     kv = (
@@ -147,7 +150,8 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             remedy="name it, or --capacity with --model, or a deployment: --gpu and --model",
         )
     profile = where.latency if where else latency_profile(options.latency)
-    kinds = parse_routers(options.router or ROUTED)
+    ranks = where is not None and where.dp > 1
+    kinds = parse_routers(options.router or (RANKS_ROUTER if ranks else ROUTED))
     assigned, of_policies = split_assignments(kinds, options.param or ())
     policies = parse_policies(options.policy, "--policy")
     for policy in policies:
@@ -194,7 +198,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             router for kind in kinds for router in router_variants(kind, assigned.get(kind, []))
         ),
         variants=tuple(variants),
-        replicas=options.replicas,
+        replicas=(where.dp,) if where and ranks else options.replicas,
         capacities=named,
         model=kv,
         deployment=where,
@@ -207,6 +211,16 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         on=options.on,
         perfetto=options.perfetto,
     )
+
+
+def _check_ranks(where: ResolvedDeployment, replicas: tuple[int, ...]) -> None:
+    """Raise UsageError for numbers of replicas where these are the ranks of one engine."""
+    if where.dp > 1 and replicas not in {_COUNTS, (where.dp,)}:
+        raise UsageError(
+            f"the replicas are the {where.dp} ranks of one engine (--dp)",
+            where="--replicas",
+            remedy="leave it out, and take another --dp for another number",
+        )
 
 
 def _usual_time_model(
@@ -425,6 +439,11 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         return OVERLOADED if self.answer.outcome.latencies.overloaded else MISSES
 
     @property
+    def of_ranks(self) -> bool:
+        """Whether the replicas are the ranks of one engine, whose number is given."""
+        return self.request.deployment is not None and self.request.deployment.dp > 1
+
+    @property
     def price_hour(self) -> float | None:
         """Price of the chosen replicas for an hour, None where it is not known."""
         where = self.request.deployment
@@ -629,7 +648,7 @@ def _with_references(
     with monitor.steps("replaying one cache for all"):
         workload.prepare([Lru(), Belady(), best.policy])
         study = replace(study, pooled=sweep.pooled(best.policy, study.chosen))
-    if study.fewest is not None:
+    if study.fewest is not None and not study.of_ranks:
         with monitor.steps("resampling requests"):
             most = most_compared(study.fewest)
             compared = [run for run in best.runs if run.fleet.replicas <= most]

@@ -327,7 +327,7 @@ def _check_simulated(
     if where.engines > 1 and not replicas:
         raise UsageError(
             "one engine is replayed",
-            where=f"--replicas {where.replicas}",
+            where=f"--dp {where.dp}" if where.dp > 1 else f"--replicas {where.replicas}",
             remedy="add --traffic replica for one replica's trace, or use kvscope tune",
         )
 

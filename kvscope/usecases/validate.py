@@ -343,6 +343,12 @@ def _deployment(options: opt.ReplicaOptions) -> ResolvedDeployment | None:
             where=f"the deployment's engine {where.engine}",
             remedy="name another --deployment, or - for none",
         )
+    if where is not None and where.dp > 1:
+        raise UsageError(
+            "one rank is not started without the others",
+            where=f"the deployment's dp {where.dp}",
+            remedy="take --deployment -, and --url of one rank's own server",
+        )
     return where
 
 

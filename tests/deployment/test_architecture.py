@@ -104,6 +104,22 @@ def test_routers_and_down_projections_are_held_whole() -> None:
     assert model.weight_bytes(8) == pytest.approx((model.weight_bytes() - whole) / 8 + whole)
 
 
+def test_ranks_divide_routed_experts_alone() -> None:
+    """Of 256 experts a GPU has 32 of 8, 11 of 24; the two GPUs of a rank both the shared ones."""
+    model = resolve_model("deepseek-r1")
+    shape, byte = model.shaped(), BITS["fp8"] / 8
+    routed = 58 * 256 * 3 * 7168 * 2048 * byte
+    shared = 58 * 3 * 7168 * 2048 * byte
+    assert shape.expert_parameters * byte == pytest.approx(routed)
+    whole = model.weight_bytes()
+    assert model.weight_bytes(1, 8) == pytest.approx(whole - routed * 7 / 8)
+    assert model.weight_bytes(1, 24) == pytest.approx(whole - routed * (1 - 11 / 256))
+    rest = model.weight_bytes(2) - routed / 2 + shared / 2
+    assert model.weight_bytes(2, 4) == pytest.approx(rest + routed / 8)
+    dense = resolve_model("llama3-70b")
+    assert dense.weight_bytes(2, 4) == dense.weight_bytes(2)
+
+
 @pytest.mark.parametrize(
     ("dtype", "gib"),
     [

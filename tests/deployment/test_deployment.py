@@ -176,6 +176,7 @@ def test_prefix_match_unit(model: str, unit: int, refusal: str | None) -> None:
 WHOLE = Deployment(
     gpu="h100",
     tp=2,
+    dp=8,
     replicas=4,
     traffic="replica",
     model="llama3-70b",

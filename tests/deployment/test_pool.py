@@ -72,6 +72,37 @@ def test_memory_for_the_engine() -> None:
     assert terms(utilization=0.5)["memory for the engine"] == pytest.approx(0.5 * 79.19)
 
 
+def test_a_rank_has_a_pool_of_its_own() -> None:
+    """DeepSeek on 8 x H200: eight ranks hold 3.5 times the tokens of one engine of eight GPUs."""
+    model, gpu = resolve_model("deepseek-v3"), resolve_gpu("h200")
+    ranks, one = derive_pool(model, gpu, VLLM, dp=8), derive_pool(model, gpu, VLLM, tp=8)
+    gathered = 8 * 8192 * (8 * (7168 + 2 * 7168) + 3 * 7168) + 0.44 * GIB
+    weights = model.weight_bytes(1, 8)
+    kv = round(0.92 * gpu.total_bytes) - round(weights) - round(gathered)
+    kv -= round(2.1 * GIB) + GIB
+    assert sum(term.bytes for term in ranks.terms) == kv
+    assert ranks.blocks == kv // (61 * 576 * 2 * 16) - 1
+    assert 8 * ranks.blocks == pytest.approx(3.5 * one.blocks, rel=0.02)
+    terms = {term.name: term for term in ranks.terms}
+    assert terms["activations"].band_bytes == -terms["activations"].bytes // 2
+    assert terms["weights"].rule == "fp8, experts by 8"
+    assert any("data-parallel ranks" in note for note in ranks.notes)
+    with pytest.raises(UsageError, match=r"raise --tp \(now 1\) or --dp \(now 4\)"):
+        derive_pool(model, gpu, VLLM, dp=4)
+    dense, beside = derive_pool(LLAMA, H100, VLLM, dp=4), derive_pool(LLAMA, H100, VLLM)
+    assert (dense.blocks, dense.low_blocks) == (beside.blocks, beside.low_blocks)
+
+
+def test_the_layer_of_a_drafter_is_divided_over_ranks() -> None:
+    """MTP's layer has experts too: a mean layer of DeepSeek-V3 with 1/8 of them, in bf16."""
+    shape = resolve_model("deepseek-v3").shaped()
+    embeddings = 2 * 129_280 * 7168
+    rest = shape.parameters - embeddings - shape.expert_parameters
+    layer = (rest + shape.expert_parameters / 8) / 61
+    assert shape.drafter_bytes(8) == pytest.approx(2 * (layer + 2 * 7168**2))
+    assert shape.drafter_bytes() > 6 * shape.drafter_bytes(8)
+
+
 def test_activations() -> None:
     """The sampler's logits decide for dense models, the routed layer for some MoE; + 0.14 GiB."""
     assert terms()["activations"] == pytest.approx(-14.3 * 1024 * 128_256 / GIB - 0.14)

@@ -83,6 +83,31 @@ def test_tensor_parallelism_divides_and_adds_all_reduces() -> None:
     assert two.per_token_pair_s == pytest.approx(one.per_token_pair_s / 2)
 
 
+def test_ranks_read_their_part_of_the_experts_and_exchange_tokens() -> None:
+    """Eight ranks of one GPU: an eighth of the experts that 8 x 16 tokens touch; by hand."""
+    model, h200 = resolve_model("deepseek-v3"), resolve_gpu("h200")
+    alone, eight = roofline(model, h200), roofline(model, h200, dp=8)
+    moved = 2 * 61 * 7168 * 2 * 7 / (450e9 * 0.4)
+    assert eight.per_token_s == pytest.approx(alone.per_token_s + moved)
+    assert roofline(model, h200, 2, dp=4).per_token_s == pytest.approx(
+        roofline(model, h200, 2).per_token_s + moved / 2
+    )
+    routed = 58 * 256 * 3 * 7168 * 2048 * 8.03 / 8
+    assert eight.floor_s == pytest.approx(alone.floor_s - routed * 7 / 8 / (0.75 * 4.8e12))
+    touched = (1 - (1 - 8 / 256) ** 128) / 8 - (1 - (1 - 8 / 256) ** 16)
+    assert eight.decode_base_s is not None
+    assert alone.decode_base_s is not None
+    more = touched * routed / (0.71 * 4.8e12) + 61 * 40e-6
+    assert eight.decode_base_s == pytest.approx(alone.decode_base_s + more)
+    assert eight.decode_context_token_s == alone.decode_context_token_s
+    dense = roofline(LLAMA, H100, dp=4)
+    assert dense.per_token_s == roofline(LLAMA, H100).per_token_s
+    assert (dense.name, dense.floor_s) == (
+        "llama3.1-8b-bf16-1xh100-dp4",
+        roofline(LLAMA, H100).floor_s,
+    )
+
+
 def test_decode_costs_are_the_tpot() -> None:
     """For a dense model, the profile's decode costs add up to the rule's TPOT at any batch."""
     for tp in (1, 4):

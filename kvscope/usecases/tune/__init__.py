@@ -312,6 +312,7 @@ def _others(
         )
     from kvscope.deployment.deployment import resolve
 
+    _require_no_ranks(where, "--also", "leave it out: kvscope fleet takes each --gpu with its --dp")
     with placed("--also"):
         return tuple(
             resolve(
@@ -379,6 +380,7 @@ def _routers(
             remedy="name it: --gpu and --model; kvscope fleet also takes --capacity-blocks",
         )
     where.require_fleet()
+    _require_no_ranks(where, "--fleet", "leave it out: kvscope fleet --router compares routers")
     from kvscope.fleet.options import parse_routers, router_variants, split_assignments
 
     kinds = parse_routers(options.router or ALL)
@@ -400,6 +402,13 @@ def _routers(
     return tuple(routers), params
 
 
+def _require_no_ranks(where: ResolvedDeployment, option: str, remedy: str) -> None:
+    """Raise UsageError for an option that changes replicas one by one, where they are ranks."""
+    if where.dp > 1:
+        what = f"is not compared for the {where.dp} ranks of one engine (--dp)"
+        raise UsageError(what, where=option, remedy=remedy)
+
+
 def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> TierRequest | None:
     """Return the memory to compare, None without --tiers; UsageError for what is not simulated."""
     if not options.tiers:
@@ -412,6 +421,7 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
         raise UsageError(
             "needs an engine with a pool", where="--tiers", remedy="name it: --gpu and --model"
         )
+    _require_no_ranks(where, "--tiers", "leave it out: kvscope fleet --offload replays one tier")
     if where.engine.shortens_hits:
         raise not_beside(where.engine.drafter, "a CPU tier", "--tiers")
     if where.engine.name != VLLM:

@@ -34,8 +34,8 @@ from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
 from kvscope.tuning.plan import Planner, ReplicaMachine
+from kvscope.tuning.replicas import router_of
 from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare, tier_prices
-from kvscope.tuning.trial import Evaluator
 from kvscope.tuning.tuner import End, Tuner, TuningOptions
 from kvscope.usecases.tune import WINDOWS, TuneRequest
 from kvscope.usecases.tune.recommendation import Assumption, Recommendation, RecordedLater
@@ -105,7 +105,11 @@ def tune(
     if where is not None:
         pool = where.pool.in_blocks_of(trace.block_size)
         options = replace(
-            options, capacity_blocks=pool.blocks, replicas=where.engines, scale_out=True
+            options,
+            capacity_blocks=pool.blocks,
+            replicas=where.engines,
+            router=router_of(where),
+            scale_out=True,
         )
     options = replace(options, ends=tuple(ends_of(latency, prompts, request, pool)))
     offer = tier_offer(trace, prompts, request, where, setting.kv_groups) if where else None
@@ -168,7 +172,7 @@ def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) 
     if workload is None:
         return None
     with monitor.steps("replaying LRU without the drafter"):
-        alone = Evaluator(workload, later.target, replicas=where.engines, executor=later.executor)
+        alone = later.over(replicas=where.engines, workload=workload)
         return alone.trial(Lru(), other.pool.blocks).outcome.token_hit_rate
 
 
@@ -349,7 +353,7 @@ def tier_offer(
     if model is None:
         return None
     vllm_alone = where.engine.name == VLLM and not where.engine.shortens_hits
-    if asked is None and (model.hybrid or not vllm_alone):
+    if asked is None and (model.hybrid or not vllm_alone or where.dp > 1):
         return None
     groups = KvGroups.parse(kv_groups) if kv_groups else None
     block_bytes = model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size
