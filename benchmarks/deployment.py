@@ -31,7 +31,17 @@ from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.models import Model, resolve_model
 from kvscope.deployment.pool import derive_pool
-from kvscope.deployment.roofline import REQUEST_S, roofline, tpot_s
+from kvscope.deployment.roofline import (
+    DECODE_LAYER_S,
+    DECODE_LAYER_TP_S,
+    DECODE_MEMORY_SHARE,
+    DECODE_REQUEST_S,
+    DECODE_STEP_S,
+    REQUEST_S,
+    attending_layers,
+    kv_read,
+    roofline,
+)
 from kvscope.latency.profile import LatencyProfile
 
 FIGURES = ROOT / "tests" / "deployment"
@@ -173,6 +183,22 @@ def closed_loop_points() -> tuple[LatencyPoint, ...]:
 
 def _load(row: dict[str, str]) -> tuple[int, float]:
     return int(row["concurrency"]), float(row["ttft_ms"])
+
+
+def tpot_s(model: Model, gpu: Gpu, tp: int, batch: float, context: float) -> float:
+    """Return the time of a decode step of `batch` requests with `context` tokens each.
+
+    The profile's decode costs are this at a batch of 16 for the experts that are read.
+    """
+    shape = model.shaped()
+    kv_bytes, _ = kv_read(model, tp)
+    full, others = attending_layers(model)
+    per_layer = kv_bytes / max(1, full)
+    windowed = per_layer * others * min(context, model.kinds.window or context)
+    read = shape.bytes_read(model.bits, batch) / tp + batch * (kv_bytes * context + windowed)
+    layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp > 1 else 0)
+    steps = shape.layers * layer + DECODE_STEP_S + DECODE_REQUEST_S * batch
+    return read / (gpu.memory_bytes_s * DECODE_MEMORY_SHARE) + steps
 
 
 @cache

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.deployment import tpot_s
 from benchmarks.gpu.models import CONFIGS, write_model
 from benchmarks.gpu.stages import POLICY_MODEL, STAGES
 from benchmarks.table import Table
@@ -18,7 +19,7 @@ from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.models import Model, read_config
 from kvscope.deployment.pool import derive_pool
-from kvscope.deployment.roofline import HIGH, LOW, REQUEST_S, roofline, tpot_s
+from kvscope.deployment.roofline import HIGH, LOW, REQUEST_S, roofline
 
 Found = dict[str, Any]
 _ON_VLLM = tuple(stage for stage in STAGES if stage not in {"torch", "fleet"})

@@ -34,7 +34,7 @@ REQUEST_S = 0.025
 LAUNCH_S, LAUNCH_TP_S = 120e-6, 25e-6  # a layer's kernels in a prefill; more with all-reduces
 DECODE_LAYER_S, DECODE_LAYER_TP_S = 30e-6, 40e-6
 DECODE_STEP_S, DECODE_REQUEST_S = 0.6e-3, 18e-6
-_MEMORY_SHARE, _DECODE_MEMORY_SHARE = 0.75, 0.71
+_MEMORY_SHARE, DECODE_MEMORY_SHARE = 0.75, 0.71
 _ATTENTION_SHARE, _LINK_SHARE, _MOE_SHARE = 0.5, 0.4, 0.35
 _TYPICAL_BATCH = 16  # running requests whose experts a decode step reads
 _ACTIVATION_BYTES = 2
@@ -72,7 +72,7 @@ def roofline(
     launch = LAUNCH_S + (LAUNCH_TP_S if joined else 0)
     weights = shape.bytes_read(model.bits, float("inf"), dp) / tp
     decode_weights = shape.bytes_read(model.bits, _TYPICAL_BATCH, dp) / tp
-    bandwidth = gpu.memory_bytes_s * _DECODE_MEMORY_SHARE
+    bandwidth = gpu.memory_bytes_s * DECODE_MEMORY_SHARE
     layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if joined else 0)
     kv_bytes, window_bytes = kv_read(model, tp)
     per_step, drafting_s = 1.0, 0.0
@@ -98,22 +98,6 @@ def roofline(
         decode_request_s=(DECODE_REQUEST_S + window_bytes / bandwidth) / per_step,
         decode_context_token_s=kv_bytes / bandwidth / per_step,
     )
-
-
-def tpot_s(model: Model, gpu: Gpu, tp: int, batch: float, context: float) -> float:
-    """Return the time of a decode step of `batch` requests with `context` tokens each.
-
-    The profile's decode costs are this at a batch of 16 for the experts that are read.
-    """
-    shape = model.shaped()
-    kv_bytes, _ = kv_read(model, tp)
-    full, others = attending_layers(model)
-    per_layer = kv_bytes / max(1, full)
-    windowed = per_layer * others * min(context, model.kinds.window or context)
-    read = shape.bytes_read(model.bits, batch) / tp + batch * (kv_bytes * context + windowed)
-    layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp > 1 else 0)
-    steps = shape.layers * layer + DECODE_STEP_S + DECODE_REQUEST_S * batch
-    return read / (gpu.memory_bytes_s * _DECODE_MEMORY_SHARE) + steps
 
 
 def kv_read(model: Model, tp: int) -> tuple[float, float]:

@@ -278,14 +278,12 @@ def _overloaded(tuned: Recommendation) -> list[str]:
     ]
     if not load.overloaded:  # the held-out window alone
         return [f"Overloaded: under LRU the queue of {replicas} grows over the held-out window."]
-    if tuning.of_ranks:
-        sentences.append("Another --dp has pools of another size: tune it on its own.")
-    elif load.replicas_at_least is None:
+    if load.replicas_at_least is not None:
+        sentences.append(f"At least {load.replicas_at_least} replicas keep up.")
+    elif not tuning.of_ranks:
         sentences.append(
             f"Not even {count(tuning.replicas_tried)} replicas keep up: the requests are too long."
         )
-    else:
-        sentences.append(f"At least {load.replicas_at_least} replicas keep up.")
     if load.carried is not None and load.carried_share is not None:
         sentences.append(
             f"With {load.carried_share:.0%} of the conversations the queue of {replicas} stops"
@@ -298,6 +296,8 @@ def _overloaded(tuned: Recommendation) -> list[str]:
 def _replicas(tuned: Recommendation) -> list[str]:
     """Return how many replicas of the deployment meet the SLO, with LRU and with the choice."""
     tuning, lru = tuned.tuning, tuned.tuning.fewest_lru
+    if tuning.of_ranks and not tuning.chosen.meets(tuning.target):
+        return ["Another --dp has pools of another size: tune it on its own."]
     if lru is None:
         return []
     slo, router = f"{_slo(tuned)} on {LATER}", lru.router.name

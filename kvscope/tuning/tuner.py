@@ -103,11 +103,6 @@ class TuningOptions(Struct, frozen=True):
         """Whether the replicas are ranks of one engine, whose pools depend on their number."""
         return self.router != SESSION
 
-    @property
-    def engines(self) -> int:
-        """Engines that can be started apart."""
-        return 1 if self.of_ranks else self.replicas
-
     def split(self, prompts: Prompts) -> Split:
         """Return the windows of a trace; raise as `split_windows` does."""
         return split_windows(prompts, *self.shares, self.target.percentile)
@@ -335,7 +330,9 @@ class Tuner:
             fewest_lru=self._fewest(lru),
             fewest_choice=self._fewest(choice) if choice and not setting.kv_groups else None,
             canary=(
-                self.windows.later.canary(lru.later, choice.later, options.engines)
+                self.windows.later.canary(
+                    lru.later, choice.later, 1 if options.of_ranks else options.replicas
+                )
                 if choice
                 else None
             ),

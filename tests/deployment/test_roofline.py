@@ -11,13 +11,14 @@ from benchmarks.deployment import (
     idle_points,
     median_and_p90,
     tpot_points,
+    tpot_s,
 )
 from kvscope.core.errors import UsageError
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.engines import CHANGES, COMPARED, PLUGIN, parse_engine
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.models import resolve_model
-from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline, tpot_s
+from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
 from kvscope.policies.lru import LruRetention
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.flags import EngineLaunch, flags
