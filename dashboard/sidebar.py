@@ -422,7 +422,7 @@ def of_deployment(kind: type[Struct]) -> dict[str, Any]:
 def check_traffic(selected: Choices) -> None:
     """Raise UsageError for a deployment whose trace is one replica's, which no fleet serves."""
     where = selected.deployment
-    if where is not None and where.traffic == "replica":
+    if where is not None and where.stated.traffic == "replica":
         raise UsageError(
             "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
             where="Traffic in the sidebar",

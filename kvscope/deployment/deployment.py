@@ -145,7 +145,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     """
 
     DOCUMENT: ClassVar[str] = (
-        "summary gpu=gpu.name tp dp replicas gpus traffic model=model.name"
+        "summary gpu=gpu.name tp dp replicas gpus traffic=stated.traffic model=model.name"
         " weight_dtype=model.weight_dtype kv_dtype=model.dtype engine=engine_name"
         " gpu_memory_utilization max_num_seqs max_num_batched_tokens pool_blocks=pool"
         " latency=replica_latency gpu_hour=stated.gpu_hour price_hour switchable not_switchable"
@@ -182,11 +182,6 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
         return self.stated.replicas * self.dp
 
     @property
-    def traffic(self) -> Traffic:
-        """Whether the trace is the fleet's or one replica's."""
-        return self.stated.traffic
-
-    @property
     def engine_name(self) -> str:
         """The engine and its version."""
         return str(self.engine)
@@ -200,7 +195,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     @property
     def engines(self) -> int:
         """Engines that serve the trace: all replicas, or the one whose traffic it holds."""
-        return self.replicas if self.traffic == "fleet" else 1
+        return self.replicas if self.stated.traffic == "fleet" else 1
 
     @property
     def gpus(self) -> int:
@@ -221,7 +216,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     def require_fleet(self) -> None:
         """Raise UsageError where the trace holds the traffic of one replica."""
-        if self.traffic == "replica":
+        if self.stated.traffic == "replica":
             raise UsageError(
                 "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
                 where="--traffic",

@@ -155,10 +155,11 @@ def derive_pool(
 ) -> KvPool:
     """Return the pool that the engine leaves for KV on `tp` GPUs; None takes its defaults.
 
-    It is that of each of the `dp` ranks of an engine (vLLM), which divide the experts.
+    It is that of each of the `dp` ranks of an engine (vLLM), which divide experts where there are.
 
     Raises UsageError where nothing is left, naming what takes the memory and the remedy.
     """
+    dp = dp if model.moe else 1
     size = block_size or engine.default_block_size
     sequences = max_num_seqs or gpu.default_max_num_seqs
     batched = max_num_batched_tokens or engine.default_batched_tokens(gpu)
@@ -213,18 +214,13 @@ def _vllm_terms(
     activations = round(activation_bytes(model, engine, sequences, batched, tp, dp))
     band = _NEWER_ACTIVATION_BAND if engine.version > _CHECKED_UNTIL else _ACTIVATION_BAND
     profiled = f"profiled with {sequences:,} requests and {batched:,} tokens"
-    if dp > 1 and model.moe:
+    if dp > 1:
         band, profiled = max(band, activations // 2), f"{profiled} of each rank"
     terms = [
         Term("memory for the engine", round(share * gpu.total_bytes), 0, f"{share:g} x total"),
         Term("weights", -weights, round(_WEIGHTS_BAND * weights), _weights_rule(model, tp, dp)),
         Term("activations", -activations, band, profiled),
-        Term(
-            "other memory",
-            -round(_non_torch(engine, tp * dp if model.moe else tp)),
-            _OTHER_BAND,
-            "CUDA and NCCL",
-        ),
+        Term("other memory", -round(_non_torch(engine, tp * dp)), _OTHER_BAND, "CUDA and NCCL"),
     ]
     if engine.shortens_hits:
         drafter = round(model.shaped().drafter_bytes(dp) / tp)
@@ -313,7 +309,7 @@ def sglang_fraction(gpu: Gpu, tp: int) -> float:
 
 def _weights_rule(model: Model, tp: int, dp: int) -> str:
     divided = f", divided by {tp}" if tp > 1 else ""
-    divided += f", experts by {tp * dp}" if dp > 1 and model.moe else ""
+    divided += f", experts by {tp * dp}" if dp > 1 else ""
     counted = "by the checkpoint's index" if model.weights_total else f"{model.weight_dtype}"
     return f"{counted}{divided}"
 
@@ -355,7 +351,7 @@ def _nothing_left(
     largest = min(terms, key=lambda term: term.bytes)
     available = terms[0].bytes
     sizes = ", ".join(f"{term.name} {format_size(-term.bytes)}" for term in terms if term.bytes < 0)
-    ranks = f" or --dp (now {dp})" if dp > 1 and model.moe else ""
+    ranks = f" or --dp (now {dp})" if dp > 1 else ""
     remedy = f"raise --tp (now {tp}){ranks}, quantize the weights (--weight-dtype), or a larger GPU"
     if largest.name != "weights":
         remedy = "lower --max-num-seqs or --max-num-batched-tokens, or raise --tp"

@@ -61,6 +61,7 @@ def roofline(
     config lacks what its weights need.
     """
     shape = model.shaped()
+    dp = dp if shape.moe else 1
     rate, share = prefill_rate(model, gpu)
     per_token = 2 * shape.active_parameters / (tp * rate * share)
     per_token += _all_reduce_s(shape, gpu, tp) + _exchange_s(shape, gpu, tp, dp)
@@ -68,12 +69,11 @@ def roofline(
     full, windowed = attending_layers(model)
     # A windowed layer attends to at most its window: a cost of the token, not of the pair.
     per_token += pair * windowed * (model.kinds.window or 0)
-    joined = tp > 1 or (dp > 1 and shape.moe)
-    launch = LAUNCH_S + (LAUNCH_TP_S if joined else 0)
+    launch = LAUNCH_S + (LAUNCH_TP_S if tp * dp > 1 else 0)
     weights = shape.bytes_read(model.bits, float("inf"), dp) / tp
     decode_weights = shape.bytes_read(model.bits, _TYPICAL_BATCH, dp) / tp
     bandwidth = gpu.memory_bytes_s * DECODE_MEMORY_SHARE
-    layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if joined else 0)
+    layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp * dp > 1 else 0)
     kv_bytes, window_bytes = kv_read(model, tp)
     per_step, drafting_s = 1.0, 0.0
     if drafter is not None:
@@ -158,7 +158,7 @@ def _exchange_s(shape: Architecture, gpu: Gpu, tp: int, dp: int) -> float:
     Source: vLLM 0.32.0, vllm/distributed/device_communicators/all2all.py
     (AgRsAll2AllManager).
     """
-    if dp == 1 or not shape.moe:
+    if dp == 1:
         return 0.0
     moved = 2 * shape.layers * shape.hidden_size * _ACTIVATION_BYTES * (tp * dp - 1) / tp
     return moved / (gpu.link_bytes_s * _LINK_SHARE)

@@ -28,7 +28,7 @@ def sections(deployment: ResolvedDeployment) -> list[Section]:
 
 
 def _deployment(deployment: ResolvedDeployment) -> Section:
-    traffic = "the whole fleet" if deployment.traffic == "fleet" else "one replica"
+    traffic = "the whole fleet" if deployment.stated.traffic == "fleet" else "one replica"
     price = deployment.price_hour
     return Section.of(
         "Deployment",

@@ -290,7 +290,7 @@ class Load(Struct, frozen=True):
     """How the replicas of a deployment bear the arrivals of one window, under LRU.
 
     `growth` is that of the queue. The rest is set where they are `overloaded`: the least number
-    of replicas that keep up, None where none up to `most_tried` do; the largest share of the
+    of replicas that keep up, None where none that are tried do; the largest share of the
     conversations that the present ones carry, and LRU's trial on that share.
     """
 
@@ -322,14 +322,10 @@ def load_of(
     evaluator: Evaluator,
     capacity_blocks: int,
     replicas: int,
+    most: int,
     advance: Advance | None = None,
-    *,
-    alone: bool = False,
 ) -> Load:
-    """Return how `replicas` with this capacity bear the evaluator's window under LRU.
-
-    `alone`: no other number of them is tried.
-    """
+    """Return how `replicas`, or up to `most`, bear the evaluator's window under LRU."""
     workload, target = evaluator.workload, evaluator.target
     scale = workload.setting.rate_scale
 
@@ -343,7 +339,7 @@ def load_of(
     growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
     if keeps(evaluator):
         return Load(growth, overloaded=False)
-    more = range(replicas + 1, replicas + 1 if alone else most_tried(replicas) + 1)
+    more = range(replicas + 1, most + 1)
     needed = fewest(lambda counts: (keeps(evaluator.over(replicas=each)) for each in counts), more)
     carried, failing = 0.0, 1.0
     for _ in range(_SHARE_STEPS):

@@ -154,7 +154,7 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     windows, as the `oracles` are, which know the future. `explored` are all trials on the training
     window. `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on the later
     requests with LRU and with the choice, None without `scale_out` and where replicas are ranks of
-    one engine (`of_ranks`).
+    one engine (`of_ranks`); `replicas_tried` the most that were tried, where none were enough.
     """
 
     setting: RunSetting
@@ -174,7 +174,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     oracles: tuple[WindowTrial, ...] = ()
     ends: tuple[EndVerdict, ...] = ()
     canary: Canary | None = None
-    of_ranks: bool = False
+    replicas_tried: int
+    of_ranks: bool
 
     @property
     def baseline(self) -> WindowTrial:
@@ -186,11 +187,6 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
         """The fewest replicas that meet the SLO with LRU, where they are more than the present."""
         needed = self.fewest_lru.replicas if self.fewest_lru else None
         return needed if needed is not None and needed > self.replicas else None
-
-    @property
-    def replicas_tried(self) -> int:
-        """The most replicas that were tried, where none were enough."""
-        return self.replicas if self.of_ranks else most_tried(self.replicas)
 
     @property
     def slo_met(self) -> SloAnswer:
@@ -286,13 +282,7 @@ class Tuner:
         with self.progress("replaying LRU") as advance:
             lru = self.windows.judge(Lru(), capacity)
             load = (
-                load_of(
-                    self.validation.evaluator,
-                    capacity,
-                    options.replicas,
-                    advance,
-                    alone=options.of_ranks,
-                )
+                load_of(self.validation.evaluator, capacity, options.replicas, self._most, advance)
                 if target.view == "queued"
                 else Load(0.0, overloaded=False)
             )
@@ -337,6 +327,7 @@ class Tuner:
                 else None
             ),
             capacity_origin=self.capacity_origin,
+            replicas_tried=self._most,
             of_ranks=options.of_ranks,
         )
         return replace(result, oracles=self._oracles(lru), ends=self._ends(result))
@@ -513,6 +504,12 @@ class Tuner:
         return RequiredCapacity(training, held_out, more.capacity_blocks if more else None)
 
     @property
+    def _most(self) -> int:
+        """The most replicas to try; of ranks, whose pools depend on their number, no others."""
+        replicas = self.options.replicas
+        return replicas if self.options.of_ranks else most_tried(replicas)
+
+    @property
     def _lowest(self) -> int:
         """The least capacity to search: an engine's rejects no more requests than may be late."""
         workload, lowest = self.training.workload, self.options.lowest_blocks
@@ -542,7 +539,7 @@ class Tuner:
         if self.options.replicas == 1 and judged.later.keeps_up and judged.later.meets(target):
             return FewestReplicas(SESSION, policy, 1, tried=1, compared=1, size=None)
         sweep = fleet_sweep(later.workload, self.capacity, target)
-        counts = range(1, most_tried(self.options.replicas) + 1)
+        counts = range(1, self._most + 1)
         with self.progress("searching the fewest replicas"):
             return fewest_replicas(
                 sweep, SESSION, policy, counts, stop=self._stop, executor=later.executor

@@ -116,9 +116,12 @@ def test_every_command_sends_requests_as_the_balancer_does(capsys: Streams, shor
         ),
         ("deployment --engine sglang", "--dp: data-parallel attention of sglang is not simulated"),
         ("simulate short.jsonl", "--dp 8: one engine is replayed; add --traffic replica"),
-        ("tune short.jsonl --slo 2s --fleet", "--fleet: is not compared for the 8 ranks"),
-        ("tune short.jsonl --slo 2s --also 8xh100", "--also: is not compared for the 8 ranks"),
-        ("tune short.jsonl --slo 2s --tiers", "--tiers: is not compared for the 8 ranks"),
+        ("tune short.jsonl --slo 2s --fleet", "--fleet: not compared for the ranks of one engine"),
+        (
+            "tune short.jsonl --slo 2s --also 8xh100",
+            "--also: not compared for the ranks of one engine",
+        ),
+        ("tune short.jsonl --slo 2s --tiers", "--tiers: not compared for the ranks of one engine"),
         ("fleet short.jsonl --slo 2s --replicas 4", "--replicas: the replicas are the 8 ranks"),
     ],
 )

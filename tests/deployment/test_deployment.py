@@ -37,7 +37,7 @@ def test_derived() -> None:
     assert (resolved.pool.origin, resolved.latency_origin) == ("derived", "derived")
     assert (resolved.latency_low, resolved.latency_high) == (0.65, 1.65)
     assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (1024, 8192)
-    assert (resolved.gpus, resolved.replicas, resolved.traffic) == (8, 4, "fleet")
+    assert (resolved.gpus, resolved.replicas, resolved.stated.traffic) == (8, 4, "fleet")
     assert resolved.gpu_memory_utilization == 0.92
     assert resolved.switchable
     assert resolved.price_hour is None

@@ -101,12 +101,7 @@ def test_ranks_read_their_part_of_the_experts_and_exchange_tokens() -> None:
     more = touched * routed / (0.71 * 4.8e12) + 61 * 40e-6
     assert eight.decode_base_s == pytest.approx(alone.decode_base_s + more)
     assert eight.decode_context_token_s == alone.decode_context_token_s
-    dense = roofline(LLAMA, H100, dp=4)
-    assert dense.per_token_s == roofline(LLAMA, H100).per_token_s
-    assert (dense.name, dense.floor_s) == (
-        "llama3.1-8b-bf16-1xh100-dp4",
-        roofline(LLAMA, H100).floor_s,
-    )
+    assert roofline(LLAMA, H100, dp=4) == roofline(LLAMA, H100)  # ranks without experts are apart
 
 
 def test_decode_costs_are_the_tpot() -> None:

@@ -130,7 +130,7 @@ def test_the_share_carried_and_the_replicas_needed() -> None:
     Conversations are drawn, so that a replica of two may get a few more than half.
     """
     evaluator = Evaluator(workload(_strangers(400, 2_000), 0.25), TARGET)
-    load = load_of(evaluator, 10, 1)
+    load = load_of(evaluator, 10, 1, 64)
     assert load.overloaded
     assert load.growth == pytest.approx(1.01)  # 10 ms, and 1 ms a token
     share, needed = load.carried_share, load.replicas_at_least
@@ -160,7 +160,7 @@ def test_the_share_carried_and_the_replicas_needed() -> None:
 def test_replicas_that_keep_up_need_no_more() -> None:
     """Half a second of work a second: no share, no more replicas."""
     evaluator = Evaluator(workload(_strangers(200, 480), 0.25), TARGET)
-    load = load_of(evaluator, 10, 1)
+    load = load_of(evaluator, 10, 1, 64)
     assert load == Load(pytest.approx(0.0, abs=1e-12), overloaded=False)  # type: ignore[arg-type]
 
 
@@ -171,7 +171,7 @@ def test_where_not_even_one_conversation_fits_there_is_no_share() -> None:
         trace[at].parent_chat_id = at - 1
     trace[40].parent_chat_id = -1
     evaluator = Evaluator(workload(trace, 0.25), TARGET)
-    load = load_of(evaluator, 10, 1)
+    load = load_of(evaluator, 10, 1, 64)
     assert load.overloaded
     assert load.replicas_at_least is None  # no router splits a conversation
     assert (load.carried_share, load.carried) == (None, None)

@@ -312,7 +312,6 @@ def _others(
         )
     from kvscope.deployment.deployment import resolve
 
-    _require_no_ranks(where, "--also", "leave it out: kvscope fleet takes each --gpu with its --dp")
     with placed("--also"):
         return tuple(
             resolve(
@@ -380,7 +379,6 @@ def _routers(
             remedy="name it: --gpu and --model; kvscope fleet also takes --capacity-blocks",
         )
     where.require_fleet()
-    _require_no_ranks(where, "--fleet", "leave it out: kvscope fleet --router compares routers")
     from kvscope.fleet.options import parse_routers, router_variants, split_assignments
 
     kinds = parse_routers(options.router or ALL)
@@ -402,13 +400,6 @@ def _routers(
     return tuple(routers), params
 
 
-def _require_no_ranks(where: ResolvedDeployment, option: str, remedy: str) -> None:
-    """Raise UsageError for an option that changes replicas one by one, where they are ranks."""
-    if where.dp > 1:
-        what = f"is not compared for the {where.dp} ranks of one engine (--dp)"
-        raise UsageError(what, where=option, remedy=remedy)
-
-
 def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> TierRequest | None:
     """Return the memory to compare, None without --tiers; UsageError for what is not simulated."""
     if not options.tiers:
@@ -421,7 +412,6 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
         raise UsageError(
             "needs an engine with a pool", where="--tiers", remedy="name it: --gpu and --model"
         )
-    _require_no_ranks(where, "--tiers", "leave it out: kvscope fleet --offload replays one tier")
     if where.engine.shortens_hits:
         raise not_beside(where.engine.drafter, "a CPU tier", "--tiers")
     if where.engine.name != VLLM:
@@ -481,7 +471,12 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
             remedy="leave it out, or state the pool with --num-gpu-blocks",
         )
     untimed = options.tpot_slo is not None and where.engine.name != VLLM
+    of_ranks = "not compared for the ranks of one engine (--dp), but by kvscope fleet"
     for wrong, what, option in (
+        *(
+            (where.dp > 1 and bool(getattr(options, name)), of_ranks, f"--{name}")
+            for name in ("also", "fleet", "tiers")
+        ),
         (options.view == "unloaded", "a deployment's TTFT is queued", "--view unloaded"),
         (options.outputs != "carried", "an engine caches outputs", "--outputs"),
         (untimed, "SGLang's output tokens are not simulated", "--tpot-slo"),
