@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 import kvscope
-from kvscope.core.errors import InputError, UsageError, without_secrets
+from kvscope.core.errors import InputError, KvscopeError, UsageError, without_secrets
 from kvscope.core.executor import PROCESS_BYTES, Executor
 from kvscope.core.files import (
     STANDARD_STREAM,
@@ -166,13 +166,13 @@ def ingest_dataset(
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock this dataset's folder for the block; remove drafts of killed processes.
 
-    Raises UsageError where one does.
+    Raises KvscopeError where one does.
     """
     with (folder / PLAN).open("rb") as plan:
         try:
             fcntl.flock(plan, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system ends it with the process
         except OSError as error:
-            raise UsageError(
+            raise KvscopeError(
                 "another process is making this dataset",
                 where=str(folder),
                 remedy="wait for it, or name another folder",

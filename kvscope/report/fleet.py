@@ -27,6 +27,7 @@ from kvscope.report.words import (
     count,
     counted,
     listed,
+    money,
     points,
     share,
     significant,
@@ -122,7 +123,7 @@ def in_words(study: FleetStudy) -> list[str]:
             f" {_reached(study, run)}, but running requests take blocks and steps."
         )
         return [misses, "For a number that holds there, take --time-model engine or tune --fleet."]
-    price = "" if study.price_hour is None else f" (GPUs: {study.price_hour:.4g} an hour)"
+    price = "" if study.price_hour is None else f" (GPUs: {money(study.price_hour)} an hour)"
     if study.chosen == 1:
         alone = (
             f"1 replica{price} meets {target}, with {_reached(study, run)}: no router is needed."
@@ -152,7 +153,7 @@ def _of_ranks(study: FleetStudy, target: str, name: str) -> list[str]:
     run, where = study.answer, study.request.deployment
     assert where is not None  # noqa: S101  (which says that there are ranks)
     ranks = f"{counted(study.chosen, 'rank')} behind {name}"
-    ranks += "" if study.price_hour is None else f" (GPUs: {study.price_hour:.4g} an hour)"
+    ranks += "" if study.price_hour is None else f" (GPUs: {money(study.price_hour)} an hour)"
     answer = f"{ranks} meet {target}, with {_reached(study, run)}."
     if study.fewest is None:
         answer = f"{ranks} miss {target}: {_failure(study, run)}."

@@ -9,7 +9,7 @@ from kvscope.core import units
 from kvscope.policies.lru import Lru
 from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, Tile, tabulate
-from kvscope.report.words import NONE, count, ms_in_words, percent_change, share, significant
+from kvscope.report.words import NONE, count, money, ms_in_words, percent_change, share, significant
 from kvscope.routers.balancers import Session
 from kvscope.tuning.plan import FULL_SSD, SLOW_COPIES, PlanOption, TierDoubt, TierReason, TuningPlan
 from kvscope.tuning.tiers import TierCandidate, TierOffer
@@ -102,8 +102,8 @@ def to_meet(tuned: Recommendation) -> list[str]:
         extra = ""
         if cheapest.price_hour is not None and plan.today.price_hour is not None:
             more = cheapest.price_hour - plan.today.price_hour
-            than = f"{abs(more):.4g} {'more' if more > 0 else 'less'}"
-            extra = f" ({cheapest.price_hour:.4g} an hour, {than})" if more else ", free"
+            than = f"{money(abs(more))} {'more' if more > 0 else 'less'}"
+            extra = f" ({money(cheapest.price_hour)} an hour, {than})" if more else ", free"
         sure = "" if cheapest.slo == "meets" else ", as estimated"
         what = f"For less, {slo} is met by" if plan.today.meets else f"To meet {slo}{sure}:"
         sentences.append(f"{what} {option_name(tuned, cheapest)}{extra}.")
@@ -157,7 +157,7 @@ def _table(tuned: Recommendation) -> Table:
         optional["rejected"] = lambda option: count(option.trial.rejected)
     if priced:
         optional["per h"] = lambda option: (
-            NONE if option.price_hour is None else f"{option.price_hour:.2f}"
+            NONE if option.price_hour is None else money(option.price_hour)
         )
     columns: Columns = {
         "option": lambda option: option_name(tuned, option),
@@ -357,7 +357,7 @@ def _frees(tuned: Recommendation, option: PlanOption) -> str:
     freed, saved = free.trial.utilization - option.trial.utilization, option.saves_hour
     if saved is not None:
         saved -= free.saves_hour or 0.0
-    worth = "" if saved is None else f" (worth {saved:.3f} an hour)"
+    worth = "" if saved is None else f" (worth {money(saved)} an hour)"
     return f"frees {share(freed)} of the GPU's time{worth}"
 
 
@@ -365,4 +365,4 @@ def _cost(option: PlanOption, offer: TierOffer) -> str:
     """Return the price of an option's memory for an hour."""
     hour = option.replicas * option.tier_hour
     of = offer.currency or "in the currency of your prices"
-    return f"{hour:.3f} {of} an hour"
+    return f"{money(hour)} {of} an hour"

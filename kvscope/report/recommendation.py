@@ -29,6 +29,7 @@ from kvscope.report.words import (
     Sizes,
     count,
     counted,
+    money,
     ms_in_words,
     percent_change,
     points,
@@ -311,15 +312,17 @@ def _replicas(tuned: Recommendation) -> list[str]:
         return [*words, *_with_choice(tuned), *(longer if tuning.baseline.rejected else [])]
     more = lru.replicas - tuning.replicas
     price, extra = tuned.price_hour(lru.replicas), tuned.price_hour(abs(more))
-    each = "" if price is None else f" ({price:.4g} an hour)"
+    each = "" if price is None else f" ({money(price)} an hour)"
     if extra:
-        each = f" ({price:.4g} an hour, {extra:.4g} {'more' if more > 0 else 'less'} than now)"
+        each = (
+            f" ({money(price)} an hour, {money(extra)} {'more' if more > 0 else 'less'} than now)"
+        )
     verb = "meets" if lru.replicas == 1 else "meet"
     fewest = f"With LRU, {counted(lru.replicas, 'replica')} behind {router}{each} {verb} {slo}"
     words = [f"{fewest}{model}.{_interval_of(lru)}", *_with_choice(tuned)]
     saves = tuning.slo_met == "meets" and tuning.choice is not None and tuning.replicas_needed
     return (
-        [*words, f"The change saves {extra:.4g} an hour."]
+        [*words, f"The change saves {money(extra)} an hour."]
         if saves and extra and more > 0
         else words
     )

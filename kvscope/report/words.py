@@ -109,6 +109,11 @@ def count(value: float | None) -> str:
     return NONE if value is None else units.format_count(value)
 
 
+def money(amount: float) -> str:
+    """Return a price with two decimals, a small one with two digits: 2.97, 0.0042."""
+    return f"{amount:,.2f}" if not amount or abs(amount) >= 0.1 else f"{amount:.2g}"
+
+
 def share(value: float | None) -> str:
     """Return a share as a percentage, a dash where there is none."""
     return NONE if value is None else units.format_share(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -206,7 +207,7 @@ def _check_busy(outcome: Outcome) -> None:
     if outcome.code and "no stored trace" in outcome.err:  # which the other one removed
         return
     outcome.check(DONE, ExitCode.FAILED)
-    if outcome.code and "is using the store" not in outcome.err:
+    if outcome.code and not re.search("is (using the store|making this dataset)", outcome.err):
         raise Harm(f"kvscope {' '.join(outcome.words)}: {outcome.err}")
 
 

@@ -88,7 +88,7 @@ def test_a_replica_has_the_deployments_pool(
     assert f"({units.format_count(deployment.pool.blocks)} blocks) each" in "".join(titles(app))
     assert f"Latency of {deployment.latency.name}" in words(app)
     assert "Closed loop" in words(app)
-    assert "1 replica (GPUs: 2 an hour) meets" in words(app)
+    assert "1 replica (GPUs: 2.00 an hour) meets" in words(app)
     app.selectbox(key="traffic").select("replica").run()
     assert "if this trace holds all of it, select fleet" in app.error[0].value
 

@@ -131,7 +131,7 @@ def test_no_two_processes_make_one_dataset(files: list[Path], tmp_path: Path) ->
     with pytest.raises(KvscopeError, match="killed"):
         made.dataset(files, folder, made.options(2), Failing(4))
     (folder / "shards" / ".0001.7").mkdir()
-    with ingest.alone_in(folder), pytest.raises(UsageError, match="another process is making"):
+    with ingest.alone_in(folder), pytest.raises(KvscopeError, match="another process is making"):
         made.dataset(files, folder, made.options(2))
     made.dataset(files, folder, made.options(2))
     assert not [*folder.glob("**/.*")]

@@ -15,7 +15,7 @@ from kvscope.core import units
 from kvscope.policies.registry import by_name
 from kvscope.replay.metrics import GROWTH
 from kvscope.replay.policy_options import format_value
-from kvscope.report.words import percent_change, points, share, significant
+from kvscope.report.words import money, percent_change, points, share, significant
 from tests.cli.replayed import write_profile
 from tests.cli.tune.asked import write_trace
 from tests.tuning.examples import chats, in_turn
@@ -128,7 +128,7 @@ def _known(document: dict[str, Any]) -> set[str]:
         elif leaf.endswith("_per_s") or leaf == "prefill_times":
             texts.add(f"{value:.3g}")
         elif leaf.endswith("_hour"):
-            texts.add(f"{abs(value):.4g}")
+            texts.add(money(abs(value)))
         else:  # shares, their changes, and differences of shares
             texts |= {share(value), f"{value:.0%}", points(value)}
             texts |= {percent_change(value), percent_change(-value)}
@@ -139,8 +139,8 @@ def _known(document: dict[str, Any]) -> set[str]:
 def _options(rows: list[dict[str, Any]]) -> set[str]:
     """Return prices, sizes and times of the plan's options."""
     prices = [row["price_per_hour"] for row in rows]
-    texts = {f"{price:.4g}" for price in prices if price is not None}
-    texts |= {f"{abs(price - prices[0]):.4g}" for price in prices if price is not None}
+    texts = {money(price) for price in prices if price is not None}
+    texts |= {money(abs(price - prices[0])) for price in prices if price is not None}
     tiers = [row["change"]["tier"] for row in rows if row["change"]["tier"]]
     texts |= {units.format_size(round(tier["gib"] * 2**30)) for tier in tiers}
     for row in rows:
@@ -301,7 +301,7 @@ CHECKS: dict[str, Any] = {
         not by_name(name).guarded and document["recommendation"]["policy"] == name
     ),
     r"^The change saves (?P<price>\S+) an hour": lambda document, price: (
-        price == f"{document['recommendation']['extra_price_hour']:.4g}"
+        price == money(document["recommendation"]["extra_price_hour"])
         and document["recommendation"]["slo_met"] == "meets"
     ),
     r"^With LRU, even (?P<count>\S+) replicas? behind \S+ miss": lambda document, count: (

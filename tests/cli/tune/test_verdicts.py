@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from kvscope.report.words import money
 from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace
 from tests.tuning.examples import in_turn
 
@@ -80,8 +81,8 @@ def test_what_a_switch_saves(trace: str, options: tuple[str, ...], capsys: Strea
     assert best["extra_price_hour"] == 2.5 * (replicas - 1)
     assert found["least_capacity"] == {"lru": None, "best": None}
     words = told(capsys, trace, *options, *priced)
-    saved = f"{best['extra_price_hour']:.4g}"
-    assert f"{2.5 * replicas:.4g} an hour, {saved} more than now) meet the SLO" in words
+    saved = money(best["extra_price_hour"])
+    assert f"{money(2.5 * replicas)} an hour, {saved} more than now) meet the SLO" in words
     assert f"The change saves {saved} an hour." in words
     words = told(capsys, trace, *options, *priced[:-2])
     meets = f"With LRU, {replicas} replicas behind session meet the SLO of 200 ms on the later"
