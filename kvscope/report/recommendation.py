@@ -313,7 +313,7 @@ def _replicas(tuned: Recommendation) -> list[str]:
     more = lru.replicas - tuning.replicas
     price, extra = tuned.price_hour(lru.replicas), tuned.price_hour(abs(more))
     each = "" if price is None else f" ({money(price)} an hour)"
-    if extra:
+    if extra and price is not None:
         each = (
             f" ({money(price)} an hour, {money(extra)} {'more' if more > 0 else 'less'} than now)"
         )
