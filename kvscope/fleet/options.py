@@ -68,6 +68,11 @@ def router_variants(router: type[Router], assignments: Assignments) -> list[Rout
     return [router(chosen) for chosen in combinations(values)]
 
 
+def router_flags(router: Router, replicas: int) -> str:
+    """Return the launch flags that set a router in front of so many replicas; empty for none."""
+    return " ".join(router.flags()).replace("-size N", f"-size {replicas}")
+
+
 def router_label(router: Router) -> str:
     """Return a router's name with the parameters that are not its defaults."""
     usual = {parameter.name: parameter.default for parameter in router.parameters}

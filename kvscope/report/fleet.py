@@ -10,7 +10,7 @@ import numpy as np
 
 from kvscope.core import units
 from kvscope.deployment.deployment import RANKS_APART
-from kvscope.fleet.options import RANKS_ROUTER, router_label
+from kvscope.fleet.options import RANKS_ROUTER, router_flags, router_label
 from kvscope.fleet.outcome import FleetOutcome, Latencies, Slo
 from kvscope.fleet.sweep import FleetRun
 from kvscope.replay.curve import HitCurve
@@ -166,9 +166,12 @@ def _of_ranks(study: FleetStudy, target: str, name: str) -> list[str]:
 
 def _router_flags(study: FleetStudy) -> list[str]:
     """Return the flags of the best router, if it has some."""
-    router = study.best.router
-    flags = " ".join(router.flags())
-    return [f"To set on {router.name}: {flags}"] if flags else []
+    router, model = study.best.router, study.request.model
+    if not (flags := router_flags(router, study.chosen)):
+        return []
+    if router.name == RANKS_ROUTER and model is not None and model.moe:
+        flags += f" (ranks divide the experts, replicas do not: --dp {study.chosen} simulates them)"
+    return [f"To set on {router.name}: {flags}"]
 
 
 def _on_engines(study: FleetStudy) -> list[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from kvscope.core import units
+from kvscope.fleet.options import router_flags
 from kvscope.policies.lru import Lru
 from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, Tile, tabulate
@@ -107,8 +108,9 @@ def to_meet(tuned: Recommendation) -> list[str]:
         sure = "" if cheapest.slo == "meets" else ", as estimated"
         what = f"For less, {slo} is met by" if plan.today.meets else f"To meet {slo}{sure}:"
         sentences.append(f"{what} {option_name(tuned, cheapest)}{extra}.")
-        if cheapest.router is not None and (flags := cheapest.router.flags()):
-            sentences.append(f"Router flags: {' '.join(flags)}")
+        router = cheapest.router
+        if router is not None and (flags := router_flags(router, cheapest.replicas)):
+            sentences.append(f"Router flags: {flags}")
     elif cheapest is None:
         sentences.append(f"No option tried meets {slo}.")
     if math.isfinite(plan.promise_s) and not tuned.tuning.baseline.rejected:

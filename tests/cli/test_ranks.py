@@ -75,6 +75,9 @@ def test_a_fleet_of_ranks_is_replicas_behind_vllms_balancer(capsys: Streams, sho
     assert [row["replicas"] for row in ranks["fleets"]] == [4]
     assert (ranks["chosen"], ranks["price_hour"]) == (4, 8)
     assert (ranks["verdict"], ranks["fewest_interval"]) == ("meets-slo", None)
+    both = ("--router", "vllm-dp", "--replicas", "4")
+    screen = " ".join(streams_of(capsys, *same, *both).out.split())
+    assert "--data-parallel-size 4 (ranks divide the experts, replicas do not: --dp 4 sim" in screen
     screen = " ".join(streams_of(capsys, *same, "--dp", "4").out.split())
     assert "4 ranks behind vllm-dp@0.32 (GPUs: 8 an hour) meet p95 TTFT ≤ 2 s" in screen
     assert "vllm serve MODEL --num-gpu-blocks-override 3000 --data-parallel-size 4" in screen
