@@ -79,12 +79,12 @@ def test_a_fleet_of_ranks_is_replicas_behind_vllms_balancer(capsys: Streams, sho
     screen = " ".join(streams_of(capsys, *same, *both).out.split())
     assert "--data-parallel-size 4 (ranks divide the experts, replicas do not: --dp 4 sim" in screen
     screen = " ".join(streams_of(capsys, *same, "--dp", "4").out.split())
-    assert "4 ranks behind vllm-dp@0.32 (GPUs: 8 an hour) meet p95 TTFT ≤ 2 s" in screen
+    assert "4 ranks behind vllm-dp@0.32 (GPUs: 8.00 an hour) meet p95 TTFT ≤ 2 s" in screen
     assert "vllm serve MODEL --num-gpu-blocks-override 3000 --data-parallel-size 4" in screen
     assert "in vLLM they step together" in screen
     other = ("--dp", "4", "--router", "llm-d", "--slo", "1ms")
     screen = " ".join(streams_of(capsys, *same[:2], *same[4:], *other).out.split())
-    assert "4 ranks behind llm-d@0.8 (GPUs: 8 an hour) miss p95 TTFT ≤ 1 ms" in screen
+    assert "4 ranks behind llm-d@0.8 (GPUs: 8.00 an hour) miss p95 TTFT ≤ 1 ms" in screen
     assert "--data-parallel-external-lb, once a rank To set on llm-d@0.8: " in screen
 
 
