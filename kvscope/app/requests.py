@@ -155,7 +155,7 @@ def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
 
 def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
     """Raise UsageError for a policy that SGLang lacks, or for a parameter of it."""
-    from kvscope.sglang_sim.requests import sglang_has  # late: loads NumPy
+    from kvscope.sglang_sim.replay import sglang_has  # late: loads NumPy
 
     for policy, given, leaves in ((each.policy, each.given, each.leaves) for each in variants):
         if not sglang_has(policy()):

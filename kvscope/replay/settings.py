@@ -256,7 +256,7 @@ def _fits(policy: type[Policy], setting: RunSetting, hybrid: bool) -> bool:
     if policy.name == LRU_RETENTION:
         return False  # LRU's double without windows
     if setting.on_tree:
-        from kvscope.sglang_sim.requests import sglang_has
+        from kvscope.sglang_sim.replay import sglang_has
 
         return sglang_has(policy())
     if setting.capacity_model == "engine":

@@ -30,7 +30,7 @@ from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, anchored, sampled
 from kvscope.replay.settings import setting_profile, timed_by
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.sglang_sim.requests import CHUNK_TOKENS, TreeService, serve_tree, sglang_has
+from kvscope.sglang_sim.replay import CHUNK_TOKENS, TreeService, serve_tree, sglang_has
 
 _APART_S = 1e6  # between requests of a trace without times
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from kvscope.core.arrays import Int64s
-from kvscope.sglang_sim.requests import FINISH, START, replay_tree
+from kvscope.sglang_sim.replay import replay_tree
+from kvscope.sglang_sim.requests import FINISH, START
 from tests.long import long
 from tests.sglang_sim.chats import Chat, chats, in_flight, policy_of, traffic_of
 

@@ -34,10 +34,13 @@ class Chat(NamedTuple):
     outputs: list[int]
 
 
-def chats(requests: int, seed: int, *, longest: int = 300, going: int = 12) -> list[Chat]:
+def chats(
+    requests: int, seed: int, *, longest: int = 300, going: int = 12, answer: int = 12
+) -> list[Chat]:
     """Return requests of chats that share a head, go on with their outputs, and are edited.
 
-    Now and then a chat repeats its last prompt, cuts it, or starts over from its middle.
+    Now and then a chat repeats its last prompt, cuts it, or starts over from its middle. Outputs
+    have up to `answer` tokens.
     """
     rng = np.random.default_rng(seed)
     head, live, made, fresh = list(range(1, 14)), [], [], 100
@@ -58,11 +61,11 @@ def chats(requests: int, seed: int, *, longest: int = 300, going: int = 12) -> l
             del chat[int(rng.integers(1, len(chat))) :]
         if kind < 0.75 or not chat:
             chat += new(40)
-        outputs = new(12)
+        outputs = new(answer)
         made.append(Chat(list(chat), outputs))
         if rng.random() < 0.8:
             chat += outputs
-        if len(chat) > longest - 60:
+        if len(chat) > longest - 48 - answer:
             live.remove(chat)
     return made
 

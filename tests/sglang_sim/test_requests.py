@@ -18,7 +18,8 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import Replay
 from kvscope.replay.traffic import Traffic
-from kvscope.sglang_sim.requests import START, replay_tree, serve_tree, sglang_has
+from kvscope.sglang_sim.replay import replay_tree, serve_tree, sglang_has
+from kvscope.sglang_sim.requests import START
 from tests.oracles.replay import left_behind
 from tests.oracles.sglang import RadixTree
 from tests.policies.traffics import traffics

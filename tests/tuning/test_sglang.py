@@ -26,7 +26,7 @@ from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.report import overview
 from kvscope.report.words import share
 from kvscope.routers.balancers import LeastRequests
-from kvscope.sglang_sim.requests import serve_tree
+from kvscope.sglang_sim.replay import serve_tree
 from kvscope.store.db import MEMORY, open_store
 from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, together
 from kvscope.tuning.target import Target

@@ -1,0 +1,191 @@
+"""Traffic on SGLang's prefix tree, in a given order or as its scheduler batches it."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records
+from kvscope.core.errors import UsageError
+from kvscope.core.prefix import Paths, paths
+from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.base import GUARD, TTL, Policy
+from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_PERCENTILE, XI_TOKENS
+from kvscope.replay.replay import Replay
+from kvscope.replay.traffic import Traffic, with_named_blocks
+from kvscope.sglang_sim.requests import REQUEST, run
+from kvscope.sglang_sim.scheduler import COSTS, ORDERS, Order, empty_queues, serve
+from kvscope.sglang_sim.tree import (
+    FIFO,
+    LFU,
+    LRU,
+    NONE,
+    PRIORITY,
+    SLRU,
+    TLRU,
+    PrefixTree,
+    empty_tree,
+)
+from kvscope.vllm_sim.settings import StepCost
+
+CHUNK_TOKENS = 8192
+"""Tokens of a prompt that are computed at once, as SGLang chooses on GPUs of 60 to 90 GiB."""
+MOST_RUNNING = 2048
+"""Requests that run at once (`--max-running-requests`), the fewest that SGLang chooses."""
+_POLICIES = {
+    "lru": LRU, "fifo": FIFO, "lfu": LFU, "slru": SLRU, "tlru": TLRU, "priority": PRIORITY
+}  # fmt: skip
+_ABSENT = {TTL.name: math.inf, GUARD.name: 0.0, XI_PERCENTILE.name: 0.0}
+"""Parameters that SGLang does not have, and their values that do nothing."""
+
+
+def sglang_has(policy: Policy) -> bool:
+    """Return whether SGLang has the policy, with these values of its parameters."""
+    return policy.name in _POLICIES and all(
+        policy.values.get(name, nothing) == nothing for name, nothing in _ABSENT.items()
+    )
+
+
+class TreeService(Struct, frozen=True):
+    """How a server with SGLang's cache serves R requests: what they hit, and when.
+
+    The batch that first computes a request begins at `begin_s`, its first token comes at `token_s`
+    and its last at `end_s`, in seconds of the trace; all are NaN for rejected requests. It was
+    retracted `retractions` times. `batches` were computed.
+    """
+
+    hit_blocks: Int32s
+    begin_s: Float64s
+    token_s: Float64s
+    end_s: Float64s
+    retractions: Int32s
+    evictions: int
+    batches: int
+
+
+class _Server(NamedTuple):
+    """An empty cache, and requests that wait for it."""
+
+    tree: PrefixTree
+    requests: Records
+    parents: Int32s
+    prompts: Paths
+
+    @classmethod
+    def of(cls, traffic: Traffic, policy: Policy, capacity_blocks: int) -> _Server:
+        """Return an empty cache of so many blocks. Raises UsageError for policies it lacks."""
+        if not sglang_has(policy):
+            raise UsageError(f"SGLang has no {policy.name} of these parameters")
+        traffic, values = with_named_blocks(traffic), policy.values
+        tree = empty_tree(
+            len(traffic.block_parent),
+            min(capacity_blocks, len(traffic.block_parent)) + 1,
+            policy=_POLICIES[policy.name],
+            block_size=traffic.block_size,
+            capacity=capacity_blocks,
+            protected_uses=values.get("protected_uses", 0.0),
+            xi_tokens=values.get(XI_TOKENS.name, 0.0),
+            next_prompt_tokens=values.get(NEXT_PROMPT_TOKENS.name, 0.0),
+        )
+        requests = np.zeros(len(traffic.leaf), dtype=REQUEST).view(np.recarray)
+        requests.prompt, requests.node = traffic.input_tokens, NONE
+        requests.end = np.maximum(traffic.input_tokens, traffic.history_tokens - 1)
+        requests.outputs = requests.end - requests.prompt + 1
+        requests.look, requests.blocks = traffic.look, traffic.length
+        prompts = paths(traffic.block_parent, traffic.leaf, traffic.length)
+        return cls(tree, requests, traffic.block_parent, prompts)
+
+
+def serve_tree(
+    traffic: Traffic,
+    policy: Policy,
+    capacity_blocks: int,
+    profile: LatencyProfile,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+    most_running: int = MOST_RUNNING,
+    order: Order = "fcfs",
+    paged: bool = False,
+    rate_scale: float = 1.0,
+) -> TreeService:
+    """Serve traffic with SGLang's cache of so many blocks, which running requests share.
+
+    Its scheduler batches them as in `scheduler`, at most `most_running` at once, and requests that
+    wait are in this `order`. A block is one page if `paged`, else as many pages of one token as it
+    has tokens. What a request takes outside of the engine's batches keeps no other one waiting.
+    Requests are rejected whose outputs SGLang would cut, as they do not fit into the cache. Raises
+    UsageError for a policy that SGLang lacks.
+    """
+    server = _Server.of(traffic, policy, capacity_blocks)
+    requests, size = server.requests, traffic.block_size
+    requests.arrival_s = traffic.arrival_s / rate_scale
+    requests.begin_s = requests.token_s = requests.end_s = np.nan
+    needed = (-(-requests.prompt // size) + 1) * size + requests.outputs + 1
+    requests.rejected = needed > capacity_blocks * size
+    page, cost = size if paged else 1, StepCost.of(profile)
+    queues = empty_queues(
+        len(requests),
+        order=ORDERS.index(order),
+        page=page,
+        chunk=max(chunk_tokens // page, 1) * page,
+        most_running=most_running,
+        **{name: getattr(cost, name) for name in COSTS},
+    )
+    serve(*server, queues)
+    outside_s = profile.request_s
+    return TreeService(
+        requests.hit.astype(np.int32),
+        requests.begin_s,
+        requests.token_s + outside_s,
+        requests.end_s + outside_s,
+        requests.retractions.astype(np.int32),
+        int(server.tree.state[0].evictions),
+        int(queues.state[0].made),
+    )
+
+
+def replay_tree(
+    traffic: Traffic,
+    policy: Policy,
+    capacity_blocks: int,
+    *,
+    paged: bool = False,
+    chunk_tokens: int = CHUNK_TOKENS,
+    order: Int64s | None = None,
+) -> Replay:
+    """Replay traffic in SGLang's cache of so many blocks, in a given order.
+
+    A block is one page if `paged`, else as many pages of one token as it has tokens. `order` lists
+    what happens, 2 r + START or 2 r + FINISH of request r; by default requests run one by one.
+    Requests that are longer than the cache are rejected. Raises UsageError for a policy that
+    SGLang does not have, and where those that run at once do not fit.
+    """
+    server = _Server.of(traffic, policy, capacity_blocks)
+    page = traffic.block_size if paged else 1
+    order = np.arange(2 * len(server.requests)) if order is None else order
+    chunk = max(chunk_tokens // page, 1) * page
+    if run(*server, order, chunk, page) < len(order):
+        raise UsageError(
+            f"the requests that run at once do not fit into {capacity_blocks:,} blocks",
+            remedy="let fewer run at once",
+        )
+    tree, hits = server.tree, server.requests.hit.astype(np.int32)
+    find_cached = partial(_cached, tree, server.parents)
+    return Replay(policy, capacity_blocks, hits, int(tree.state[0].evictions), find_cached)
+
+
+def _cached(tree: PrefixTree, block_parent: Int32s) -> Bools:
+    """Return which blocks of the trie the tree holds."""
+    cached = np.zeros(len(block_parent), dtype=np.bool_)
+    for node in set(tree.at[tree.at != NONE].tolist()):
+        block = int(tree.nodes[node].bottom)
+        for _ in range(int(tree.nodes[node].length)):
+            cached[block] = True
+            block = int(block_parent[block])
+    return cached
+
+

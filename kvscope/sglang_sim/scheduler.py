@@ -1,0 +1,526 @@
+"""SGLang's scheduler: what each batch computes, of the prompts that wait and the requests that run.
+
+A batch computes prompts, or one output token of every request that runs: decoding pauses while
+prompts are computed. A prompt is admitted once the tokens that it needs and those that the running
+requests may still produce fit beside what they lock; how much of that is reserved, the share
+`ratio` of it, sinks from batch to batch until the memory runs out. Requests with the fewest outputs
+are then retracted: they wait again, behind all others, and compute their outputs as prompts.
+
+The next batch is planned while one runs, so it does not know the tokens of that one. A request
+whose last token is on its way is left out. How many tokens a request may produce, its
+`max_new_tokens`, is what it does produce: no trace states it.
+
+Source: SGLang 0.5.23, srt/managers/scheduler.py (event_loop_overlap, get_next_batch_to_run,
+_get_new_batch_prefill_raw, update_running_batch), schedule_policy.py (SchedulePolicy,
+PrefillAdder), schedule_batch.py (retract_decode, release_req), mem_cache/prefill_budget.py,
+scheduler_components/batch_result_processor.py and new_token_ratio_tracker.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from kvscope.core.arrays import Int32s, Int64s, Records, record_type
+from kvscope.core.jit import by_reference, callable_in_kernels, kernel
+from kvscope.core.prefix import Paths
+from kvscope.sglang_sim.requests import (
+    begin,
+    blocks_of,
+    checkpoint,
+    leave,
+    take,
+)
+from kvscope.sglang_sim.tree import LRU, NONE, PrefixTree, lock, look_up, make_room
+
+Order = Literal["fcfs", "lpm"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+"""Waiting orders that are simulated: first come, first served (the default), longest prefix."""
+LPM = ORDERS.index("lpm")
+
+MOST_PREFILL = 16_384
+"""Tokens of a batch of prompts (`--max-prefill-tokens`)."""
+MOST_OUTPUTS = 4096
+"""Output tokens that are reserved for a request at the most."""
+MOST_MATCHED = 128
+"""Requests that wait where the longest prefix counts; among more it is first come, first served."""
+TOUCHED_EVERY = 32
+"""Batches of prompts between two in which the prefixes of waiting requests count as used."""
+SHARED_PREFIX = 32
+"""Tokens that a prompt has in common with one before it that waits, so that it waits for it."""
+RETRACTED_TOKENS = 20
+"""Tokens for every request that still runs, which are evicted when one is retracted."""
+FIRST_RATIO = 0.7
+LAST_RATIO = FIRST_RATIO * 0.14
+DECAY = (FIRST_RATIO - LAST_RATIO) / 600
+
+COSTS = (
+    *("base_s", "floor_s", "prefill_token_s", "prefill_pair_s", "launch_s"),
+    *("decode_base_s", "decode_token_s", "decode_context_token_s"),
+)
+"""Fields of a `StepCost`, of which a batch's time is made."""
+STATE = record_type(
+    "order page chunk most_running arrived head waiting running full chunked passes made in_flight "
+    "input_left chunk_left",
+    " ".join(("now_s free_s ratio reserved", *COSTS)),
+)
+"""One record: options, queues, and what is left for the batch that is being planned.
+
+`waiting` requests stand in the queue from `head` on, `running` ones decode, `chunked` is the one
+with a part of its prompt computed, NONE without one. No prompt is admitted while `full` is set.
+`made` batches were planned, the last of which is `in_flight` or is not.
+"""
+
+BATCH = record_type("size prompts chunked", "cost_s begin_s end_s")
+"""A batch of `size` requests, of `prompts` or outputs; that of `chunked` has more to compute."""
+
+
+class Queues(NamedTuple):
+    """What a server with R requests has apart from its cache.
+
+    `state` (1) and `batches` (2) are records as above; batch n is in the place n & 1, and so are
+    its `members` (2 x R). `waiting` has 2 R entries, `running` R; `matched` and `heads` are those
+    of the first requests that wait, while they are sorted.
+    """
+
+    state: Records
+    batches: Records
+    members: Int32s
+    waiting: Int32s
+    running: Int32s
+    matched: Int64s
+    heads: Int64s
+
+
+def empty_queues(requests: int, **settings: float) -> Queues:
+    """Return the queues of a server for so many requests; `settings` are fields of its state."""
+    state = np.zeros(1, dtype=STATE).view(np.recarray)
+    for name, value in settings.items():
+        state[name] = value
+    state.chunked, state.ratio = NONE, FIRST_RATIO
+    batches = np.zeros(2, dtype=BATCH).view(np.recarray)
+    members, waiting = np.zeros((2, 2, requests + 1), dtype=np.int32)
+    matched, heads = np.zeros((2, MOST_MATCHED), dtype=np.int64)
+    running = np.zeros(requests + 1, dtype=np.int32)
+    return Queues(state, batches, members, waiting.reshape(-1), running, matched, heads)
+
+
+@kernel
+def serve(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+) -> None:
+    """Serve requests in order of arrival, and write into them what they hit and when."""
+    tree, prompts, queues = by_reference(tree), by_reference(prompts), by_reference(queues)
+    state = queues.state[0]
+    while True:
+        arrive(requests, queues)
+        planned = plan(tree, requests, parents, prompts, queues)
+        last, batch = queues.batches[state.made & 1], queues.batches[(state.made + 1) & 1]
+        if planned:
+            batch.begin_s = max(state.now_s, state.free_s)
+            batch.end_s = state.free_s = batch.begin_s + batch.cost_s
+        if state.in_flight:
+            state.now_s = max(state.now_s, last.end_s)
+            complete(tree, requests, parents, prompts, queues)
+        elif not planned:
+            state.ratio = FIRST_RATIO
+            if state.arrived == len(requests):
+                break
+            state.now_s = max(state.now_s, requests[state.arrived].arrival_s)
+        state.in_flight = planned
+        if planned:
+            state.made += 1
+            launch_s = min(state.launch_s, batch.cost_s) if batch.prompts else 0.0
+            state.now_s = max(state.now_s, batch.begin_s + launch_s)
+
+
+@callable_in_kernels
+def arrive(requests: Records, queues: Queues) -> None:
+    """Let the requests wait that have arrived; rejected ones do not."""
+    state = queues.state[0]
+    while state.arrived < len(requests):
+        record = requests[state.arrived]
+        if record.arrival_s > state.now_s:
+            break
+        if not record.rejected:
+            wait(queues, state.arrived)
+        state.arrived += 1
+
+
+@callable_in_kernels
+def wait(queues: Queues, request: int) -> None:
+    """Put a request at the end of the queue."""
+    state, waiting = queues.state[0], queues.waiting
+    if state.head + state.waiting == len(waiting):
+        for at in range(state.waiting):
+            waiting[at] = waiting[state.head + at]
+        state.head = 0
+    waiting[state.head + state.waiting] = request
+    state.waiting += 1
+
+
+@callable_in_kernels
+def plan(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+) -> bool:
+    """Plan the next batch: of prompts, else of outputs; return whether there is one."""
+    state = queues.state[0]
+    batch = queues.batches[(state.made + 1) & 1]
+    if state.chunked != NONE:
+        computed = requests[state.chunked].computed
+        blocks = whole_blocks(tree, requests[state.chunked], computed)
+        checkpoint(tree, requests, parents, prompts, state.chunked, blocks)
+    settle_running(requests, queues)
+    batch.size, batch.prompts, batch.chunked, batch.cost_s = 0, True, NONE, 0.0
+    plan_prompts(tree, requests, parents, prompts, queues)
+    if batch.size == 0:
+        batch.prompts = False
+        plan_outputs(tree, requests, queues)
+    return batch.size > 0  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def settle_running(requests: Records, queues: Queues) -> None:
+    """Let the requests of the last prompts run, and those that are complete no more."""
+    state, running = queues.state[0], queues.running
+    last, members = queues.batches[state.made & 1], queues.members[state.made & 1]
+    if state.in_flight and last.prompts:
+        if state.running == 0 or last.chunked != NONE:
+            state.full = False
+        for at in range(last.size):
+            if members[at] != last.chunked:
+                running[state.running] = members[at]
+                state.running += 1
+    count = 0
+    for at in range(state.running):
+        record = requests[running[at]]
+        if record.generated < record.outputs:
+            running[count] = running[at]
+            count += 1
+    if count < state.running:
+        state.full = False
+    state.running = count
+
+
+@callable_in_kernels
+def plan_prompts(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+) -> None:
+    """Plan a batch of prompts, as far as there is memory for them: the begun one first."""
+    state = queues.state[0]
+    batch = queues.batches[(state.made + 1) & 1]
+    if state.running == 0:
+        state.full = False
+    if state.chunked == NONE:
+        if state.full or state.waiting == 0:
+            return
+        if state.running >= state.most_running:
+            state.full = True
+            return
+    order_waiting(tree, requests, parents, prompts, queues)
+    state.input_left, state.chunk_left = MOST_PREFILL, state.chunk
+    state.reserved = 0.0
+    for at in range(state.running):
+        record = requests[queues.running[at]]
+        outputs = min(record.outputs - record.generated, MOST_OUTPUTS)
+        state.reserved += outputs * state.ratio
+    tokens = attended = 0.0
+    if state.chunked != NONE:
+        record = requests[state.chunked]
+        most = min(state.chunk_left, int(free_tokens(tree) - state.reserved))
+        most = most if most > 0 else state.chunk_left
+        rest = record.prompt + record.generated - record.computed
+        new = min(rest, most)
+        tokens += new
+        attended += new * (record.computed + new / 2)
+        admit(tree, requests, queues, state.chunked, new, new < rest)
+    admitted = 0
+    while admitted < state.waiting:
+        free = free_tokens(tree) - state.reserved
+        if free > 0 and (state.input_left <= 0 or state.chunk_left <= 0):
+            break
+        if batch.size >= state.most_running - state.running:
+            state.full = True
+        if state.full:
+            break
+        request = queues.waiting[state.head + admitted]
+        record = requests[request]
+        known = record.prompt + record.generated
+        look = record.look if record.generated == 0 else whole_blocks(tree, record, known - 1)
+        begin(tree, requests, parents, prompts, request, look)
+        cached = record.shared * tree.state[0].block_size
+        new = first_chunk(tree, requests, state, request)
+        if new <= 0:
+            lock(tree, record.node, -1)
+            record.node = NONE
+            if new < 0:
+                state.full = batch.size > 0 or state.running > 0
+            break
+        record.computed = cached
+        if np.isnan(record.begin_s):
+            record.hit = record.shared
+        admitted += 1
+        tokens += new
+        attended += new * (cached + new / 2)
+        admit(tree, requests, queues, request, new, cached + new < known)
+        if free_tokens(tree) - state.reserved <= 0:
+            state.full = True
+            break
+    state.head += admitted
+    state.waiting -= admitted
+    if batch.size > 0:
+        batch.chunked = state.chunked
+        batch.cost_s = state.base_s + max(state.floor_s, state.prefill_token_s * tokens)
+        batch.cost_s += state.prefill_pair_s * attended
+        give_blocks(tree, requests, queues, int(tokens))
+
+
+@callable_in_kernels
+def free_tokens(tree: PrefixTree) -> int:
+    """Return the tokens that are free, or would be if all that no request locks were evicted."""
+    state = tree.state[0]
+    return (state.capacity - state.owned - state.locked) * state.block_size  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def whole_blocks(tree: PrefixTree, record: Records, tokens: int) -> int:
+    """Return the blocks of a request's path that lie within so many tokens."""
+    return min(tokens // tree.state[0].block_size, record.blocks)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def first_chunk(tree: PrefixTree, requests: Records, state: Records, request: int) -> int:
+    """Return the tokens of a locked request that the batch computes first.
+
+    0 where the batch has no room for them, -1 where the memory has none.
+    """
+    record, size = requests[request], tree.state[0].block_size
+    cached = record.shared * size
+    new = record.prompt + record.generated - cached
+    outputs = min(record.outputs - record.generated, MOST_OUTPUTS)
+    if new + outputs + size >= free_tokens(tree) - state.reserved:
+        return -1
+    if -(-new // state.page) * state.page <= state.chunk_left:
+        return new  # type: ignore[no-any-return]
+    end = (cached + state.chunk_left // state.page * state.page) // state.page * state.page
+    return max(end - cached, 0)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def admit(
+    tree: PrefixTree, requests: Records, queues: Queues, request: int, tokens: int, cut: bool
+) -> None:
+    """Add so many tokens of a prompt to the batch, more of which follow if it is `cut`."""
+    state, record, size = queues.state[0], requests[request], tree.state[0].block_size
+    place = (state.made + 1) & 1
+    batch = queues.batches[place]
+    queues.members[place, batch.size] = request
+    batch.size += 1
+    record.computed += tokens
+    record.retracted = False
+    if cut:
+        state.chunked = request
+    elif state.chunked == request:
+        state.chunked = NONE
+    charged = -(-tokens // state.page) * state.page
+    state.input_left -= charged
+    state.chunk_left -= charged
+    outputs = 0 if cut else min(record.outputs, MOST_OUTPUTS)
+    state.reserved += (blocks_of(tree, tokens) + 1) * size + outputs
+
+
+@callable_in_kernels
+def give_blocks(tree: PrefixTree, requests: Records, queues: Queues, tokens: int) -> None:
+    """Give the requests of the planned batch the blocks of so many tokens."""
+    state, place, needed = queues.state[0], (queues.state[0].made + 1) & 1, 0
+    batch, members = queues.batches[place], queues.members[place]
+    for at in range(batch.size):
+        needed += lacks(tree, requests[members[at]])
+    if state.page > 1:  # one page more for each request, which it may not need
+        needed = blocks_of(tree, tokens) + batch.size
+    make_room(tree, needed)
+    for at in range(batch.size):
+        record = requests[members[at]]
+        record.batch = state.made + 1
+        take(tree, requests, members[at], lacks(tree, record))
+
+
+@callable_in_kernels
+def lacks(tree: PrefixTree, record: Records) -> int:
+    """Return the blocks that the computed tokens of a request take and it does not have."""
+    return blocks_of(tree, record.computed) - record.shared - record.owned  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def order_waiting(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+) -> None:
+    """Put the queue in order, or now and then let the prefixes of those in front count as used."""
+    state = queues.state[0]
+    if state.order == LPM and state.waiting <= MOST_MATCHED:
+        by_prefix(tree, requests, parents, prompts, queues)
+    elif state.waiting > 0 and tree.state[0].policy == LRU:
+        if state.passes % TOUCHED_EVERY == 0:
+            for at in range(min(state.waiting, MOST_MATCHED) - 1, -1, -1):
+                request = queues.waiting[state.head + at]
+                look_up_all(tree, requests, parents, prompts, request)
+        state.passes += 1
+
+
+@callable_in_kernels
+def look_up_all(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, request: int
+) -> int:
+    """Return the blocks of a waiting request that are cached, its last one included."""
+    record = requests[request]
+    blocks = max(record.look, whole_blocks(tree, record, record.prompt + record.generated))
+    node = look_up(tree, parents, prompts.blocks, prompts.starts[request], blocks)
+    return tree.nodes[node].start + tree.nodes[node].length  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def by_prefix(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+) -> None:
+    """Sort the queue by the tokens that are cached, the most first.
+
+    Of several requests with the same beginning, which is not cached, all but the first come last.
+    """
+    state, waiting, matched = queues.state[0], queues.waiting, queues.matched
+    size = tree.state[0].block_size
+    shared = -(-SHARED_PREFIX // size)
+    for at in range(state.waiting):
+        request = waiting[state.head + at]
+        record = requests[request]
+        known = record.prompt + record.generated
+        cached = look_up_all(tree, requests, parents, prompts, request) * size
+        rank, head = -min(cached, known - 1), NONE
+        if cached <= SHARED_PREFIX and shared <= whole_blocks(tree, record, known):
+            head = prompts.blocks[prompts.starts[request] + shared - 1]
+            for other in range(at):
+                if queues.heads[other] == head:
+                    rank, head = 1, NONE
+                    break
+        matched[at], queues.heads[at] = rank, head
+    for at in range(1, state.waiting):
+        request, rank, place = waiting[state.head + at], matched[at], at
+        while place > 0 and matched[place - 1] > rank:
+            waiting[state.head + place] = waiting[state.head + place - 1]
+            matched[place] = matched[place - 1]
+            place -= 1
+        waiting[state.head + place], matched[place] = request, rank
+
+
+@callable_in_kernels
+def plan_outputs(tree: PrefixTree, requests: Records, queues: Queues) -> None:
+    """Plan the next token of every running request whose last one is not on its way."""
+    state, running, place = queues.state[0], queues.running, (queues.state[0].made + 1) & 1
+    batch, size, count = queues.batches[place], tree.state[0].block_size, 0
+    for at in range(state.running):
+        record = requests[running[at]]
+        in_flight = state.in_flight and record.batch == state.made
+        if not (in_flight and record.generated + 1 >= record.outputs):
+            running[count] = running[at]
+            count += 1
+    complete_soon = state.running - count
+    state.running = count
+    if complete_soon > 0:
+        state.full = False
+    if count == 0:
+        state.full = False
+        return
+    if make_room(tree, blocks_begun(tree, requests, queues)):
+        state.ratio = max(state.ratio - DECAY, LAST_RATIO)
+    elif complete_soon > 0:
+        return
+    else:
+        retract(tree, requests, queues)
+    if state.page > 1:
+        make_room(tree, state.running)
+    batch.size = state.running
+    batch.cost_s = state.decode_base_s + state.decode_token_s * state.running
+    for at in range(state.running):
+        request = running[at]
+        record = requests[request]
+        take(tree, requests, request, 1 if record.computed % size == 0 else 0)
+        batch.cost_s += state.decode_context_token_s * record.computed
+        record.computed += 1
+        record.batch = state.made + 1
+        queues.members[place, at] = request
+
+
+@callable_in_kernels
+def blocks_begun(tree: PrefixTree, requests: Records, queues: Queues) -> int:
+    """Return the blocks that the next token of every running request takes."""
+    count = 0
+    for at in range(queues.state[0].running):
+        if requests[queues.running[at]].computed % tree.state[0].block_size == 0:
+            count += 1
+    return count
+
+
+@callable_in_kernels
+def retract(tree: PrefixTree, requests: Records, queues: Queues) -> None:
+    """Retract running requests, those with the fewest outputs first, until the others have room."""
+    state, running = queues.state[0], queues.running
+    for at in range(1, state.running):
+        request, place = running[at], at
+        while place > 0 and keeps_longer(requests, request, running[place - 1]):
+            running[place] = running[place - 1]
+            place -= 1
+        running[place] = request
+    while state.running > 1:
+        state.running -= 1
+        request = running[state.running]
+        record = requests[request]
+        leave(tree, requests, request)
+        record.computed = 0
+        record.retracted = True
+        record.retractions += 1
+        make_room(tree, blocks_of(tree, state.running * RETRACTED_TOKENS))
+        wait(queues, request)
+        if make_room(tree, blocks_begun(tree, requests, queues)):
+            break
+    state.full = False
+    generated = outputs = 0
+    for at in range(state.running):
+        generated += requests[running[at]].generated + RETRACTED_TOKENS
+        outputs += requests[running[at]].outputs
+    state.ratio = min(1.0, generated / (outputs + 1))
+
+
+@callable_in_kernels
+def keeps_longer(requests: Records, request: int, other: int) -> bool:
+    """Return whether a request is retracted after another one."""
+    first, second = requests[request], requests[other]
+    if first.generated != second.generated:
+        return first.generated > second.generated  # type: ignore[no-any-return]
+    return first.prompt < second.prompt  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def complete(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+) -> None:
+    """End the batch in flight: its requests have one output more, complete ones leave."""
+    place = queues.state[0].made & 1
+    batch, members = queues.batches[place], queues.members[place]
+    for at in range(batch.size):
+        request = members[at]
+        record = requests[request]
+        if np.isnan(record.begin_s):
+            record.begin_s = batch.begin_s
+        if record.retracted or request == batch.chunked:
+            continue
+        known = record.prompt + record.generated
+        record.generated += 1
+        if record.generated == 1:
+            record.token_s = batch.end_s
+        if record.generated == record.outputs:
+            record.end_s = batch.end_s
+            checkpoint(tree, requests, parents, prompts, request, record.blocks)
+            leave(tree, requests, request)
+        elif batch.prompts:
+            blocks = whole_blocks(tree, record, known)
+            checkpoint(tree, requests, parents, prompts, request, blocks)
