@@ -41,7 +41,7 @@ RANKS_APART = (
 )
 Traffic = Literal["fleet", "replica"]
 Origin = Literal["measured", "stated", "derived"]
-_SEQS, _BATCHED = 256, 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
+_BATCHED = 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
@@ -301,7 +301,7 @@ def resolve(
         name = "weight_dtype" if deployment.weight_dtype else "kv_dtype"
         raise UsageError("needs a model", where=option(name), remedy="name one with --model")
     _check_drafter(deployment, engine, model)
-    sequences = deployment.max_num_seqs or (gpu.default_max_num_seqs if gpu else _SEQS)
+    sequences = deployment.max_num_seqs or engine.default_num_seqs(gpu)
     batched = deployment.max_num_batched_tokens
     batched = batched or (engine.default_batched_tokens(gpu) if gpu else _BATCHED)
     pool = _pool(deployment, engine, model, gpu)

@@ -8,7 +8,7 @@ row, and what depends on it calls `Engine.has`.
 from __future__ import annotations
 
 import re
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -168,24 +168,38 @@ def not_compared(version: Version) -> str | None:
 
 
 EngineName = Literal["vllm", "sglang"]
+WaitingOrder = Literal["fcfs", "lpm"]
+WAITING_ORDERS: tuple[WaitingOrder, ...] = get_args(WaitingOrder)
+"""SGLang's orders of waiting requests that are simulated: its default, and longest prefix match."""
+SGLANG_NUM_SEQS = 2048
+"""Requests that run at once in SGLang, the fewest that it chooses; up to 4,096 in a large pool.
+
+Source: SGLang 0.5.23, srt/model_executor/pool_configurator.py.
+"""
 DEFAULT_ENGINE = f"vllm@{version_text(NEWEST)}"
 _WRITTEN = re.compile(
     r"(?P<name>[a-z]+)(?:@v?(?P<major>\d+)\.(?P<minor>\d+)(?:\.\S*?)?)?"
     r"(?:\+(?P<drafter>[a-z]+\d?:\d+(?:/\d+)?))?"  # other endings are builds, as in 0.33.0+cu128
+    r"(?::schedule_policy=(?P<order>\S*))?"
 )
 _NEWEST: dict[str, tuple[int, int]] = {"vllm": NEWEST, "sglang": (0, 5)}
 
 
 class Engine(Struct, frozen=True):
-    """An engine, its (major, minor) version, and what drafts tokens in it, if anything."""
+    """An engine, its (major, minor) version, and what drafts tokens in it, if anything.
+
+    Requests wait in SGLang in this `order`.
+    """
 
     name: EngineName
     version: tuple[int, int]
     drafter: Drafter | None = None
+    order: WaitingOrder = "fcfs"
 
     def __str__(self) -> str:
         drafter = f"+{self.drafter}" if self.drafter else ""
-        return f"{self.name}@{version_text(self.version)}{drafter}"
+        order = "" if self.order == "fcfs" else f":schedule_policy={self.order}"
+        return f"{self.name}@{version_text(self.version)}{drafter}{order}"
 
     @property
     def text(self) -> str:
@@ -201,6 +215,12 @@ class Engine(Struct, frozen=True):
     def default_utilization(self) -> float:
         """Share of the GPU's memory that the engine takes."""
         return 0.92 if self.has(UTILIZATION) else 0.9
+
+    def default_num_seqs(self, gpu: Gpu | None) -> int:
+        """Return the limit of running requests on a GPU, by default one below 70 GiB."""
+        if self.name == "sglang":
+            return SGLANG_NUM_SEQS
+        return gpu.default_max_num_seqs if gpu else 256
 
     def default_batched_tokens(self, gpu: Gpu) -> int:
         """Return the limit of tokens per step on a GPU; of SGLang, that of a prompt's chunk."""
@@ -289,13 +309,19 @@ class Engine(Struct, frozen=True):
 def parse_engine(text: str) -> Engine:
     """Return the engine that `text` names, its newest known version if none is stated.
 
-    A drafter may follow, as in vllm@0.33+mtp:3/16 (`Engine.text`). Raises UsageError for another
-    engine or an unreadable version.
+    A drafter may follow, as in vllm@0.33+mtp:3/16 (`Engine.text`), or SGLang's waiting order, as
+    in sglang:schedule_policy=lpm. Raises UsageError for another engine, an unreadable version, or
+    an order that is not simulated.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is None or match["name"] not in _NEWEST:
         raise UsageError(f"no engine {text!r}", remedy="write vllm, vllm@0.33 or sglang")
     name: EngineName = "vllm" if match["name"] == "vllm" else "sglang"
+    order = next((known for known in WAITING_ORDERS if known == (match["order"] or "fcfs")), None)
+    if order is None or (match["order"] and name != "sglang"):
+        what = f"{name} with schedule_policy={match['order']} is not simulated"
+        known = " or ".join(f"sglang:schedule_policy={order}" for order in WAITING_ORDERS)
+        raise UsageError(what, remedy=f"write {known if name == 'sglang' else name}")
     drafter = None
     if match["drafter"]:
         stated, _, block_tokens = match["drafter"].partition("/")
@@ -305,4 +331,4 @@ def parse_engine(text: str) -> Engine:
     version = _NEWEST[name]
     if match["major"] is not None:
         version = int(match["major"]), int(match["minor"])
-    return Engine(name, version, drafter)
+    return Engine(name, version, drafter, order)

@@ -201,18 +201,26 @@ def _of_engine(setting: RunSetting, deployment: ResolvedDeployment) -> RunSettin
         return replace(setting, engine=deployment.engine.simulated_as)
     if deployment.engine.name != SGLANG:
         return setting
-    return tree_setting(setting, str(deployment.engine), deployment.max_num_batched_tokens)
+    limits = deployment.max_num_seqs, deployment.max_num_batched_tokens
+    return tree_setting(setting, str(deployment.engine), *limits)
 
 
-def tree_setting(setting: RunSetting, engine: str, max_num_batched_tokens: int) -> RunSetting:
-    """Return `setting` on the prefix tree of an SGLang, with chunks of so many tokens.
+def tree_setting(
+    setting: RunSetting, engine: str, max_num_seqs: int, max_num_batched_tokens: int
+) -> RunSetting:
+    """Return `setting` on a simulated SGLang, with chunks of so many tokens.
 
     It stays idle blocks where it has tiers, is of a sample, or counts hits in another way.
     """
     whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
     if setting.tiers or not (whole and setting.exact):
         return setting
-    return replace(setting, engine=engine, max_num_batched_tokens=max_num_batched_tokens)
+    return replace(
+        setting,
+        engine=engine,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
 
 
 def policies_for(

@@ -3,7 +3,7 @@
 What the capacity of a cache means depends on the workload's capacity model:
 
 - `cache`: requests come one after the other, and capacity bounds what is cached between them.
-- the same on SGLang's prefix tree (kvscope.sglang_sim), for a deployment of SGLang.
+- the same on SGLang (kvscope.sglang_sim), whose pool also holds the blocks of running requests.
 - the same in tiers (kvscope.replay.tiers): reads from the lower ones take time.
 - `engine` (kvscope.vllm_sim): vLLM's block pool, which also holds the blocks of running requests.
 """
@@ -198,14 +198,19 @@ def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
 
 
 def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
-    """Return how SGLang's prefix tree serves each request, behind its own queue."""
+    """Return how a simulated SGLang serves each request."""
     done = workload.serve_tree(workload.traffic, request.policy, request.capacity_blocks)
     served = _served(workload, done.hit_blocks)
     if served.queued_ttft_s is not None:
         arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
-        served = replace(served, queued_ttft_s=done.token_s - arrival_s)
-    turned_away = int(np.isnan(done.token_s[served.first :]).sum())
-    return ServedReplay(served, done.evictions, turned_away=turned_away)
+        served = replace(served, queued_ttft_s=done.token_s - arrival_s, tpot_s=done.tpot_s)
+    counted = slice(served.first, None)
+    return ServedReplay(
+        served,
+        done.evictions,
+        preemptions=int(done.retractions[counted].sum()),
+        turned_away=int(np.isnan(done.token_s[counted]).sum()),
+    )
 
 
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:

@@ -15,7 +15,7 @@ from kvscope.core import memory
 from kvscope.core.arrays import Bools
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
-from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.engines import SGLANG_NUM_SEQS, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.learning.directives.offline import STATED, stated_tables
@@ -210,11 +210,11 @@ class Workload:
         return self._tables[key]
 
     def on_tree(self, policy: Policy) -> bool:
-        """Return whether replays of a policy are those of SGLang's prefix tree."""
+        """Return whether replays of a policy are those of a simulated SGLang."""
         return self.setting.on_tree and sglang_has(policy)
 
     def serve_tree(self, traffic: Traffic, policy: Policy, capacity_blocks: int) -> TreeService:
-        """Serve traffic, or a part of it, on SGLang's prefix tree as the setting says.
+        """Serve traffic, or a part of it, on a simulated SGLang as the setting says.
 
         One by one where the trace has no times.
         """
@@ -229,6 +229,8 @@ class Workload:
             capacity_blocks,
             self.profile,
             chunk_tokens=setting.max_num_batched_tokens or CHUNK_TOKENS,
+            most_running=setting.max_num_seqs or SGLANG_NUM_SEQS,
+            order=parse_engine(setting.engine).order,
             rate_scale=setting.rate_scale,
         )
 

@@ -12,13 +12,14 @@ from msgspec import Struct
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records
 from kvscope.core.errors import UsageError
 from kvscope.core.prefix import Paths, paths
+from kvscope.deployment.engines import SGLANG_NUM_SEQS, WAITING_ORDERS, WaitingOrder
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, TTL, Policy
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_PERCENTILE, XI_TOKENS
 from kvscope.replay.replay import Replay
 from kvscope.replay.traffic import Traffic, with_named_blocks
 from kvscope.sglang_sim.requests import REQUEST, run
-from kvscope.sglang_sim.scheduler import COSTS, ORDERS, Order, empty_queues, serve
+from kvscope.sglang_sim.scheduler import COSTS, empty_queues, serve
 from kvscope.sglang_sim.tree import (
     FIFO,
     LFU,
@@ -34,8 +35,6 @@ from kvscope.vllm_sim.settings import StepCost
 
 CHUNK_TOKENS = 8192
 """Tokens of a prompt that are computed at once, as SGLang chooses on GPUs of 60 to 90 GiB."""
-MOST_RUNNING = 2048
-"""Requests that run at once (`--max-running-requests`), the fewest that SGLang chooses."""
 _POLICIES = {
     "lru": LRU, "fifo": FIFO, "lfu": LFU, "slru": SLRU, "tlru": TLRU, "priority": PRIORITY
 }  # fmt: skip
@@ -54,14 +53,16 @@ class TreeService(Struct, frozen=True):
     """How a server with SGLang's cache serves R requests: what they hit, and when.
 
     The batch that first computes a request begins at `begin_s`, its first token comes at `token_s`
-    and its last at `end_s`, in seconds of the trace; all are NaN for rejected requests. It was
-    retracted `retractions` times. `batches` were computed.
+    and its last at `end_s`, in seconds of the trace, `tpot_s` an output token after the first; all
+    are NaN for rejected requests, and the last one without a second token. It was retracted
+    `retractions` times. `batches` were computed.
     """
 
     hit_blocks: Int32s
     begin_s: Float64s
     token_s: Float64s
     end_s: Float64s
+    tpot_s: Float64s
     retractions: Int32s
     evictions: int
     batches: int
@@ -107,8 +108,8 @@ def serve_tree(
     profile: LatencyProfile,
     *,
     chunk_tokens: int = CHUNK_TOKENS,
-    most_running: int = MOST_RUNNING,
-    order: Order = "fcfs",
+    most_running: int = SGLANG_NUM_SEQS,
+    order: WaitingOrder = "fcfs",
     paged: bool = False,
     rate_scale: float = 1.0,
 ) -> TreeService:
@@ -129,22 +130,29 @@ def serve_tree(
     page, cost = size if paged else 1, StepCost.of(profile)
     queues = empty_queues(
         len(requests),
-        order=ORDERS.index(order),
+        order=WAITING_ORDERS.index(order),
         page=page,
         chunk=max(chunk_tokens // page, 1) * page,
         most_running=most_running,
-        **{name: getattr(cost, name) for name in COSTS},
+        **{
+            name: cost.base_s if (value := getattr(cost, name)) is None else value
+            for name in COSTS  # decode_base_s may be None
+        },
     )
     serve(*server, queues)
-    outside_s = profile.request_s
+    outside_s, later = profile.request_s, requests.outputs - 1
+    hit_blocks, retractions = (requests[name].astype(np.int32) for name in ("hit", "retractions"))
+    begin_s, token_s, end_s = (requests[name].copy() for name in ("begin_s", "token_s", "end_s"))
+    tpot_s = np.where(later > 0, (end_s - token_s) / np.maximum(later, 1), np.nan)
     return TreeService(
-        requests.hit.astype(np.int32),
-        requests.begin_s,
-        requests.token_s + outside_s,
-        requests.end_s + outside_s,
-        requests.retractions.astype(np.int32),
-        int(server.tree.state[0].evictions),
-        int(queues.state[0].made),
+        hit_blocks,
+        begin_s,
+        token_s + outside_s,
+        end_s + outside_s,
+        tpot_s,
+        retractions,
+        evictions=int(server.tree.state[0].evictions),
+        batches=int(queues.state[0].made),
     )
 
 
@@ -187,5 +195,3 @@ def _cached(tree: PrefixTree, block_parent: Int32s) -> Bools:
             cached[block] = True
             block = int(block_parent[block])
     return cached
-
-

@@ -43,7 +43,7 @@ def run(
     chunk: int,
     page: int,
 ) -> int:
-    """Start and finish requests, and write into them what they hit; return how many events took place."""
+    """Start and finish requests, and write their hits; return how many events took place."""
     tree, prompts = by_reference(tree), by_reference(prompts)
     for at in range(len(order)):
         request = order[at] >> 1

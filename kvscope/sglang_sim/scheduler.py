@@ -18,27 +18,18 @@ scheduler_components/batch_result_processor.py and new_token_ratio_tracker.py.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s, Records, record_type
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.core.prefix import Paths
-from kvscope.sglang_sim.requests import (
-    begin,
-    blocks_of,
-    checkpoint,
-    leave,
-    take,
-)
+from kvscope.deployment.engines import WAITING_ORDERS
+from kvscope.sglang_sim.requests import begin, blocks_of, checkpoint, leave, take
 from kvscope.sglang_sim.tree import LRU, NONE, PrefixTree, lock, look_up, make_room
 
-Order = Literal["fcfs", "lpm"]
-ORDERS: tuple[Order, ...] = get_args(Order)
-"""Waiting orders that are simulated: first come, first served (the default), longest prefix."""
-LPM = ORDERS.index("lpm")
-
+LPM = WAITING_ORDERS.index("lpm")
 MOST_PREFILL = 16_384
 """Tokens of a batch of prompts (`--max-prefill-tokens`)."""
 MOST_OUTPUTS = 4096
@@ -62,7 +53,7 @@ COSTS = (
 """Fields of a `StepCost`, of which a batch's time is made."""
 STATE = record_type(
     "order page chunk most_running arrived head waiting running full chunked passes made in_flight "
-    "input_left chunk_left",
+    "input_left chunk_left tokens",
     " ".join(("now_s free_s ratio reserved", *COSTS)),
 )
 """One record: options, queues, and what is left for the batch that is being planned.
@@ -219,61 +210,72 @@ def plan_prompts(
             state.full = True
             return
     order_waiting(tree, requests, parents, prompts, queues)
-    state.input_left, state.chunk_left = MOST_PREFILL, state.chunk
+    state.input_left, state.chunk_left, state.tokens = MOST_PREFILL, state.chunk, 0
     state.reserved = 0.0
     for at in range(state.running):
         record = requests[queues.running[at]]
-        outputs = min(record.outputs - record.generated, MOST_OUTPUTS)
-        state.reserved += outputs * state.ratio
-    tokens = attended = 0.0
+        state.reserved += min(record.outputs - record.generated, MOST_OUTPUTS) * state.ratio
     if state.chunked != NONE:
         record = requests[state.chunked]
         most = min(state.chunk_left, int(free_tokens(tree) - state.reserved))
         most = most if most > 0 else state.chunk_left
         rest = record.prompt + record.generated - record.computed
-        new = min(rest, most)
-        tokens += new
-        attended += new * (record.computed + new / 2)
-        admit(tree, requests, queues, state.chunked, new, new < rest)
+        admit(tree, requests, queues, state.chunked, min(rest, most), most < rest)
     admitted = 0
-    while admitted < state.waiting:
-        free = free_tokens(tree) - state.reserved
-        if free > 0 and (state.input_left <= 0 or state.chunk_left <= 0):
-            break
-        if batch.size >= state.most_running - state.running:
-            state.full = True
-        if state.full:
-            break
+    while admitted < state.waiting and may_admit(tree, queues):
         request = queues.waiting[state.head + admitted]
-        record = requests[request]
-        known = record.prompt + record.generated
-        look = record.look if record.generated == 0 else whole_blocks(tree, record, known - 1)
-        begin(tree, requests, parents, prompts, request, look)
-        cached = record.shared * tree.state[0].block_size
-        new = first_chunk(tree, requests, state, request)
-        if new <= 0:
-            lock(tree, record.node, -1)
-            record.node = NONE
-            if new < 0:
-                state.full = batch.size > 0 or state.running > 0
+        if not admit_waiting(tree, requests, parents, prompts, queues, request):
             break
-        record.computed = cached
-        if np.isnan(record.begin_s):
-            record.hit = record.shared
         admitted += 1
-        tokens += new
-        attended += new * (cached + new / 2)
-        admit(tree, requests, queues, request, new, cached + new < known)
         if free_tokens(tree) - state.reserved <= 0:
             state.full = True
-            break
     state.head += admitted
     state.waiting -= admitted
     if batch.size > 0:
         batch.chunked = state.chunked
-        batch.cost_s = state.base_s + max(state.floor_s, state.prefill_token_s * tokens)
-        batch.cost_s += state.prefill_pair_s * attended
-        give_blocks(tree, requests, queues, int(tokens))
+        batch.cost_s += max(state.floor_s, state.prefill_token_s * state.tokens) + state.base_s
+        give_blocks(tree, requests, queues, state.tokens)
+
+
+@callable_in_kernels
+def may_admit(tree: PrefixTree, queues: Queues) -> bool:
+    """Return whether the planned batch may take another request."""
+    state = queues.state[0]
+    batch = queues.batches[(state.made + 1) & 1]
+    if free_tokens(tree) > state.reserved and (state.input_left <= 0 or state.chunk_left <= 0):
+        return False
+    if batch.size >= state.most_running - state.running:
+        state.full = True
+    return not state.full
+
+
+@callable_in_kernels
+def admit_waiting(
+    tree: PrefixTree,
+    requests: Records,
+    parents: Int32s,
+    prompts: Paths,
+    queues: Queues,
+    request: int,
+) -> bool:
+    """Look a request up and add it to the batch; return False if it waits on."""
+    state, record = queues.state[0], requests[request]
+    known = record.prompt + record.generated
+    look = record.look if record.generated == 0 else whole_blocks(tree, record, known - 1)
+    begin(tree, requests, parents, prompts, request, look)
+    tokens = first_chunk(tree, requests, state, request)
+    if tokens <= 0:
+        lock(tree, record.node, -1)
+        record.node = NONE
+        if tokens < 0:
+            size = queues.batches[(state.made + 1) & 1].size
+            state.full = size > 0 or state.running > 0
+        return False
+    if np.isnan(record.begin_s):
+        record.hit = record.shared
+    record.computed = record.shared * tree.state[0].block_size
+    admit(tree, requests, queues, request, tokens, record.computed + tokens < known)
+    return True
 
 
 @callable_in_kernels
@@ -317,6 +319,8 @@ def admit(
     batch = queues.batches[place]
     queues.members[place, batch.size] = request
     batch.size += 1
+    batch.cost_s += state.prefill_pair_s * tokens * (record.computed + tokens / 2)
+    state.tokens += tokens
     record.computed += tokens
     record.retracted = False
     if cut:

@@ -101,6 +101,9 @@ def stated_words(
         "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
         "--prefix-match-unit": stated.prefix_match_unit,
         "--speculative-config": _speculative_config(stated),
+        "--schedule-policy": order
+        if (order := parse_engine(stated.engine).order) != "fcfs"
+        else None,
         "--gpu-memory-utilization" if vllm else "--mem-fraction-static": (
             stated.gpu_memory_utilization
         ),

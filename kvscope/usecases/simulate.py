@@ -199,7 +199,9 @@ def _on_engine(
         offload=options.offload,
         capacities_named=any(capacity is not None for capacity in named),
     )
-    return tree_setting(setting, version, tokens) if on_sglang and tokens else setting
+    return (
+        tree_setting(setting, version, seqs, tokens) if on_sglang and seqs and tokens else setting
+    )
 
 
 def _named(

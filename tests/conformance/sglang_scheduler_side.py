@@ -1,9 +1,10 @@
 """SGLang's own scheduler on a CPU, in simulated time: its methods run, a model does not.
 
-A `Scheduler` is made without its constructor, which starts a model; it has real queues, policy,
-tree, pools and batches. Stand-ins: the loop `run` for `event_loop_overlap` with a forward pass that
-takes a time and yields token 0, `_Silent` for what reports, and a plain copy for the Triton
-kernel that writes a batch's slots.
+A `Scheduler` is made without its constructor, which starts a model; it has SGLang's own requests,
+batches, policy, budgets, tree, pools and result processor. Stand-ins: `Server.serve` is its loop
+`event_loop_overlap`, with forward passes that take a time and yield the outputs of the chats;
+`_Silent` reports nothing; `_Passing` is what adapts batches to several GPUs; and
+`_write_cache_indices` copies what a Triton kernel copies. A package of kernels is replaced.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvscope.core.arrays import Float64s
 from kvscope.vllm_sim.settings import StepCost
-from tests.conformance.sglang_side import _Finder
+from tests.conformance.sglang_side import Cache, Finder
 from tests.sglang_sim.chats import Chat
 
 
-class _Kernels(_Finder):
+class _Kernels(Finder):
     """Finds modules of SGLang that hold kernels alone, and need a GPU's compiler."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
@@ -67,7 +69,7 @@ class Options(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What a request hit, when its first batch began, its first and last token came, retractions."""
+    """What a request hit, and when its first batch began, its first and its last token came."""
 
     hit: int
     begin_s: float
@@ -80,7 +82,6 @@ class Server:
     """SGLang's scheduler for requests of `chats`."""
 
     def __init__(self, options: Options) -> None:
-        import torch
         from sglang.srt import runtime_context
         from sglang.srt.disaggregation.utils import DisaggregationMode
         from sglang.srt.managers import schedule_batch
@@ -92,13 +93,7 @@ class Server:
         from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import (
             NewTokenRatioTracker,
         )
-        from sglang.srt.mem_cache import allocation, common
-        from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-        from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
-        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-        from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+        from sglang.srt.mem_cache import allocation
         from sglang.srt.sampling.sampling_params import SamplingParams
         from sglang.srt.server_args import ServerArgs
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -116,37 +111,38 @@ class Server:
             role="scheduler",
         )
         allocation.write_cache_indices = _write_cache_indices
-        tokens, page = options.pages * options.page_size, options.page_size
-        self.pool: Any = (
-            TokenToKVPoolAllocator(tokens, torch.float32, "cpu", None, False)
-            if page == 1
-            else PagedTokenToKVPoolAllocator(tokens, page, torch.float32, "cpu", None, False)
+        cache = Cache(
+            options.pages,
+            options.page_size,
+            options.policy,
+            options.config,
+            core="rust",
+            rows=options.most_running,
+            most_tokens=options.most_tokens,
         )
-        rows = ReqToTokenPool(options.most_running, options.most_tokens, "cpu", False)
-        self.tree = UnifiedRadixCache(
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=rows,
-                token_to_kv_pool_allocator=self.pool,
-                page_size=page,
-                eviction_policy=options.policy,
-                eviction_policy_config=options.config or None,
-                tree_components=(ComponentType.FULL,),
-                tree_core_backend="rust",
-            )
-        )
-        self.common, self.schedule_batch, self.params = common, schedule_batch, SamplingParams
+        pool, rows, tree, self.evicted = cache.pool, cache.rows, cache.tree, 0
+        evict = tree._evict
+
+        def evict_counted(*arguments: Any, **named: Any) -> Any:
+            result = evict(*arguments, **named)
+            self.evicted += result.num_tokens_evicted
+            return result
+
+        tree._evict = evict_counted
+        self.schedule_batch, self.params = schedule_batch, SamplingParams
         silent, null = _Silent(), DisaggregationMode.NULL
         silent.num_generated_tokens = silent.forward_ct_decode = 0
-        model = SimpleNamespace(is_encoder_decoder=False, vocab_size=1 << 40, self_opened_think_start_ids=None)
+        model = SimpleNamespace(
+            is_encoder_decoder=False, vocab_size=1 << 40, self_opened_think_start_ids=None
+        )
         self.results = SchedulerBatchResultProcessor(
             is_generation=True,
             disaggregation_mode=null,
             enable_overlap=True,
             enable_overlap_mlx=False,
             model_config=model,
-            token_to_kv_pool_allocator=self.pool,
-            tree_cache=self.tree,
+            token_to_kv_pool_allocator=pool,
+            tree_cache=tree,
             hisparse_coordinator=None,
             req_to_token_pool=rows,
             decode_offload_manager=None,
@@ -187,11 +183,11 @@ class Server:
             priority_scheduling_preemption_threshold=0,
             prefill_decode_interval=0,
             _prefill_decode_interval_remaining=0,
-            policy=SchedulePolicy(options.order, self.tree, False, False, False),
-            tree_cache=self.tree,
-            token_to_kv_pool_allocator=self.pool,
+            policy=SchedulePolicy(options.order, tree, False, False, False),
+            tree_cache=tree,
+            token_to_kv_pool_allocator=pool,
             req_to_token_pool=rows,
-            page_size=page,
+            page_size=options.page_size,
             chunked_prefill_size=options.chunk_tokens,
             max_prefill_tokens=16_384,
             max_prefill_bs=0,
@@ -206,13 +202,15 @@ class Server:
             forward_ct=0,
             result_queue=deque(),
         )
-        runtime_context.get_parallel().override_permanently(pp_max_micro_batch_size=options.most_running)
+        runtime_context.get_parallel().override_permanently(
+            pp_max_micro_batch_size=options.most_running
+        )
 
     def serve(
         self, requests: Sequence[Chat], arrival_s: Sequence[float], cost: StepCost
     ) -> list[Served]:
         """Serve requests that arrive at these times in batches that take their cost."""
-        scheduler, results = self.scheduler, self.scheduler.result_queue
+        scheduler, in_flight = self.scheduler, self.scheduler.result_queue
         sent = [self._request(number, each) for number, each in enumerate(requests)]
         times = np.full((3, len(sent)), np.nan)
         running, last = self.schedule_batch.ScheduleBatch(reqs=[], batch_is_full=False), None
@@ -224,43 +222,45 @@ class Server:
                 arrived += 1
             plan = scheduler.get_next_batch_to_run(running_batch=running, last_batch=last)
             running, batch = plan.running_batch, plan.batch_to_run
-            scheduler.running_batch = running
+            scheduler.running_batch, ready_s = running, now_s
             if batch is not None:
                 self.batches += 1
-                prompts = batch.forward_mode.is_extend()
-                begin_s = max(now_s, free_s)
-                step_s = _cost_s(batch, prompts, cost)
+                begin_s, step_s = max(now_s, free_s), _cost_s(batch, cost)
                 free_s = begin_s + step_s
+                launches = batch.forward_mode.is_extend()
+                ready_s = begin_s + (min(cost.launch_s, step_s) if launches else 0.0)
                 for each in batch.reqs:
                     times[0, int(each.rid)] = np.fmin(times[0, int(each.rid)], begin_s)
-                results.append((batch.copy(), free_s))
+                in_flight.append((batch.copy(), free_s))
             if last is not None:
-                done, end_s = results.popleft()
-                result = self._result(done)
+                done, end_s = in_flight.popleft()
                 now_s = max(now_s, end_s)
-                known = [len(each.output_ids) for each in done.reqs]
-                if done.forward_mode.is_extend():
-                    self.results.process_batch_result_prefill(done, result)
-                else:
-                    self.results.process_batch_result_decode(done, result)
-                for each, before in zip(done.reqs, known, strict=True):
-                    if len(each.output_ids) > before == 0:
-                        times[1, int(each.rid)] = end_s
-                    if each.finished() and len(each.output_ids) > before:
-                        times[2, int(each.rid)] = end_s
+                self._complete(done, end_s, times)
             elif batch is None:
                 assert not scheduler.waiting_queue
                 scheduler.new_token_ratio_tracker.reset()
                 if arrived == len(sent):
                     break
                 now_s = max(now_s, arrival_s[arrived])
-            if batch is not None:
-                now_s = max(now_s, begin_s + (min(cost.launch_s, step_s) if prompts else 0.0))
-            last = batch
+            now_s, last = max(now_s, ready_s), batch
         return [
             Served(each.cached_tokens, *times[:, number], each.retraction_count)
             for number, each in enumerate(sent)
         ]
+
+    def _complete(self, batch: Any, end_s: float, times: Float64s) -> None:
+        """Process the result of a batch, and note when requests got their first and last token."""
+        known = [len(each.output_ids) for each in batch.reqs]
+        if batch.forward_mode.is_extend():
+            self.results.process_batch_result_prefill(batch, self._result(batch))
+        else:
+            self.results.process_batch_result_decode(batch, self._result(batch))
+        for each, before in zip(batch.reqs, known, strict=True):
+            if len(each.output_ids) > before:
+                if before == 0:
+                    times[1, int(each.rid)] = end_s
+                if each.finished():
+                    times[2, int(each.rid)] = end_s
 
     def _request(self, number: int, chat: Chat) -> Any:
         """Return a request as the tokenizer's process hands it to the scheduler."""
@@ -282,9 +282,9 @@ class Server:
         return GenerationBatchResult(next_token_ids=torch.tensor(tokens))
 
 
-def _cost_s(batch: Any, prompts: bool, cost: StepCost) -> float:
+def _cost_s(batch: Any, cost: StepCost) -> float:
     """Return the seconds of a batch."""
-    if not prompts:
+    if not batch.forward_mode.is_extend():
         tokens = sum(each.kv.kv_committed_len - 1 for each in batch.reqs)
         base_s = cost.base_s if cost.decode_base_s is None else cost.decode_base_s
         each_s = cost.decode_token_s * len(batch.reqs)
@@ -295,11 +295,12 @@ def _cost_s(batch: Any, prompts: bool, cost: StepCost) -> float:
     return float(cost.base_s + computed_s + cost.prefill_pair_s * (new * (before + new / 2)).sum())
 
 
-def _write_cache_indices(out_cache_loc, req_pool_indices_tensor, req_pool_indices_cpu, prefix_lens_tensor, prefix_lens_cpu, seq_lens_tensor, seq_lens_cpu, extend_lens_tensor, extend_lens_cpu, prefix_tensors, req_to_token_pool) -> None:
+def _write_cache_indices(*arguments: Any) -> None:
+    """Write a batch's slots into its requests' rows, as `allocation.write_cache_indices` does."""
+    slots, _, rows, _, prefixes, _, ends, _, news, found, pool = arguments
+    sizes = zip(rows.tolist(), prefixes.tolist(), ends.tolist(), news.tolist(), strict=True)
     at = 0
-    for i in range(req_pool_indices_cpu.shape[0]):
-        row = req_pool_indices_cpu[i].item()
-        before, end, new = (each[i].item() for each in (prefix_lens_cpu, seq_lens_cpu, extend_lens_cpu))
-        req_to_token_pool.write((row, slice(0, before)), prefix_tensors[i])
-        req_to_token_pool.write((row, slice(before, end)), out_cache_loc[at : at + new])
+    for (row, prefix, end, new), hit in zip(sizes, found, strict=True):
+        pool.write((row, slice(0, prefix)), hit)
+        pool.write((row, slice(prefix, end)), slots[at : at + new])
         at += new

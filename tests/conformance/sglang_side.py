@@ -51,25 +51,28 @@ class _Module(types.ModuleType):
         return getattr(_Anything, name)
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the missing modules, after all that are installed."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of a missing module."""
         if name.partition(".")[0] not in MISSING:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Return a module that has every name."""
         return _Module(spec.name)
 
-    def exec_module(self, module: types.ModuleType) -> None: ...
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run nothing."""
 
 
-sys.meta_path.append(_Finder())
+sys.meta_path.append(Finder())
 
 
-class Server:
-    """The cache of a server with `pages` pages, which runs requests without computing them."""
+class Cache:
+    """The prefix tree of a server, and its pools of `pages` pages and of `rows` requests."""
 
     def __init__(
         self,
@@ -78,14 +81,11 @@ class Server:
         policy: str,
         config: dict[str, int],
         *,
-        chunk_tokens: int,
         core: str,
+        rows: int,
         most_tokens: int,
-        rows: int = 16,
     ) -> None:
         import torch
-        from sglang.srt.managers.schedule_batch import ReqKvInfo
-        from sglang.srt.mem_cache import common
         from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
         from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -93,9 +93,6 @@ class Server:
         from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-        # Options of a server: those of a plain one.
-        common.get_spec = lambda: SimpleNamespace(speculative_algorithm=None)
-        common.get_serving = lambda: SimpleNamespace(strip_thinking_cache=False)
         tokens = pages * page_size
         self.pool: Any = (
             TokenToKVPoolAllocator(tokens, torch.float32, "cpu", None, False)
@@ -115,6 +112,33 @@ class Server:
                 tree_core_backend=core,
             )
         )
+
+
+class Server:
+    """The cache of a server with `pages` pages, which runs requests without computing them."""
+
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        policy: str,
+        config: dict[str, int],
+        *,
+        chunk_tokens: int,
+        core: str,
+        most_tokens: int,
+        rows: int = 16,
+    ) -> None:
+        from sglang.srt.managers.schedule_batch import ReqKvInfo
+        from sglang.srt.mem_cache import common
+
+        # Options of a server: those of a plain one.
+        common.get_spec = lambda: SimpleNamespace(speculative_algorithm=None)
+        common.get_serving = lambda: SimpleNamespace(strip_thinking_cache=False)
+        cache = Cache(
+            pages, page_size, policy, config, core=core, rows=rows, most_tokens=most_tokens
+        )
+        self.pool, self.rows, self.tree = cache.pool, cache.rows, cache.tree
         self.page, self.chunk = page_size, max(chunk_tokens // page_size, 1) * page_size
         self.common, self.record = common, ReqKvInfo
         self.free_rows = list(range(rows))

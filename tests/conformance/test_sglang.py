@@ -1,4 +1,4 @@
-"""SGLang's own prefix cache against the simulated one: every request hits the same.
+"""SGLang's own prefix cache and scheduler against the simulated ones: every request fares the same.
 
 Run by `make test-sglang`, with SGLang's Python code on the path of an environment with torch.
 """
@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from kvscope.core.arrays import Int64s
-from kvscope.sglang_sim.replay import replay_tree
+from kvscope.deployment.engines import WaitingOrder
+from kvscope.latency.profile import LatencyProfile
+from kvscope.sglang_sim.replay import replay_tree, serve_tree
 from kvscope.sglang_sim.requests import FINISH, START
+from kvscope.vllm_sim.settings import StepCost
 from tests.long import long
 from tests.sglang_sim.chats import Chat, chats, in_flight, policy_of, traffic_of
 
@@ -96,3 +99,69 @@ def test_hits_are_sglangs(case: Case, page: int, at_once: int, core: str, reques
     if at_once == 1:  # nodes of other sizes hit something else
         other = replay_tree(traffic, policy, pages, paged=page > 1, chunk_tokens=64)
         assert not np.array_equal(other.hit_blocks * page, theirs)
+
+
+class Load(NamedTuple):
+    """So many requests a second, with `answer` output tokens at most, in a pool of `tokens`."""
+
+    rate: float
+    answer: int
+    tokens: int
+    chunk: int = 48
+    most_running: int = 2048
+
+
+LOADS = (
+    Load(2.0, 12, 600),
+    Load(100.0, 12, 1500, most_running=20),  # more than 128 wait
+    Load(2.0, 150, 600, chunk=32),  # requests are retracted
+    Load(10.0, 60, 1500, chunk=256, most_running=5),
+)
+PROFILE = LatencyProfile(
+    *("p", "", 0.16, 0.01, 1e-4),
+    request_s=0.06,
+    decode_base_s=0.05,
+    decode_request_s=0.01,
+    decode_context_token_s=1e-5,
+)
+
+
+@pytest.mark.parametrize("requests", [250, long(5_000)])
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[-1]], ids=lambda case: case.policy)
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: f"{load.rate:g}-{load.answer}")
+@pytest.mark.parametrize("order", ["fcfs", "lpm"])
+@pytest.mark.parametrize("page", [1, 4])
+def test_batches_are_sglangs(
+    page: int, order: WaitingOrder, load: Load, case: Case, requests: int
+) -> None:
+    """Hits, times of the first batch, first and last token, and retractions of every request.
+
+    A batch's time follows from its requests and their chunks, so these are the same too.
+    """
+    from tests.conformance.sglang_scheduler_side import Options, Server
+
+    sent = chats(requests, seed=page, longest=400, answer=load.answer)
+    arrival_s = np.cumsum(np.random.default_rng(page).exponential(1 / load.rate, requests))
+    pages = load.tokens // page
+    server = Server(
+        Options(pages, page, case.policy, case.config, load.chunk, order, load.most_running)
+    )
+    theirs = server.serve(sent, arrival_s.tolist(), StepCost.of(PROFILE))
+    ours = serve_tree(
+        traffic_of(sent, page)._replace(arrival_s=arrival_s),
+        policy_of(case.policy, case.values),
+        pages,
+        PROFILE,
+        chunk_tokens=load.chunk,
+        most_running=load.most_running,
+        order=order,
+        paged=page > 1,
+    )
+    hits, *times, retractions = (np.array(column) for column in zip(*theirs, strict=True))
+    outside_s = PROFILE.request_s
+    own = (ours.begin_s, ours.token_s - outside_s, ours.end_s - outside_s)
+    off = ours.hit_blocks * page != hits
+    off |= ~np.isclose(own, times).all(axis=0) | (ours.retractions != retractions)
+    assert np.flatnonzero(off).tolist() == []
+    assert (ours.batches, ours.evictions * page) == (server.batches, server.evicted)
+    assert (retractions.sum() > 0) == (load.answer > 100)
