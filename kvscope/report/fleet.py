@@ -53,7 +53,7 @@ _NAMED = 3  # routers in a sentence
 TIME_MODELS = {
     "queue": "prefill queues",
     "engine": "simulated vLLMs",
-    "tree": "SGLang's tree, one prefill at a time",
+    "tree": "simulated SGLangs",
 }
 """What the replicas of each time model are."""
 _ASSUMED = {
@@ -61,9 +61,9 @@ _ASSUMED = {
     " with the requests that decode. Capacity holds idle cached blocks alone.",
     "engine": "Time model: a simulated vLLM in each replica, whose pool also holds running"
     " requests.",
-    "tree": "Time model: SGLang's prefix tree in each replica, whose pool also holds running"
-    " requests; one prefill at a time, decoding in between. Routers that see loads or caches see"
-    " those of replicas that evict block by block.",
+    "tree": "Time model: a simulated SGLang in each replica, whose pool also holds running"
+    " requests; max_new_tokens as the outputs were. Routers that see loads or caches see those of"
+    " replicas that evict block by block.",
 }
 
 

@@ -266,8 +266,9 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     elif setting.engine:
         capacity = (
             f"Capacity: the pool of {setting.engine}, which also holds the blocks of running"
-            " requests, and whose prefix tree evicts whole nodes; one prefill at a time, in chunks"
-            f" of {count(setting.max_num_batched_tokens)} tokens."
+            " requests, and whose prefix tree evicts whole nodes; at most"
+            f" {count(setting.max_num_seqs)} run at once, prompts in chunks of"
+            f" {count(setting.max_num_batched_tokens)} tokens, max_new_tokens as the outputs were."
         )
     offload = offload_of(setting)
     if offload is not None:

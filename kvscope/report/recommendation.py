@@ -48,7 +48,7 @@ from kvscope.usecases.tune import WINDOWS
 from kvscope.usecases.tune.recommendation import Recommendation
 
 TYPES = "wa needs each request's type, where this trace states one: docs/run-it.md."
-ON_TREE = "Simulated on SGLang's prefix tree, one prefill at a time; its batching is not simulated."
+ON_SGLANG = "Simulated by SGLang's scheduler and prefix tree; max_new_tokens as the outputs were."
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
 HELD_OUT, VALIDATION = "held-out requests", "the validation window"
@@ -635,7 +635,7 @@ def _to_set(tuned: Recommendation) -> Section:
     if why := tuned.why_no_flags:
         return Section.of("To set", why)
     if flags.sglang:
-        note = None if more else ON_TREE
+        note = None if more else ON_SGLANG
         return Section.of("To set", f"SGLang: {flags.sglang}", note, *more)
     if flags.vllm_needs_plugin:
         command = plugin_command(tuned.path)

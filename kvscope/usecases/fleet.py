@@ -23,6 +23,7 @@ from kvscope.app.requests import (
     Capacities,
     FleetRequest,
     check_engine_runs,
+    check_sglang_runs,
     hit_definition,
     kv_model,
     latency_profile,
@@ -33,7 +34,7 @@ from kvscope.core.errors import Stopped, UsageError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.speculative import not_beside
 from kvscope.fleet.options import RANKS_ROUTER, ROUTED
-from kvscope.replay.policy_options import VLLM, parse_policies, parse_variants
+from kvscope.replay.policy_options import VLLM, Variant, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting, setting_profile
 from kvscope.usecases.base import Opened, UseCase
 
@@ -98,8 +99,8 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     )
     time_model: opt.TimeModel | None = opt.option(
         "How a replica takes time. queue: one prefill after the other, decodes apart. engine:"
-        " a simulated vLLM, whose pool also holds running requests.",
-        default="engine with a deployment on vLLM, else queue",
+        " a simulated vLLM or SGLang, whose pool also holds running requests.",
+        default="engine with a deployment, else queue",
     )
     closed_loop: bool = opt.option(
         "Let a turn arrive its think time after the simulated end of the previous one.", value=False
@@ -190,7 +191,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
     for variant in variants:
         check_required(variant.policy, variant.given, "--policy")
     if options.time_model == "engine":
-        check_engine_runs(variants, "--policy")
+        _check_engine_runs(variants, options, on_sglang=engine is None)
     return FleetRequest(
         setting=run_setting(hit_definition(None, "carried", options.warmup), profile, slo_s=slo_s),
         slo=Slo(slo_s, options.percentile or DEFAULT_PERCENTILE, options.tpot_slo),
@@ -202,7 +203,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         capacities=named,
         model=kv,
         deployment=where,
-        time_model=time_model,
+        time_model=time_model if engine else "queue",
         engine=engine,
         tier=options.offload,
         closed_loop=options.closed_loop,
@@ -220,6 +221,21 @@ def _check_ranks(where: ResolvedDeployment, replicas: tuple[int, ...]) -> None:
             f"the replicas are the {where.dp} ranks of one engine (--dp)",
             where="--replicas",
             remedy="leave it out, and take another --dp for another number",
+        )
+
+
+def _check_engine_runs(
+    variants: Sequence[Variant], options: FleetOptions, *, on_sglang: bool
+) -> None:
+    """Raise UsageError for policies that simulated engines cannot run, or another loop."""
+    if not on_sglang:
+        check_engine_runs(variants, "--policy")
+        return
+    check_sglang_runs(variants, "--policy")
+    if options.closed_loop:
+        remedy = "leave it out, or take --time-model queue"
+        raise UsageError(
+            "a simulated SGLang has an open loop", where="--closed-loop", remedy=remedy
         )
 
 
@@ -241,20 +257,11 @@ def _usual_time_model(
 def _engine_limits(
     options: FleetOptions, time_model: opt.TimeModel, where: ResolvedDeployment | None
 ) -> EngineSettings | None:
-    """Return the limits of a simulated vLLM, its blocks aside; None where none is simulated.
-
-    Raises UsageError where SGLang would have to be.
-    """
+    """Return the limits of a simulated vLLM, its blocks aside; None where none is simulated."""
     from kvscope.vllm_sim import EngineSettings
 
-    if time_model == "queue" and (where is None or where.engine.name != VLLM):
+    if where.engine.name != VLLM if where else time_model == "queue":
         return None
-    if where is not None and where.engine.name != VLLM:
-        raise UsageError(
-            "SGLang's scheduler is not simulated",
-            where="--time-model engine",
-            remedy="take --time-model queue",
-        )
     limits, usual = where or options, EngineSettings(1)
     if where is not None:
         if where.engine.shortens_hits and options.offload is not None:

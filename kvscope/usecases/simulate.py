@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.app.simulate import Simulation
     from kvscope.core.percentiles import Percentiles
-    from kvscope.core.runs import CapacityModel, TierMode
+    from kvscope.core.runs import TierMode
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.policies.base import Policy
     from kvscope.tuning.file import EngineTable, RecommendationFile
@@ -74,7 +74,8 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     )
     capacity_model: Literal["cache", "engine"] = opt.option(
         "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
-        " also holds the blocks of running requests; a deployment's pool always is one.",
+        " also holds the blocks of running requests; a deployment's pool (vLLM's or SGLang's)"
+        " always is one.",
         value="cache",
     )
     tiers: str | None = opt.option(
@@ -144,14 +145,15 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         isolate=options.isolate,
         sample_rate=options.sample,
     )
-    setting = _on_engine(setting, options, _engine(recommended, where, options.capacity_model))
+    setting = _on_engine(setting, options, _engine(recommended, where))
     if recommended and recommended.deployment is not None:
         setting = recommended.deployment.simulated(setting)
     variants = _with_lru(recommended) if recommended else _named(options, where, kv, setting)
     if options.perfetto is not None and setting.capacity_model != "engine":
-        raise UsageError(
-            "a cache alone has no queue", where="--perfetto", remedy="add --capacity-model engine"
-        )
+        what, remedy = "a cache alone has no queue", "add --capacity-model engine"
+        if setting.on_tree:
+            what, remedy = "draws the steps of a simulated vLLM", "leave it out"
+        raise UsageError(what, where="--perfetto", remedy=remedy)
     if setting.on_tree:
         check_sglang_runs(variants, "--recommendation" if recommended else "--policies")
     if options.refit is not None:
@@ -182,7 +184,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
 def _on_engine(
     setting: RunSetting, options: SimulateOptions, engine: ResolvedDeployment | EngineTable | None
 ) -> RunSetting:
-    """Return the setting of a simulated vLLM, of SGLang's prefix tree, or of a cache alone."""
+    """Return the setting of a simulated vLLM, a simulated SGLang, or a cache alone."""
     named = (options.capacity, options.capacity_blocks, options.points)
     model, limits = options.capacity_model, engine or options
     seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
@@ -192,16 +194,16 @@ def _on_engine(
     setting = with_capacity_model(
         setting,
         "engine" if on_vllm else model,
-        max_num_seqs=None if on_sglang else seqs,
-        max_num_batched_tokens=None if on_sglang else tokens,
+        max_num_seqs=None if on_sglang and model == "cache" else seqs,
+        max_num_batched_tokens=None if on_sglang and model == "cache" else tokens,
         tiers=options.tiers,
         tier_mode=options.tier_mode,
         offload=options.offload,
         capacities_named=any(capacity is not None for capacity in named),
     )
-    return (
-        tree_setting(setting, version, seqs, tokens) if on_sglang and seqs and tokens else setting
-    )
+    if on_sglang and seqs and tokens:
+        return tree_setting(replace(setting, capacity_model="cache"), version, seqs, tokens)
+    return setting
 
 
 def _named(
@@ -289,12 +291,11 @@ def _estimated(
 
 
 def _engine(
-    recommended: RecommendationFile | None, where: ResolvedDeployment | None, model: CapacityModel
+    recommended: RecommendationFile | None, where: ResolvedDeployment | None
 ) -> ResolvedDeployment | EngineTable | None:
     """Return the deployment whose engine is replayed, None for a cache alone.
 
-    Raises UsageError for a recommendation that is for several replicas, and for vLLM's capacity
-    model with another engine.
+    Raises UsageError for a recommendation that is for several replicas.
     """
     table = recommended.deployment if recommended else None
     if table is not None and table.replicas > 1:
@@ -303,14 +304,7 @@ def _engine(
             where="--recommendation",
             remedy=f"it is for {table.replicas} replicas: use kvscope tune",
         )
-    engine = table if recommended else where
-    if engine is not None and model == "engine" and parse_engine(str(engine.engine)).name != VLLM:
-        raise UsageError(
-            "SGLang's scheduler is not simulated, its prefix cache is",
-            where="--capacity-model engine",
-            remedy="leave it out",
-        )
-    return engine
+    return table if recommended else where
 
 
 def _check_simulated(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -14,11 +12,10 @@ from hypothesis import strategies as st
 
 from kvscope.core.arrays import Int64s
 from kvscope.core.errors import UsageError
-from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import Replay
 from kvscope.replay.traffic import Traffic
-from kvscope.sglang_sim.replay import replay_tree, serve_tree, sglang_has
+from kvscope.sglang_sim.replay import replay_tree, sglang_has
 from kvscope.sglang_sim.requests import START
 from tests.oracles.replay import left_behind
 from tests.oracles.sglang import RadixTree
@@ -128,92 +125,6 @@ def test_equals_the_plain_tree_at_length(
     if policy != "lru" and at_once == 1:
         lru = replay_tree(of, by_name("lru")(), capacity, paged=page > 1, chunk_tokens=48)
         assert not np.array_equal(done.hit_blocks, lru.hit_blocks)
-
-
-def _served_plainly(
-    of: Traffic, blocks: Sequence[Sequence[Hashable]], tree: RadixTree, profile: LatencyProfile
-) -> tuple[list[int], list[float], list[float]]:
-    """Return what requests hit and when they get a token and their last, one prefill at a time."""
-    hits, token_s, end_s = [], [], [math.nan] * len(blocks)
-    free_s = decoded_s = 0.0
-    running: list[tuple[float, int, Any]] = []
-
-    def needs(request: Any) -> int:
-        return -(-request.end // of.block_size) - request.shared - request.owned
-
-    def finish_first(now_s: float) -> None:
-        """Finish the first running request; it is `now_s` once all have decoded `decoded_s`."""
-        decoded_until_s, at, request = heapq.heappop(running)
-        end_s[at] = now_s - (decoded_s - decoded_until_s) + profile.request_s
-        tree.finish(request)
-
-    for at, arrival_s in enumerate(of.arrival_s.tolist()):
-        prompt = int(of.input_tokens[at])
-        end = max(prompt, int(of.history_tokens[at]) - 1)
-        if -(-end // of.block_size) > tree.capacity:
-            hits.append(0)
-            token_s.append(math.nan)
-            continue
-        start_s = max(arrival_s, free_s)
-        decoded_s += start_s - free_s
-        while running and running[0][0] <= decoded_s:
-            finish_first(start_s)
-        while True:
-            request = tree.look_up(blocks[at], prompt, end, int(of.look[at]))
-            promised = sum(needs(other) for _, _, other in running)
-            if tree.locked() + tree.owned + promised + needs(request) <= tree.capacity:
-                break
-            tree.abandon(request)
-            start_s += running[0][0] - decoded_s
-            decoded_s = running[0][0]
-            finish_first(start_s)
-        hits.append(request.hit)
-        cached = min(request.hit * of.block_size, prompt)
-        tree.prefill(request)
-        token_s.append(start_s + float(profile.ttft_s(prompt - cached, cached)))
-        free_s = token_s[-1] - profile.request_s  # which keeps no other request waiting
-        each_s = profile.decode_request_s * (len(running) + 1) + (profile.decode_base_s or 0.0)
-        heapq.heappush(running, (decoded_s + (end - prompt) * each_s, at, request))
-    while running:
-        finish_first(free_s)
-    return hits, token_s, end_s
-
-
-@_by_policy
-@pytest.mark.parametrize("rate", [0.2, 1.0, 8.0])
-def test_one_prefill_at_a_time(policy: str, values: dict[str, float], rate: float) -> None:
-    """Requests that decode keep their blocks, and the next one waits until it fits."""
-    of = traffic_of(chats(400, seed=9), 4)
-    longest = int(of.length.max())
-    profile = LatencyProfile(
-        *("p", "", 0.16, 0.01, 1e-4), request_s=0.06, decode_base_s=0.05, decode_request_s=0.01
-    )
-    done = serve_tree(
-        of, policy_of(policy, values), longest + 4, profile, chunk_tokens=48, rate_scale=rate
-    )
-    named = {_NAMES[name]: value for name, value in values.items()}
-    tree = RadixTree(policy, longest + 4, block_size=4, chunk=48, **named)
-    scaled = of._replace(arrival_s=of.arrival_s / rate)
-    hits, token_s, end_s = _served_plainly(scaled, left_behind(of), tree, profile)
-    assert done.hit_blocks.tolist() == hits
-    assert np.allclose(done.token_s, token_s)
-    assert np.allclose(done.end_s, end_s)
-    assert (done.end_s >= done.token_s - 1e-9).all()
-    assert done.evictions == tree.evictions > 200
-    free_s = np.append(0, done.token_s[:-1] - profile.request_s)
-    waits = done.begin_s - np.maximum(scaled.arrival_s, free_s)
-    assert waits.max() > 0.1  # for memory
-
-
-def test_an_idle_server_serves_one_by_one() -> None:
-    """Far apart, requests hit what they hit in a replay, and wait for nothing."""
-    of = traffic_of(chats(200, seed=2), 4)
-    of = of._replace(arrival_s=of.arrival_s * 1e6)
-    profile = LatencyProfile("p", "", 0.1, 0.01)
-    done = serve_tree(of, by_name("lru")(), 150, profile)
-    alone = replay_tree(of, by_name("lru")(), 150)
-    assert np.array_equal(done.hit_blocks, alone.hit_blocks)
-    assert done.begin_s.tolist() == of.arrival_s.tolist()
 
 
 def test_requests_longer_than_the_cache_are_rejected() -> None:

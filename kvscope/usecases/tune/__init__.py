@@ -470,7 +470,6 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
             where="--capacity",
             remedy="leave it out, or state the pool with --num-gpu-blocks",
         )
-    untimed = options.tpot_slo is not None and where.engine.name != VLLM
     of_ranks = "not compared for the ranks of one engine (--dp), but by kvscope fleet"
     for wrong, what, option in (
         *(
@@ -479,7 +478,6 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
         ),
         (options.view == "unloaded", "a deployment's TTFT is queued", "--view unloaded"),
         (options.outputs != "carried", "an engine caches outputs", "--outputs"),
-        (untimed, "SGLang's output tokens are not simulated", "--tpot-slo"),
     ):
         if wrong:
             raise UsageError(what, where=option, remedy="leave it out")

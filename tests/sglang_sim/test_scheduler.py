@@ -1,0 +1,113 @@
+"""SGLang's scheduler by hand; tests/conformance/test_sglang.py compares it with SGLang's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.registry import by_name
+from kvscope.replay.traffic import Traffic
+from kvscope.sglang_sim.replay import TreeService, replay_tree, serve_tree
+from tests.sglang_sim.chats import Chat, chats, traffic_of
+
+PROFILE = LatencyProfile("p", "", 1.0, 0.1, decode_base_s=0.5, decode_request_s=0.25)
+"""A batch of prompts takes 1 s and 0.1 s a token, one of n outputs 0.5 s and 0.25 s for each."""
+LRU = by_name("lru")()
+
+
+def _chat(first: int, prompt: int, outputs: int) -> Chat:
+    """Return a request whose tokens are numbers from `first` on."""
+    return Chat(list(range(first, first + prompt)), list(range(9000, 9000 + outputs)))
+
+
+def _at_once(requests: Sequence[Chat]) -> Traffic:
+    """Return requests that arrive together, in blocks of one token."""
+    of = traffic_of(requests, 1)
+    return of._replace(arrival_s=np.zeros(len(of.leaf)))
+
+
+def _serve(requests: Sequence[Chat], capacity: int = 10_000, **options: object) -> TreeService:
+    return serve_tree(_at_once(requests), LRU, capacity, PROFILE, **options)  # type: ignore[arg-type]
+
+
+def test_a_batch_computes_several_prompts_and_a_part_of_one() -> None:
+    """30 + 18 tokens, then the other 12; the first request decodes once no prompt is left."""
+    done = _serve([_chat(100, 30, 2), _chat(200, 30, 1)], chunk_tokens=48)
+    assert done.begin_s.tolist() == [0.0, 0.0]
+    assert np.allclose(done.token_s, [5.8, 5.8 + 2.2])
+    assert np.allclose(done.end_s, [5.8 + 2.2 + 0.75, 5.8 + 2.2])
+    assert np.allclose(done.tpot_s, [2.2 + 0.75, np.nan], equal_nan=True)
+    assert done.batches == 3
+
+
+def test_prompts_of_one_batch_do_not_share() -> None:
+    """Neither is in the tree yet; the next one hits."""
+    same = _chat(100, 30, 2)
+    together = _serve([same, same])
+    assert together.hit_blocks.tolist() == [0, 0]
+    assert _serve([same, same, same], most_running=1).hit_blocks.tolist() == [0, 29, 29]
+
+
+def test_requests_wait_for_the_limit_of_running_ones() -> None:
+    done = _serve([_chat(100, 10, 3), _chat(200, 10, 1)], most_running=1)
+    assert done.begin_s[1] >= done.end_s[0]
+
+
+def test_the_longest_prefix_goes_first() -> None:
+    head, other = _chat(100, 60, 1), _chat(300, 40, 1)
+    requests = [head, other, Chat([*head.prompt, 1, 2, 3], [9000])]
+    assert np.argsort(_serve(requests, most_running=1).begin_s).tolist() == [0, 1, 2]
+    by_prefix = _serve(requests, most_running=1, order="lpm")
+    assert np.argsort(by_prefix.begin_s).tolist() == [0, 2, 1]
+
+
+def test_a_prompt_waits_for_one_with_its_first_32_tokens() -> None:
+    """If neither is cached: the second is then not in the batch of the first, and hits."""
+    requests = [_chat(200, 40, 1), _chat(200, 40, 1), _chat(300, 40, 1)]
+    assert _serve(requests, chunk_tokens=80).hit_blocks.tolist() == [0, 0, 0]
+    assert _serve(requests, chunk_tokens=80, order="lpm").hit_blocks.tolist() == [0, 39, 0]
+    short = [_chat(200, 31, 1), _chat(200, 31, 1), _chat(300, 40, 1)]
+    assert _serve(short, chunk_tokens=62, order="lpm").hit_blocks.tolist() == [0, 0, 0]
+
+
+def test_the_one_with_fewer_outputs_is_retracted() -> None:
+    """Less and less is reserved for outputs; it goes on once the other is complete."""
+    requests = [_chat(100, 20, 600), _chat(300, 20, 130)]
+    late = _at_once(requests)._replace(arrival_s=np.array([0.0, 378.0]))
+    done = serve_tree(late, LRU, 700, PROFILE)
+    assert done.begin_s[1] < done.end_s[0] < done.end_s[1]
+    assert done.retractions.tolist() == [0, 1]
+    assert done.hit_blocks.tolist() == [0, 0]
+    assert serve_tree(late, LRU, 1000, PROFILE).retractions.tolist() == [0, 0]
+
+
+def test_answers_that_would_be_cut_are_rejected() -> None:
+    """A page and a token stay free beside a prompt and its outputs."""
+    requests = [_chat(100, 20, 10), _chat(300, 20, 11)]
+    assert np.isnan(_serve(requests, 32).end_s).tolist() == [False, True]
+    assert np.isnan(_serve(requests, 33).end_s).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "tlru"])
+def test_an_idle_server_serves_one_by_one(policy: str) -> None:
+    """Far apart, requests hit what they hit in a replay, and wait for nothing."""
+    of = traffic_of(chats(200, seed=2), 4)
+    of = of._replace(arrival_s=of.arrival_s * 1e6)
+    profile = LatencyProfile("p", "", 0.1, 0.01)
+    done = serve_tree(of, by_name(policy)(), 150, profile)
+    alone = replay_tree(of, by_name(policy)(), 150)
+    assert np.array_equal(done.hit_blocks, alone.hit_blocks)
+    assert done.begin_s.tolist() == of.arrival_s.tolist()
+
+
+def test_faster_traffic_is_the_same_traffic_earlier() -> None:
+    of = traffic_of(chats(200, seed=5), 4)
+    fast = serve_tree(of, LRU, 200, PROFILE, rate_scale=4.0)
+    earlier = serve_tree(of._replace(arrival_s=of.arrival_s / 4), LRU, 200, PROFILE)
+    assert np.array_equal(fast.hit_blocks, earlier.hit_blocks)
+    assert np.array_equal(fast.end_s, earlier.end_s)
+    assert (fast.end_s >= fast.token_s).all()
+    assert (fast.token_s > fast.begin_s).all()
