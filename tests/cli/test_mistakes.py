@@ -99,9 +99,24 @@ OPTIONS: Rows = {
         ),
         ("--policies lru,tlur", 2, "--policies: unknown policy 'tlur'; did you mean tlru?"),
         (
-            f"{_GPU} --engine sglang --capacity-model engine",
+            f"{_GPU} --engine sglang --capacity-model engine --compat libcachesim",
             2,
-            "--capacity-model engine: SGLang's scheduler is not simulated",
+            "--capacity-model engine: an engine does not count as libcachesim",
+        ),
+        (
+            f"{_GPU} --engine sglang:schedule_policy=random",
+            2,
+            "--engine: sglang with schedule_policy=random is not simulated; write sglang:schedule",
+        ),
+        (
+            f"{_GPU} --engine vllm:schedule_policy=lpm",
+            2,
+            "--engine: vllm with schedule_policy=lpm is not simulated; write vllm",
+        ),
+        (
+            f"{_GPU} --engine sglang --perfetto t.json",
+            2,
+            "--perfetto: draws the steps of a simulated vLLM; leave it out",
         ),
         (
             f"{_GPU} --engine sglang --policies lru,wa",
@@ -269,7 +284,6 @@ OPTIONS: Rows = {
         (f"{_GPU} --capacity-blocks 5", 2, "leave it out"),
         (f"{_GPU} --view unloaded", 2, "leave it out"),
         (f"{_GPU} --outputs ignored", 2, "leave it out"),
-        (f"{_GPU} --engine sglang --tpot-slo 50ms", 2, "leave it out"),
         (f"{_GPU} --policies lfu", 2, "--policies: lfu cannot order the blocks of an engine"),
         (f"{_GPU} --engine sglang --policies wa", 2, "--policies: SGLang has no policy wa; take"),
         (f"{_GPU} --engine sglang --param tlru.guard=1", 2, "has no parameter guard; leave it"),
@@ -313,7 +327,8 @@ OPTIONS: Rows = {
         ("", 2, "how much a replica caches is not stated; name it, or --capacity with --model"),
         ("--capacity 1GiB", 2, "bytes need a model"),
         ("--gpu l4 --model llama3-8b --traffic replica", 2, "a fleet needs the traffic of all"),
-        (f"{_GPU} --engine sglang --time-model engine", 2, "SGLang's scheduler is not simulated"),
+        (f"{_GPU} --engine sglang --time-model engine --closed-loop", 2, "has an open loop; leave"),
+        (f"{_GPU} --engine sglang --time-model engine --policy wa", 2, "SGLang has no policy wa"),
         ("--gpu l4 --model gemma3-4b --policy tlru", 2, "not replayed on fleets of hybrid models"),
     ),
     "fleet short --slo 1s --capacity-blocks 9": (

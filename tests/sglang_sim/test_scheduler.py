@@ -65,12 +65,13 @@ def test_the_longest_prefix_goes_first() -> None:
 
 
 def test_a_prompt_waits_for_one_with_its_first_32_tokens() -> None:
-    """If neither is cached: the second is then not in the batch of the first, and hits."""
-    requests = [_chat(200, 40, 1), _chat(200, 40, 1), _chat(300, 40, 1)]
-    assert _serve(requests, chunk_tokens=80).hit_blocks.tolist() == [0, 0, 0]
-    assert _serve(requests, chunk_tokens=80, order="lpm").hit_blocks.tolist() == [0, 39, 0]
-    short = [_chat(200, 31, 1), _chat(200, 31, 1), _chat(300, 40, 1)]
-    assert _serve(short, chunk_tokens=62, order="lpm").hit_blocks.tolist() == [0, 0, 0]
+    """If neither is cached: the second is then in the third batch, and hits what the first left."""
+    others = [_chat(first, 40, 1) for first in (300, 400, 500)]
+    requests = [_chat(200, 40, 1), _chat(200, 40, 1), *others]
+    assert _serve(requests, chunk_tokens=80).hit_blocks.tolist() == [0, 0, 0, 0, 0]
+    assert _serve(requests, chunk_tokens=80, order="lpm").hit_blocks.tolist() == [0, 39, 0, 0, 0]
+    short = [_chat(200, 31, 1), _chat(200, 31, 1), *others]
+    assert not _serve(short, chunk_tokens=80, order="lpm").hit_blocks.any()
 
 
 def test_the_one_with_fewer_outputs_is_retracted() -> None:
