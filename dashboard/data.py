@@ -195,7 +195,7 @@ def newest_simulation(trace: Trace) -> Simulation | None:
 
 def is_on_curve(trace: Trace, setting: RunSetting) -> bool:
     """Return whether a setting counts hits as LRU's curve does: in one cache, of all requests."""
-    idle = setting.capacity_model == "cache" and not setting.on_tree
+    idle = not setting.holds_running
     plain = idle and not setting.tiers and setting.isolate is None
     return plain and setting.exact and setting.definition == background_cache.lru(trace).definition
 

@@ -268,7 +268,7 @@ def replay(
     runs += [*keeper.stored, *keeper.waiting]
     if failure is not None:
         monitor.note(f"not all runs were stored: {failure}")
-    idle = setting.capacity_model == "cache" and not setting.on_tree and not setting.tiers
+    idle = not setting.holds_running and not setting.tiers
     return Simulation(
         trace,
         None,

@@ -122,8 +122,13 @@ class RunSetting(Struct, frozen=True):
 
     @property
     def on_tree(self) -> bool:
-        """Whether the cache is the prefix tree of an SGLang."""
+        """Whether a simulated SGLang serves the requests, with its prefix tree."""
         return self.capacity_model == "cache" and bool(self.engine)
+
+    @property
+    def holds_running(self) -> bool:
+        """Whether the capacity also holds the blocks of running requests."""
+        return self.capacity_model == "engine" or self.on_tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ def run_columns(runs: Sequence[Run]) -> Columns:
             "over SLO": lambda run: count(run.outcome.violations or 0),
         }
     columns["evictions"] = lambda run: count(run.evictions)
-    if setting.capacity_model == "engine":
+    if setting.holds_running:
         columns |= {
             "preempted": lambda run: count(run.preemptions or 0),
             "rejected": lambda run: count(run.turned_away or 0),

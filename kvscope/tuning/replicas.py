@@ -139,7 +139,7 @@ def serve_fleet(
     setting, prompts = workload.setting, workload.prompts
     served = serve(prompts, setting.definition, done.hit_blocks, workload.profile)
     tpot_s = None
-    if sweep.engine is not None:
+    if setting.holds_running:
         later = prompts.output_tokens.astype(np.int64) - 1
         tpot_s = np.where(later > 0, (done.end_s - done.token_s) / np.maximum(later, 1), np.nan)
     return replace(served, queued_ttft_s=done.ttft_s, tpot_s=tpot_s)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvscope.core.arrays import Int64s
-from kvscope.deployment.engines import WaitingOrder
+from kvscope.deployment.engines import WAITING_ORDERS, WaitingOrder
 from kvscope.latency.profile import LatencyProfile
 from kvscope.sglang_sim.replay import replay_tree, serve_tree
 from kvscope.sglang_sim.requests import FINISH, START
@@ -126,22 +126,18 @@ PROFILE = LatencyProfile(
 )
 
 
-@pytest.mark.parametrize("requests", [250, long(5_000)])
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[-1]], ids=lambda case: case.policy)
-@pytest.mark.parametrize("load", LOADS, ids=lambda load: f"{load.rate:g}-{load.answer}")
-@pytest.mark.parametrize("order", ["fcfs", "lpm"])
-@pytest.mark.parametrize("page", [1, 4])
-def test_batches_are_sglangs(
-    page: int, order: WaitingOrder, load: Load, case: Case, requests: int
-) -> None:
-    """Hits, times of the first batch, first and last token, and retractions of every request.
+def compare(
+    page: int, order: WaitingOrder, load: Load, case: Case, requests: int, *, seed: int
+) -> int:
+    """Return how often requests are retracted; all fare in the simulation as in SGLang.
 
-    A batch's time follows from its requests and their chunks, so these are the same too.
+    That is hits, retractions, and the times of the first batch, of the first and the last token. A
+    batch's time follows from its requests and their chunks, so these are the same too.
     """
     from tests.conformance.sglang_scheduler_side import Options, Server
 
-    sent = chats(requests, seed=page, longest=400, answer=load.answer)
-    arrival_s = np.cumsum(np.random.default_rng(page).exponential(1 / load.rate, requests))
+    sent = chats(requests, seed=seed, longest=400, answer=load.answer)
+    arrival_s = np.cumsum(np.random.default_rng(seed).exponential(1 / load.rate, requests))
     pages = load.tokens // page
     server = Server(
         Options(pages, page, case.policy, case.config, load.chunk, order, load.most_running)
@@ -164,4 +160,30 @@ def test_batches_are_sglangs(
     off |= ~np.isclose(own, times).all(axis=0) | (ours.retractions != retractions)
     assert np.flatnonzero(off).tolist() == []
     assert (ours.batches, ours.evictions * page) == (server.batches, server.evicted)
-    assert (retractions.sum() > 0) == (load.answer > 100)
+    return int(retractions.sum())
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[-1]], ids=lambda case: case.policy)
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: f"{load.rate:g}-{load.answer}")
+@pytest.mark.parametrize("order", WAITING_ORDERS)
+@pytest.mark.parametrize("page", [1, 4])
+def test_batches_are_sglangs(page: int, order: WaitingOrder, load: Load, case: Case) -> None:
+    """Under loads with long queues, several prompts a batch, chunks, and retractions."""
+    retractions = compare(page, order, load, case, 250, seed=page)
+    assert (retractions > 0) == (load.answer > 100)
+
+
+@pytest.mark.parametrize("seed", [long(seed) for seed in range(100)])
+def test_batches_are_sglangs_in_any_setting(seed: int) -> None:
+    """1,000 requests in settings that are drawn at random."""
+    rng = np.random.default_rng(seed)
+    answer, tokens = int(rng.choice([12, 60, 150])), int(rng.choice([600, 900, 1500]))
+    load = Load(
+        float(rng.choice([0.5, 2.0, 10.0, 100.0])),
+        answer,
+        tokens,
+        chunk=int(rng.choice([32, 48, 256])),
+        most_running=int(rng.choice([4, 20, 2048])),
+    )
+    order, case = WAITING_ORDERS[rng.integers(2)], CASES[rng.integers(len(CASES))]
+    compare(int(rng.choice([1, 4, 16])), order, load, case, 1_000, seed=seed)

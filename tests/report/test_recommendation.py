@@ -165,7 +165,7 @@ def test_flags_are_those_of_the_engine(result: Recommendation) -> None:
     """SGLang's, with how it was simulated; none without a deployment."""
     words = _text(_deployed(result, engine="sglang"))
     assert "SGLang: --radix-eviction-policy " in words
-    assert "Simulated on SGLang's prefix tree" in words
+    assert "Simulated by SGLang's scheduler and prefix tree" in words
     assert "vllm serve" not in words
     words = _text(result)
     assert "A cache study" in words
