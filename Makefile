@@ -113,7 +113,7 @@ test-engine-versions: $(ENGINE)/ready ## cache managers of earlier vLLMs against
 
 SGLANG_PYTEST = PYTHONPATH=$(ENGINE)-sglang $(ENGINE_PYTEST)
 
-test-sglang: $(ENGINE)-sglang/ready ## the simulated prefix tree against SGLang's own, whose code runs on .venv-engine
+test-sglang: $(ENGINE)-sglang/ready ## the simulated scheduler and prefix tree against SGLang's own, whose code runs on .venv-engine
 	$(SGLANG_PYTEST) -m "sglang and not long" tests/conformance/test_sglang.py
 
 test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)

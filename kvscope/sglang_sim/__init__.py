@@ -1,1 +1,1 @@
-"""SGLang's prefix cache: its tree of nodes, and requests that run on it."""
+"""SGLang's scheduler and prefix cache: batches of requests, on a tree of nodes."""

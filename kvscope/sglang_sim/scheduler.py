@@ -67,7 +67,7 @@ BATCH = record_type("size prompts chunked", "cost_s begin_s end_s")
 """A batch of `size` requests, of `prompts` or outputs; that of `chunked` has more to compute."""
 
 
-class Queues(NamedTuple):
+class ServerQueues(NamedTuple):
     """What a server with R requests has apart from its cache.
 
     `state` (1) and `batches` (2) are records as above; batch n is in the place n & 1, and so are
@@ -84,7 +84,7 @@ class Queues(NamedTuple):
     heads: Int64s
 
 
-def empty_queues(requests: int, **settings: float) -> Queues:
+def empty_queues(requests: int, **settings: float) -> ServerQueues:
     """Return the queues of a server for so many requests; `settings` are fields of its state."""
     state = np.zeros(1, dtype=STATE).view(np.recarray)
     for name, value in settings.items():
@@ -94,12 +94,12 @@ def empty_queues(requests: int, **settings: float) -> Queues:
     members, waiting = np.zeros((2, 2, requests + 1), dtype=np.int32)
     matched, heads = np.zeros((2, MOST_MATCHED), dtype=np.int64)
     running = np.zeros(requests + 1, dtype=np.int32)
-    return Queues(state, batches, members, waiting.reshape(-1), running, matched, heads)
+    return ServerQueues(state, batches, members, waiting.reshape(-1), running, matched, heads)
 
 
 @kernel
 def serve(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
 ) -> None:
     """Serve requests in order of arrival, and write into them what they hit and when."""
     tree, prompts, queues = by_reference(tree), by_reference(prompts), by_reference(queues)
@@ -127,7 +127,7 @@ def serve(
 
 
 @callable_in_kernels
-def arrive(requests: Records, queues: Queues) -> None:
+def arrive(requests: Records, queues: ServerQueues) -> None:
     """Let the requests wait that have arrived; rejected ones do not."""
     state = queues.state[0]
     while state.arrived < len(requests):
@@ -140,7 +140,7 @@ def arrive(requests: Records, queues: Queues) -> None:
 
 
 @callable_in_kernels
-def wait(queues: Queues, request: int) -> None:
+def wait(queues: ServerQueues, request: int) -> None:
     """Put a request at the end of the queue."""
     state, waiting = queues.state[0], queues.waiting
     if state.head + state.waiting == len(waiting):
@@ -153,7 +153,7 @@ def wait(queues: Queues, request: int) -> None:
 
 @callable_in_kernels
 def plan(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
 ) -> bool:
     """Plan the next batch: of prompts, else of outputs; return whether there is one."""
     state = queues.state[0]
@@ -172,7 +172,7 @@ def plan(
 
 
 @callable_in_kernels
-def settle_running(requests: Records, queues: Queues) -> None:
+def settle_running(requests: Records, queues: ServerQueues) -> None:
     """Let the requests of the last prompts run, and those that are complete no more."""
     state, running = queues.state[0], queues.running
     last, members = queues.batches[state.made & 1], queues.members[state.made & 1]
@@ -196,7 +196,7 @@ def settle_running(requests: Records, queues: Queues) -> None:
 
 @callable_in_kernels
 def plan_prompts(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
 ) -> None:
     """Plan a batch of prompts, as far as there is memory for them: the begun one first."""
     state = queues.state[0]
@@ -238,7 +238,7 @@ def plan_prompts(
 
 
 @callable_in_kernels
-def may_admit(tree: PrefixTree, queues: Queues) -> bool:
+def may_admit(tree: PrefixTree, queues: ServerQueues) -> bool:
     """Return whether the planned batch may take another request."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
@@ -255,7 +255,7 @@ def admit_waiting(
     requests: Records,
     parents: Int32s,
     prompts: Paths,
-    queues: Queues,
+    queues: ServerQueues,
     request: int,
 ) -> bool:
     """Look a request up and add it to the batch; return False if it waits on."""
@@ -311,7 +311,7 @@ def first_chunk(tree: PrefixTree, requests: Records, state: Records, request: in
 
 @callable_in_kernels
 def admit(
-    tree: PrefixTree, requests: Records, queues: Queues, request: int, tokens: int, cut: bool
+    tree: PrefixTree, requests: Records, queues: ServerQueues, request: int, tokens: int, cut: bool
 ) -> None:
     """Add so many tokens of a prompt to the batch, more of which follow if it is `cut`."""
     state, record, size = queues.state[0], requests[request], tree.state[0].block_size
@@ -335,7 +335,7 @@ def admit(
 
 
 @callable_in_kernels
-def give_blocks(tree: PrefixTree, requests: Records, queues: Queues, tokens: int) -> None:
+def give_blocks(tree: PrefixTree, requests: Records, queues: ServerQueues, tokens: int) -> None:
     """Give the requests of the planned batch the blocks of so many tokens."""
     state, place, needed = queues.state[0], (queues.state[0].made + 1) & 1, 0
     batch, members = queues.batches[place], queues.members[place]
@@ -358,7 +358,7 @@ def lacks(tree: PrefixTree, record: Records) -> int:
 
 @callable_in_kernels
 def order_waiting(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
 ) -> None:
     """Put the queue in order, or now and then let the prefixes of those in front count as used."""
     state = queues.state[0]
@@ -385,7 +385,7 @@ def look_up_all(
 
 @callable_in_kernels
 def by_prefix(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
 ) -> None:
     """Sort the queue by the tokens that are cached, the most first.
 
@@ -417,7 +417,7 @@ def by_prefix(
 
 
 @callable_in_kernels
-def plan_outputs(tree: PrefixTree, requests: Records, queues: Queues) -> None:
+def plan_outputs(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
     """Plan the next token of every running request whose last one is not on its way."""
     state, running, place = queues.state[0], queues.running, (queues.state[0].made + 1) & 1
     batch, size, count = queues.batches[place], tree.state[0].block_size, 0
@@ -455,7 +455,7 @@ def plan_outputs(tree: PrefixTree, requests: Records, queues: Queues) -> None:
 
 
 @callable_in_kernels
-def blocks_begun(tree: PrefixTree, requests: Records, queues: Queues) -> int:
+def blocks_begun(tree: PrefixTree, requests: Records, queues: ServerQueues) -> int:
     """Return the blocks that the next token of every running request takes."""
     count = 0
     for at in range(queues.state[0].running):
@@ -465,7 +465,7 @@ def blocks_begun(tree: PrefixTree, requests: Records, queues: Queues) -> int:
 
 
 @callable_in_kernels
-def retract(tree: PrefixTree, requests: Records, queues: Queues) -> None:
+def retract(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
     """Retract running requests, those with the fewest outputs first, until the others have room."""
     state, running = queues.state[0], queues.running
     for at in range(1, state.running):
@@ -505,7 +505,7 @@ def keeps_longer(requests: Records, request: int, other: int) -> bool:
 
 @callable_in_kernels
 def complete(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: Queues
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
 ) -> None:
     """End the batch in flight: its requests have one output more, complete ones leave."""
     place = queues.state[0].made & 1

@@ -64,7 +64,7 @@ def test_switch_of_sglang(
     grown = write_trace(tmp_path / "grown.jsonl", [*turns, *requests[20:]])
     words = told(capsys, str(grown), *options, "--slo", "200ms", *tokens)
     assert "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config" in words
-    assert "requests (SGLang's tree, one prefill at a time). 95% CI of that number: " in words
+    assert "requests (simulated SGLangs). 95% CI of that number: " in words
     assert "Simulated on SGLang's prefix tree" in words
     assert "vllm serve" not in words
 
