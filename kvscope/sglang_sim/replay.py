@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records
 from kvscope.core.errors import UsageError
-from kvscope.core.prefix import Paths, paths
+from kvscope.core.prefix import paths
 from kvscope.deployment.engines import SGLANG_NUM_SEQS, WAITING_ORDERS, WaitingOrder
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, TTL, Policy
@@ -68,37 +67,31 @@ class TreeService(Struct, frozen=True):
     batches: int
 
 
-class _Server(NamedTuple):
-    """An empty cache, and requests that wait for it."""
+def _server(traffic: Traffic, policy: Policy, capacity_blocks: int) -> tuple[PrefixTree, Records]:
+    """Return an empty cache of so many blocks, and the requests that will run on it.
 
-    tree: PrefixTree
-    requests: Records
-    parents: Int32s
-    prompts: Paths
-
-    @classmethod
-    def of(cls, traffic: Traffic, policy: Policy, capacity_blocks: int) -> _Server:
-        """Return an empty cache of so many blocks. Raises UsageError for policies it lacks."""
-        if not sglang_has(policy):
-            raise UsageError(f"SGLang has no {policy.name} of these parameters")
-        traffic, values = with_named_blocks(traffic), policy.values
-        tree = empty_tree(
-            len(traffic.block_parent),
-            min(capacity_blocks, len(traffic.block_parent)) + 1,
-            policy=_POLICIES[policy.name],
-            block_size=traffic.block_size,
-            capacity=capacity_blocks,
-            protected_uses=values.get("protected_uses", 0.0),
-            xi_tokens=values.get(XI_TOKENS.name, 0.0),
-            next_prompt_tokens=values.get(NEXT_PROMPT_TOKENS.name, 0.0),
-        )
-        requests = np.zeros(len(traffic.leaf), dtype=REQUEST).view(np.recarray)
-        requests.prompt, requests.node = traffic.input_tokens, NONE
-        requests.end = np.maximum(traffic.input_tokens, traffic.history_tokens - 1)
-        requests.outputs = requests.end - requests.prompt + 1
-        requests.look, requests.blocks = traffic.look, traffic.length
-        prompts = paths(traffic.block_parent, traffic.leaf, traffic.length)
-        return cls(tree, requests, traffic.block_parent, prompts)
+    Raises UsageError for a policy that SGLang lacks.
+    """
+    if not sglang_has(policy):
+        raise UsageError(f"SGLang has no {policy.name} of these parameters")
+    traffic, values = with_named_blocks(traffic), policy.values
+    tree = empty_tree(
+        traffic.block_parent,
+        paths(traffic.block_parent, traffic.leaf, traffic.length),
+        min(capacity_blocks, len(traffic.block_parent)) + 1,
+        policy=_POLICIES[policy.name],
+        block_size=traffic.block_size,
+        capacity=capacity_blocks,
+        protected_uses=values.get("protected_uses", 0.0),
+        xi_tokens=values.get(XI_TOKENS.name, 0.0),
+        next_prompt_tokens=values.get(NEXT_PROMPT_TOKENS.name, 0.0),
+    )
+    requests = np.zeros(len(traffic.leaf), dtype=REQUEST).view(np.recarray)
+    requests.prompt, requests.node = traffic.input_tokens, NONE
+    requests.end = np.maximum(traffic.input_tokens, traffic.history_tokens - 1)
+    requests.outputs = requests.end - requests.prompt + 1
+    requests.look, requests.blocks = traffic.look, traffic.length
+    return tree, requests
 
 
 def serve_tree(
@@ -121,8 +114,8 @@ def serve_tree(
     Requests are rejected whose outputs SGLang would cut, as they do not fit into the cache. Raises
     UsageError for a policy that SGLang lacks.
     """
-    server = _Server.of(traffic, policy, capacity_blocks)
-    requests, size = server.requests, traffic.block_size
+    tree, requests = _server(traffic, policy, capacity_blocks)
+    size = traffic.block_size
     requests.arrival_s = traffic.arrival_s / rate_scale
     requests.begin_s = requests.token_s = requests.end_s = np.nan
     needed = (-(-requests.prompt // size) + 1) * size + requests.outputs + 1
@@ -139,7 +132,7 @@ def serve_tree(
             for name in COSTS  # decode_base_s may be None
         },
     )
-    serve(*server, queues)
+    serve(tree, requests, queues)
     outside_s, later = profile.request_s, requests.outputs - 1
     hit_blocks, retractions = (requests[name].astype(np.int32) for name in ("hit", "retractions"))
     begin_s, token_s, end_s = (requests[name].copy() for name in ("begin_s", "token_s", "end_s"))
@@ -151,7 +144,7 @@ def serve_tree(
         end_s + outside_s,
         tpot_s,
         retractions,
-        evictions=int(server.tree.state[0].evictions),
+        evictions=int(tree.state[0].evictions),
         batches=int(queues.state[0].made),
     )
 
@@ -172,26 +165,25 @@ def replay_tree(
     Requests that are longer than the cache are rejected. Raises UsageError for a policy that
     SGLang does not have, and where those that run at once do not fit.
     """
-    server = _Server.of(traffic, policy, capacity_blocks)
+    tree, requests = _server(traffic, policy, capacity_blocks)
     page = traffic.block_size if paged else 1
-    order = np.arange(2 * len(server.requests)) if order is None else order
+    order = np.arange(2 * len(requests)) if order is None else order
     chunk = max(chunk_tokens // page, 1) * page
-    if run(*server, order, chunk, page) < len(order):
+    if run(tree, requests, order, chunk, page) < len(order):
         raise UsageError(
             f"the requests that run at once do not fit into {capacity_blocks:,} blocks",
             remedy="let fewer run at once",
         )
-    tree, hits = server.tree, server.requests.hit.astype(np.int32)
-    find_cached = partial(_cached, tree, server.parents)
+    hits, find_cached = requests.hit.astype(np.int32), partial(_cached, tree)
     return Replay(policy, capacity_blocks, hits, int(tree.state[0].evictions), find_cached)
 
 
-def _cached(tree: PrefixTree, block_parent: Int32s) -> Bools:
+def _cached(tree: PrefixTree) -> Bools:
     """Return which blocks of the trie the tree holds."""
-    cached = np.zeros(len(block_parent), dtype=np.bool_)
+    cached = np.zeros(len(tree.parents), dtype=np.bool_)
     for node in set(tree.at[tree.at != NONE].tolist()):
         block = int(tree.nodes[node].bottom)
         for _ in range(int(tree.nodes[node].length)):
             cached[block] = True
-            block = int(block_parent[block])
+            block = int(tree.parents[block])
     return cached

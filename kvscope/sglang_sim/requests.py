@@ -12,9 +12,8 @@ Source: SGLang 0.5.23, srt/managers/schedule_policy.py (PrefillAdder), srt/mem_c
 
 from __future__ import annotations
 
-from kvscope.core.arrays import Int32s, Int64s, Records, record_type
+from kvscope.core.arrays import Int64s, Records, record_type
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
-from kvscope.core.prefix import Paths
 from kvscope.sglang_sim.tree import NONE, PrefixTree, insert, lock, look_up, make_room
 
 START, FINISH = 0, 1
@@ -37,25 +36,21 @@ known, `batch` was its latest one. After a retraction it is `retracted` until it
 def run(
     tree: PrefixTree,
     requests: Records,
-    parents: Int32s,
-    prompts: Paths,
     order: Int64s,
     chunk: int,
     page: int,
 ) -> int:
     """Start and finish requests, and write their hits; return how many events took place."""
-    tree, prompts = by_reference(tree), by_reference(prompts)
+    tree = by_reference(tree)
     for at in range(len(order)):
         request = order[at] >> 1
         if order[at] & 1 == FINISH:
-            if requests[request].node != NONE and not finish(
-                tree, requests, parents, prompts, request, page
-            ):
+            if requests[request].node != NONE and not finish(tree, requests, request, page):
                 return at
         elif blocks_of(tree, requests[request].end) + ready(page) <= tree.state[0].capacity:
-            begin(tree, requests, parents, prompts, request, requests[request].look)
+            begin(tree, requests, request, requests[request].look)
             requests[request].hit = requests[request].shared
-            if not prefill(tree, requests, parents, prompts, request, chunk, page):
+            if not prefill(tree, requests, request, chunk, page):
                 return at
     return len(order)
 
@@ -73,12 +68,10 @@ def ready(page: int) -> int:
 
 
 @callable_in_kernels
-def begin(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, request: int, look: int
-) -> None:
+def begin(tree: PrefixTree, requests: Records, request: int, look: int) -> None:
     """Look up so many blocks of a request, and lock what it hits, its `shared` blocks."""
     record = requests[request]
-    record.node = look_up(tree, parents, prompts.blocks, prompts.starts[request], look)
+    record.node = look_up(tree, tree.starts[request], look)
     record.shared = tree.nodes[record.node].start + tree.nodes[record.node].length
     lock(tree, record.node, 1)
     record.inserted = record.owned = 0
@@ -88,8 +81,6 @@ def begin(
 def prefill(
     tree: PrefixTree,
     requests: Records,
-    parents: Int32s,
-    prompts: Paths,
     request: int,
     chunk: int,
     page: int,
@@ -108,14 +99,12 @@ def prefill(
         computed = end
         if computed < record.end:  # else it finishes with this chunk
             blocks = min(computed // size, record.blocks)
-            checkpoint(tree, requests, parents, prompts, request, blocks)
+            checkpoint(tree, requests, request, blocks)
     return True
 
 
 @callable_in_kernels
-def finish(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, request: int, page: int
-) -> bool:
+def finish(tree: PrefixTree, requests: Records, request: int, page: int) -> bool:
     """Compute the outputs of a request, insert and unlock it; return False if there is no room."""
     record, size = requests[request], tree.state[0].block_size
     needed = blocks_of(tree, record.end) - record.shared - record.owned
@@ -123,7 +112,7 @@ def finish(
         if not make_room(tree, needed + (ready(page) if (record.end - 1) % size > 0 else 0)):
             return False
         take(tree, requests, request, needed)
-    checkpoint(tree, requests, parents, prompts, request, record.blocks)
+    checkpoint(tree, requests, request, record.blocks)
     leave(tree, requests, request)
     return True
 
@@ -145,16 +134,14 @@ def leave(tree: PrefixTree, requests: Records, request: int) -> None:
 
 
 @callable_in_kernels
-def checkpoint(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, request: int, blocks: int
-) -> None:
+def checkpoint(tree: PrefixTree, requests: Records, request: int, blocks: int) -> None:
     """Insert the first blocks of a running request, which locks them in the tree from then on.
 
     With outputs among them its prompt is inserted again, with a higher priority: outputs are a node
     of their own.
     """
-    record, first = requests[request], prompts.starts[request]
-    node = insert(tree, parents, prompts.blocks, first, blocks, record.inserted, 0)
+    record, first = requests[request], tree.starts[request]
+    node = insert(tree, first, blocks, record.inserted, 0)
     take(tree, requests, request, record.shared - blocks)
     record.shared = blocks
     record.inserted = max(record.inserted, blocks)
@@ -163,4 +150,4 @@ def checkpoint(
     record.node = node
     whole = record.prompt // tree.state[0].block_size
     if 0 < whole < blocks:
-        insert(tree, parents, prompts.blocks, first, whole, whole, 1)
+        insert(tree, first, whole, whole, 1)

@@ -24,7 +24,6 @@ import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s, Records, record_type
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
-from kvscope.core.prefix import Paths
 from kvscope.deployment.engines import WAITING_ORDERS
 from kvscope.sglang_sim.requests import begin, blocks_of, checkpoint, leave, take
 from kvscope.sglang_sim.tree import LRU, NONE, PrefixTree, lock, look_up, make_room
@@ -98,22 +97,20 @@ def empty_queues(requests: int, **settings: float) -> ServerQueues:
 
 
 @kernel
-def serve(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
-) -> None:
+def serve(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
     """Serve requests in order of arrival, and write into them what they hit and when."""
-    tree, prompts, queues = by_reference(tree), by_reference(prompts), by_reference(queues)
+    tree, queues = by_reference(tree), by_reference(queues)
     state = queues.state[0]
     while True:
         arrive(requests, queues)
-        planned = plan(tree, requests, parents, prompts, queues)
+        planned = plan(tree, requests, queues)
         last, batch = queues.batches[state.made & 1], queues.batches[(state.made + 1) & 1]
         if planned:
             batch.begin_s = max(state.now_s, state.free_s)
             batch.end_s = state.free_s = batch.begin_s + batch.cost_s
         if state.in_flight:
             state.now_s = max(state.now_s, last.end_s)
-            complete(tree, requests, parents, prompts, queues)
+            complete(tree, requests, queues)
         elif not planned:
             state.ratio = FIRST_RATIO
             if state.arrived == len(requests):
@@ -152,19 +149,17 @@ def wait(queues: ServerQueues, request: int) -> None:
 
 
 @callable_in_kernels
-def plan(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
-) -> bool:
+def plan(tree: PrefixTree, requests: Records, queues: ServerQueues) -> bool:
     """Plan the next batch: of prompts, else of outputs; return whether there is one."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
     if state.chunked != NONE:
         computed = requests[state.chunked].computed
         blocks = whole_blocks(tree, requests[state.chunked], computed)
-        checkpoint(tree, requests, parents, prompts, state.chunked, blocks)
+        checkpoint(tree, requests, state.chunked, blocks)
     settle_running(requests, queues)
     batch.size, batch.prompts, batch.chunked, batch.cost_s = 0, True, NONE, 0.0
-    plan_prompts(tree, requests, parents, prompts, queues)
+    plan_prompts(tree, requests, queues)
     if batch.size == 0:
         batch.prompts = False
         plan_outputs(tree, requests, queues)
@@ -195,9 +190,7 @@ def settle_running(requests: Records, queues: ServerQueues) -> None:
 
 
 @callable_in_kernels
-def plan_prompts(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
-) -> None:
+def plan_prompts(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
     """Plan a batch of prompts, as far as there is memory for them: the begun one first."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
@@ -209,7 +202,7 @@ def plan_prompts(
         if state.running >= state.most_running:
             state.full = True
             return
-    order_waiting(tree, requests, parents, prompts, queues)
+    order_waiting(tree, requests, queues)
     state.input_left, state.chunk_left, state.tokens = MOST_PREFILL, state.chunk, 0
     state.reserved = 0.0
     for at in range(state.running):
@@ -224,7 +217,7 @@ def plan_prompts(
     admitted = 0
     while admitted < state.waiting and may_admit(tree, queues):
         request = queues.waiting[state.head + admitted]
-        if not admit_waiting(tree, requests, parents, prompts, queues, request):
+        if not admit_waiting(tree, requests, queues, request):
             break
         admitted += 1
         if free_tokens(tree) - state.reserved <= 0:
@@ -253,8 +246,6 @@ def may_admit(tree: PrefixTree, queues: ServerQueues) -> bool:
 def admit_waiting(
     tree: PrefixTree,
     requests: Records,
-    parents: Int32s,
-    prompts: Paths,
     queues: ServerQueues,
     request: int,
 ) -> bool:
@@ -262,7 +253,7 @@ def admit_waiting(
     state, record = queues.state[0], requests[request]
     known = record.prompt + record.generated
     look = record.look if record.generated == 0 else whole_blocks(tree, record, known - 1)
-    begin(tree, requests, parents, prompts, request, look)
+    begin(tree, requests, request, look)
     tokens = first_chunk(tree, requests, state, request)
     if tokens <= 0:
         lock(tree, record.node, -1)
@@ -357,36 +348,30 @@ def lacks(tree: PrefixTree, record: Records) -> int:
 
 
 @callable_in_kernels
-def order_waiting(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
-) -> None:
+def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
     """Put the queue in order, or now and then let the prefixes of those in front count as used."""
     state = queues.state[0]
     if state.order == LPM and state.waiting <= MOST_MATCHED:
-        by_prefix(tree, requests, parents, prompts, queues)
+        by_prefix(tree, requests, queues)
     elif state.waiting > 0 and tree.state[0].policy == LRU:
         if state.passes % TOUCHED_EVERY == 0:
             for at in range(min(state.waiting, MOST_MATCHED) - 1, -1, -1):
                 request = queues.waiting[state.head + at]
-                look_up_all(tree, requests, parents, prompts, request)
+                look_up_all(tree, requests, request)
         state.passes += 1
 
 
 @callable_in_kernels
-def look_up_all(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, request: int
-) -> int:
+def look_up_all(tree: PrefixTree, requests: Records, request: int) -> int:
     """Return the blocks of a waiting request that are cached, its last one included."""
     record = requests[request]
     blocks = max(record.look, whole_blocks(tree, record, record.prompt + record.generated))
-    node = look_up(tree, parents, prompts.blocks, prompts.starts[request], blocks)
+    node = look_up(tree, tree.starts[request], blocks)
     return tree.nodes[node].start + tree.nodes[node].length  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def by_prefix(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
-) -> None:
+def by_prefix(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
     """Sort the queue by the tokens that are cached, the most first.
 
     Of several requests with the same beginning, which is not cached, all but the first come last.
@@ -398,10 +383,10 @@ def by_prefix(
         request = waiting[state.head + at]
         record = requests[request]
         known = record.prompt + record.generated
-        cached = look_up_all(tree, requests, parents, prompts, request) * size
+        cached = look_up_all(tree, requests, request) * size
         rank, head = -min(cached, known - 1), NONE
         if cached <= SHARED_PREFIX and shared <= whole_blocks(tree, record, known):
-            head = prompts.blocks[prompts.starts[request] + shared - 1]
+            head = tree.paths[tree.starts[request] + shared - 1]
             for other in range(at):
                 if queues.heads[other] == head:
                     rank, head = 1, NONE
@@ -504,9 +489,7 @@ def keeps_longer(requests: Records, request: int, other: int) -> bool:
 
 
 @callable_in_kernels
-def complete(
-    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, queues: ServerQueues
-) -> None:
+def complete(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
     """End the batch in flight: its requests have one output more, complete ones leave."""
     place = queues.state[0].made & 1
     batch, members = queues.batches[place], queues.members[place]
@@ -523,8 +506,8 @@ def complete(
             record.token_s = batch.end_s
         if record.generated == record.outputs:
             record.end_s = batch.end_s
-            checkpoint(tree, requests, parents, prompts, request, record.blocks)
+            checkpoint(tree, requests, request, record.blocks)
             leave(tree, requests, request)
         elif batch.prompts:
             blocks = whole_blocks(tree, record, known)
-            checkpoint(tree, requests, parents, prompts, request, blocks)
+            checkpoint(tree, requests, request, blocks)

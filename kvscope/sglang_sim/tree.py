@@ -18,6 +18,7 @@ import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s, Records, record_type
 from kvscope.core.jit import callable_in_kernels
+from kvscope.core.prefix import Paths
 
 NONE = -1
 ROOT = 0
@@ -48,20 +49,24 @@ free.
 
 
 class PrefixTree(NamedTuple):
-    """A prefix tree over a trie of N blocks.
+    """A prefix tree over a trie of N blocks, with the paths of the requests that run on it.
 
+    `parents` (N + 1) are the trie's; request r has the blocks `paths[starts[r]:starts[r + 1]]`.
     `nodes` and `state` are records as above. `at` (N + 1 entries) is the node whose first block is
     this one, NONE without one. The first `state.leaves` entries of `leaves` are the heap.
     """
 
+    parents: Int32s
+    paths: Int32s
+    starts: Int64s
     nodes: Records
     state: Records
     at: Int32s
     leaves: Int64s
 
 
-def empty_tree(blocks: int, most_nodes: int, **settings: float) -> PrefixTree:
-    """Return an empty tree over a trie of `blocks`; `settings` are fields of its state."""
+def empty_tree(parents: Int32s, prompts: Paths, most_nodes: int, **settings: float) -> PrefixTree:
+    """Return an empty tree over a trie; `settings` are fields of its state."""
     nodes = np.zeros(most_nodes + 1, dtype=NODE).view(np.recarray)
     state = np.zeros(1, dtype=STATE).view(np.recarray)
     for name, value in settings.items():
@@ -70,8 +75,9 @@ def empty_tree(blocks: int, most_nodes: int, **settings: float) -> PrefixTree:
     root = nodes[ROOT]  # the others take no memory before they are used
     root.slot = root.top = root.bottom = root.parent = NONE
     root.locks = 1
-    at = np.full(blocks, NONE, dtype=np.int32)
-    return PrefixTree(nodes, state, at, np.zeros(most_nodes + 1, dtype=np.int64))
+    at = np.full(len(parents), NONE, dtype=np.int32)
+    leaves = np.zeros(most_nodes + 1, dtype=np.int64)
+    return PrefixTree(parents, prompts.blocks, prompts.starts, nodes, state, at, leaves)
 
 
 @callable_in_kernels
@@ -187,33 +193,31 @@ def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> in
 
 
 @callable_in_kernels
-def child_on(
-    tree: PrefixTree, parents: Int32s, path: Int32s, first: int, blocks: int, child: int
-) -> int:
+def child_on(tree: PrefixTree, first: int, blocks: int, child: int) -> int:
     """Return the node of the blocks that `child` shares with a path: itself, or split off it.
 
-    The path is path[first : first + blocks]; it has the first block of `child`.
+    The path is paths[first : first + blocks]; it has the first block of `child`.
     """
     record = tree.nodes[child]
     common = min(record.length, blocks - record.start)
     block, behind = record.bottom, NONE
     for _ in range(record.length - common):
-        block, behind = parents[block], block
-    while block != path[first + record.start + common - 1]:
-        block, behind = parents[block], block
+        block, behind = tree.parents[block], block
+    while block != tree.paths[first + record.start + common - 1]:
+        block, behind = tree.parents[block], block
         common -= 1
     return child if common == record.length else split(tree, child, common, block, behind)
 
 
 @callable_in_kernels
-def look_up(tree: PrefixTree, parents: Int32s, path: Int32s, first: int, blocks: int) -> int:
+def look_up(tree: PrefixTree, first: int, blocks: int) -> int:
     """Return the node where the longest cached prefix of a path ends; it counts as used."""
     node, depth = ROOT, 0
     while depth < blocks:
-        child = tree.at[path[first + depth]]
+        child = tree.at[tree.paths[first + depth]]
         if child == NONE:
             break
-        node = child_on(tree, parents, path, first, blocks, child)
+        node = child_on(tree, first, blocks, child)
         depth += tree.nodes[node].length
     if blocks > 0:
         time, above = now(tree), node
@@ -228,8 +232,6 @@ def look_up(tree: PrefixTree, parents: Int32s, path: Int32s, first: int, blocks:
 @callable_in_kernels
 def insert(
     tree: PrefixTree,
-    parents: Int32s,
-    path: Int32s,
     first: int,
     blocks: int,
     inserted: int,
@@ -242,11 +244,11 @@ def insert(
     nodes, node, depth = tree.nodes, ROOT, 0
     nodes[ROOT].time = now(tree)
     while depth < blocks:
-        child = tree.at[path[first + depth]]
+        child = tree.at[tree.paths[first + depth]]
         if child == NONE:
             break
         nodes[child].time = now(tree)
-        node = child_on(tree, parents, path, first, blocks, child)
+        node = child_on(tree, first, blocks, child)
         depth += nodes[node].length
         nodes[node].priority = max(nodes[node].priority, priority)
         if depth > inserted:
@@ -257,7 +259,7 @@ def insert(
         return node
     leaf = new_node(tree, node, depth, blocks - depth, priority)
     record = nodes[leaf]
-    record.top, record.bottom = path[first + depth], path[first + blocks - 1]
+    record.top, record.bottom = tree.paths[first + depth], tree.paths[first + blocks - 1]
     tree.at[record.top] = leaf
     record.hits = 1 if blocks > inserted else 0
     above = leaf

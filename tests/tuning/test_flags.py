@@ -7,6 +7,8 @@ import math
 import pytest
 
 from kvscope.core.errors import UsageError
+from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.lfu import Slru
 from kvscope.policies.lru import Lru, LruRetention
@@ -42,6 +44,19 @@ def test_a_retention_interval_is_vllms_own_flag() -> None:
     kept = flags(LruRetention(), launch).vllm
     assert kept is not None
     assert "--prefix-cache-retention-interval None" in kept
+
+
+def test_sglang_s_waiting_order_is_a_flag() -> None:
+    """Where it is not the default."""
+    for order in ("fcfs", "lpm"):
+        stated = Deployment(gpu="h100", model="llama3-8b", engine=f"sglang:schedule_policy={order}")
+        where = resolve(stated)
+        told = flags(Lru(), EngineLaunch.of(where, None)).sglang
+        assert told is not None
+        assert (f"--schedule-policy {order}" in told) == (order == "lpm")
+        assert "--max-running-requests 2048" in told
+        assert parse_engine(where.engine.text) == where.engine
+        assert where.engine.order == order
 
 
 def test_sglang_s_flags_are_whole_numbers() -> None:

@@ -65,7 +65,7 @@ def test_switch_of_sglang(
     words = told(capsys, str(grown), *options, "--slo", "200ms", *tokens)
     assert "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config" in words
     assert "requests (simulated SGLangs). 95% CI of that number: " in words
-    assert "Simulated on SGLang's prefix tree" in words
+    assert "Simulated by SGLang's scheduler and prefix tree" in words
     assert "vllm serve" not in words
 
 
