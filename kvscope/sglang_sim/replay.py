@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 from msgspec import Struct
 
-from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records
+from kvscope.core.arrays import Float64s, Int32s, Records
 from kvscope.core.errors import UsageError
 from kvscope.core.prefix import paths
 from kvscope.deployment.engines import SGLANG_NUM_SEQS, WAITING_ORDERS, WaitingOrder
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, TTL, Policy
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_PERCENTILE, XI_TOKENS
-from kvscope.replay.replay import Replay
 from kvscope.replay.traffic import Traffic, with_named_blocks
-from kvscope.sglang_sim.requests import REQUEST, run
+from kvscope.sglang_sim.requests import REQUEST
 from kvscope.sglang_sim.scheduler import COSTS, empty_queues, serve
 from kvscope.sglang_sim.tree import (
     FIFO,
@@ -67,7 +65,9 @@ class TreeService(Struct, frozen=True):
     batches: int
 
 
-def _server(traffic: Traffic, policy: Policy, capacity_blocks: int) -> tuple[PrefixTree, Records]:
+def empty_server(
+    traffic: Traffic, policy: Policy, capacity_blocks: int
+) -> tuple[PrefixTree, Records]:
     """Return an empty cache of so many blocks, and the requests that will run on it.
 
     Raises UsageError for a policy that SGLang lacks.
@@ -114,7 +114,7 @@ def serve_tree(
     Requests are rejected whose outputs SGLang would cut, as they do not fit into the cache. Raises
     UsageError for a policy that SGLang lacks.
     """
-    tree, requests = _server(traffic, policy, capacity_blocks)
+    tree, requests = empty_server(traffic, policy, capacity_blocks)
     size = traffic.block_size
     requests.arrival_s = traffic.arrival_s / rate_scale
     requests.begin_s = requests.token_s = requests.end_s = np.nan
@@ -147,43 +147,3 @@ def serve_tree(
         evictions=int(tree.state[0].evictions),
         batches=int(queues.state[0].made),
     )
-
-
-def replay_tree(
-    traffic: Traffic,
-    policy: Policy,
-    capacity_blocks: int,
-    *,
-    paged: bool = False,
-    chunk_tokens: int = CHUNK_TOKENS,
-    order: Int64s | None = None,
-) -> Replay:
-    """Replay traffic in SGLang's cache of so many blocks, in a given order.
-
-    A block is one page if `paged`, else as many pages of one token as it has tokens. `order` lists
-    what happens, 2 r + START or 2 r + FINISH of request r; by default requests run one by one.
-    Requests that are longer than the cache are rejected. Raises UsageError for a policy that
-    SGLang does not have, and where those that run at once do not fit.
-    """
-    tree, requests = _server(traffic, policy, capacity_blocks)
-    page = traffic.block_size if paged else 1
-    order = np.arange(2 * len(requests)) if order is None else order
-    chunk = max(chunk_tokens // page, 1) * page
-    if run(tree, requests, order, chunk, page) < len(order):
-        raise UsageError(
-            f"the requests that run at once do not fit into {capacity_blocks:,} blocks",
-            remedy="let fewer run at once",
-        )
-    hits, find_cached = requests.hit.astype(np.int32), partial(_cached, tree)
-    return Replay(policy, capacity_blocks, hits, int(tree.state[0].evictions), find_cached)
-
-
-def _cached(tree: PrefixTree) -> Bools:
-    """Return which blocks of the trie the tree holds."""
-    cached = np.zeros(len(tree.parents), dtype=np.bool_)
-    for node in set(tree.at[tree.at != NONE].tolist()):
-        block = int(tree.nodes[node].bottom)
-        for _ in range(int(tree.nodes[node].length)):
-            cached[block] = True
-            block = int(tree.parents[block])
-    return cached

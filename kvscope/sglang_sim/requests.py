@@ -3,7 +3,7 @@
 A request looks up all but its last token, locks what it found, gets room for its prompt chunk by
 chunk, and inserts each chunk once it is computed. Outputs take their room as they come, and join
 the tree when the request finishes, as a node of their own. A request that inserts blocks which the
-tree has already frees its own. With pages of several tokens a free one is kept ready at all times.
+tree has already frees its own.
 
 Source: SGLang 0.5.23, srt/managers/schedule_policy.py (PrefillAdder), srt/mem_cache/allocation.py
 (alloc_for_extend, alloc_for_decode), unified_radix_cache.py (checkpoint_into_tree) and common.py
@@ -12,11 +12,9 @@ Source: SGLang 0.5.23, srt/managers/schedule_policy.py (PrefillAdder), srt/mem_c
 
 from __future__ import annotations
 
-from kvscope.core.arrays import Int64s, Records, record_type
-from kvscope.core.jit import by_reference, callable_in_kernels, kernel
-from kvscope.sglang_sim.tree import NONE, PrefixTree, insert, lock, look_up, make_room
-
-START, FINISH = 0, 1
+from kvscope.core.arrays import Records, record_type
+from kvscope.core.jit import callable_in_kernels
+from kvscope.sglang_sim.tree import NONE, PrefixTree, insert, lock, look_up
 
 REQUEST = record_type(
     "prompt outputs end look blocks node shared inserted owned hit computed generated batch"
@@ -32,39 +30,10 @@ known, `batch` was its latest one. After a retraction it is `retracted` until it
 """
 
 
-@kernel
-def run(
-    tree: PrefixTree,
-    requests: Records,
-    order: Int64s,
-    chunk: int,
-    page: int,
-) -> int:
-    """Start and finish requests, and write their hits; return how many events took place."""
-    tree = by_reference(tree)
-    for at in range(len(order)):
-        request = order[at] >> 1
-        if order[at] & 1 == FINISH:
-            if requests[request].node != NONE and not finish(tree, requests, request, page):
-                return at
-        elif blocks_of(tree, requests[request].end) + ready(page) <= tree.state[0].capacity:
-            begin(tree, requests, request, requests[request].look)
-            requests[request].hit = requests[request].shared
-            if not prefill(tree, requests, request, chunk, page):
-                return at
-    return len(order)
-
-
 @callable_in_kernels
 def blocks_of(tree: PrefixTree, tokens: int) -> int:
     """Return the blocks that hold so many tokens."""
     return -(-tokens // tree.state[0].block_size)  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def ready(page: int) -> int:
-    """Return the blocks that are kept free for the next page."""
-    return 1 if page > 1 else 0
 
 
 @callable_in_kernels
@@ -75,46 +44,6 @@ def begin(tree: PrefixTree, requests: Records, request: int, look: int) -> None:
     record.shared = tree.nodes[record.node].start + tree.nodes[record.node].length
     lock(tree, record.node, 1)
     record.inserted = record.owned = 0
-
-
-@callable_in_kernels
-def prefill(
-    tree: PrefixTree,
-    requests: Records,
-    request: int,
-    chunk: int,
-    page: int,
-) -> bool:
-    """Compute a prompt in chunks of so many tokens at most; return False if there is no room."""
-    record, size = requests[request], tree.state[0].block_size
-    computed = record.shared * size
-    while computed < record.prompt:
-        end = record.prompt
-        if end - computed > chunk:
-            end = (computed + chunk) // page * page
-        needed = blocks_of(tree, end) - record.shared - record.owned
-        if not make_room(tree, needed + ready(page)):
-            return False
-        take(tree, requests, request, needed)
-        computed = end
-        if computed < record.end:  # else it finishes with this chunk
-            blocks = min(computed // size, record.blocks)
-            checkpoint(tree, requests, request, blocks)
-    return True
-
-
-@callable_in_kernels
-def finish(tree: PrefixTree, requests: Records, request: int, page: int) -> bool:
-    """Compute the outputs of a request, insert and unlock it; return False if there is no room."""
-    record, size = requests[request], tree.state[0].block_size
-    needed = blocks_of(tree, record.end) - record.shared - record.owned
-    if record.end > record.prompt:
-        if not make_room(tree, needed + (ready(page) if (record.end - 1) % size > 0 else 0)):
-            return False
-        take(tree, requests, request, needed)
-    checkpoint(tree, requests, request, record.blocks)
-    leave(tree, requests, request)
-    return True
 
 
 @callable_in_kernels

@@ -15,11 +15,11 @@ import pytest
 from kvscope.core.arrays import Int64s
 from kvscope.deployment.engines import WAITING_ORDERS, WaitingOrder
 from kvscope.latency.profile import LatencyProfile
-from kvscope.sglang_sim.replay import replay_tree, serve_tree
-from kvscope.sglang_sim.requests import FINISH, START
+from kvscope.sglang_sim.replay import serve_tree
 from kvscope.vllm_sim.settings import StepCost
 from tests.long import long
 from tests.sglang_sim.chats import Chat, chats, in_flight, policy_of, traffic_of
+from tests.sglang_sim.in_order import FINISH, START, replay_tree
 
 pytestmark = [
     pytest.mark.sglang,

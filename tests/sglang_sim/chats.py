@@ -13,7 +13,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
 from kvscope.replay.traffic import Traffic, uncut
-from kvscope.sglang_sim.requests import FINISH, START
+from tests.sglang_sim.in_order import FINISH, START
 
 
 class Priority(Lru):

@@ -15,12 +15,12 @@ from kvscope.core.errors import UsageError
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import Replay
 from kvscope.replay.traffic import Traffic
-from kvscope.sglang_sim.replay import replay_tree, sglang_has
-from kvscope.sglang_sim.requests import START
+from kvscope.sglang_sim.replay import sglang_has
 from tests.oracles.replay import left_behind
 from tests.oracles.sglang import RadixTree
 from tests.policies.traffics import traffics
 from tests.sglang_sim.chats import chats, in_flight, policy_of, traffic_of
+from tests.sglang_sim.in_order import START, replay_tree
 
 POLICIES: tuple[tuple[str, dict[str, float]], ...] = (
     ("lru", {}),
@@ -137,7 +137,7 @@ def test_requests_longer_than_the_cache_are_rejected() -> None:
 def test_what_does_not_fit_at_once_is_refused() -> None:
     of = traffic_of(chats(50, seed=3), 1)
     order = in_flight(50, at_once=50)
-    with pytest.raises(UsageError, match=r"run at once do not fit into \d+ blocks"):
+    with pytest.raises(ValueError, match=r"run at once do not fit into \d+ blocks"):
         replay_tree(of, by_name("lru")(), int(of.length.max()), order=order)
 
 

@@ -10,8 +10,9 @@ import pytest
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.traffic import Traffic
-from kvscope.sglang_sim.replay import TreeService, replay_tree, serve_tree
+from kvscope.sglang_sim.replay import TreeService, serve_tree
 from tests.sglang_sim.chats import Chat, chats, traffic_of
+from tests.sglang_sim.in_order import replay_tree
 
 PROFILE = LatencyProfile("p", "", 1.0, 0.1, decode_base_s=0.5, decode_request_s=0.25)
 """A batch of prompts takes 1 s and 0.1 s a token, one of n outputs 0.5 s and 0.25 s for each."""
