@@ -23,7 +23,8 @@ from kvscope.app.worker_process import in_process
 from kvscope.core import units
 from kvscope.core.errors import KvscopeError, Stopped, StoreBusyError
 
-_EVERY_S = 0.3
+_EVERY_S, _LATER_EVERY_S = 0.3, 1.0
+_SOON_S = 3.0  # progress of a longer job is drawn less often: that takes time from other pages
 _MOST_ENDED = 12  # jobs that are listed, with their results
 _FAILED = "kvscope failed here. The terminal that runs the dashboard shows the details."
 
@@ -259,10 +260,15 @@ def answer(
     return job
 
 
-@st.fragment(run_every=_EVERY_S)
 def show_progress(job: Job, key: str) -> None:
     """Show how far a job is, and a stop button; draw the page anew when the job has ended."""
-    if job.ended:
+    lasts = job.duration_s > _SOON_S
+    every_s = _LATER_EVERY_S if lasts else _EVERY_S
+    st.fragment(_progress, run_every=every_s)(job, key, lasts)
+
+
+def _progress(job: Job, key: str, lasts: bool) -> None:
+    if job.ended or (job.duration_s > _SOON_S) > lasts:
         st.rerun()
     st.progress(job.share, text=escape(f"{_capitalized(job.progress)} …"))
     if st.button("Stop", key=f"stop {key}", disabled=job.stop.is_set()):

@@ -24,7 +24,6 @@ TITLES = {
     "capacity": "Capacity",
     "lab": "Policy lab",
     "recommendation": "Recommendation",
-    "validation": "Validation",
 }
 FEWEST_CHARTS = {"overview": 1, "reuse": 3, "time": 3, "space": 3, "capacity": 2}
 MODEL, OTHER_MODEL = "llama3-8b", "qwen2-7b"
