@@ -99,7 +99,7 @@ def to_meet(tuned: Recommendation) -> list[str]:
         return []
     sentences, slo = [], units.duration_in_words(target.slo_s)
     cheapest = plan.cheapest
-    if cheapest is not None and cheapest is not plan.today and not _lru_replicas(cheapest):
+    if cheapest is not None and not _said_elsewhere(cheapest, plan):
         extra = ""
         if cheapest.price_hour is not None and plan.today.price_hour is not None:
             more = cheapest.price_hour - plan.today.price_hour
@@ -120,6 +120,13 @@ def to_meet(tuned: Recommendation) -> list[str]:
             " (upper end of its 95% CI)."
         )
     return sentences
+
+
+def _said_elsewhere(cheapest: PlanOption, plan: TuningPlan) -> bool:
+    """Return whether the verdict says it: no change that is needed, or more replicas with LRU."""
+    same = [(each.price_hour, each.replicas) for each in (cheapest, plan.today)]
+    needless = plan.today.meets and same[0] == same[1]
+    return cheapest is plan.today or needless or _lru_replicas(cheapest)
 
 
 def _lru_replicas(option: PlanOption) -> bool:

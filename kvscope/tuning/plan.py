@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kvscope.core.errors import UsageError
 from kvscope.core.units import duration_in_words, format_size
 from kvscope.deployment.deployment import ResolvedDeployment
-from kvscope.fleet.options import router_label
+from kvscope.fleet.options import RANKS_ROUTER, router_label
 from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.policies.base import GUARD, Policy
 from kvscope.policies.lru import Lru, LruRetention
@@ -130,12 +130,15 @@ class PlanOption(Struct, frozen=True):
     def label(self, policy: str, tier: str) -> str:
         """Return `2 replicas, session, gittins + 64 GiB CPU tier`, two parts as they are given.
 
-        Above a tier of several replicas, LRU goes without saying: rows are narrow.
+        Above a tier of several replicas, LRU goes without saying, as does the router of one
+        engine's ranks: rows are narrow.
         """
         parts = [f"{policy} + {tier}" if tier else policy]
         if self.router is not None:
             parts = [tier] if tier and policy == Lru.name else parts
-            parts.insert(0, f"{self.replicas:,} replicas, {router_label(self.router)}")
+            ranks = self.router.name == RANKS_ROUTER
+            behind = "ranks" if ranks else f"replicas, {router_label(self.router)}"
+            parts.insert(0, f"{self.replicas:,} {behind}")
         if self.machine is not None:
             parts.insert(0, self.machine.name)
         return ", ".join(parts)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,10 +13,12 @@ from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.models import resolve_model
 from kvscope.ingest.clocks import SessionStarts
+from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import Variant
 from kvscope.report import explanation, recommendation
 from kvscope.report.explanation import sensitivity
+from kvscope.report.plan import _said_elsewhere
 from kvscope.report.recommendation import (
     change,
     interval,
@@ -299,3 +303,17 @@ def test_the_queued_view_is_shown_as_such(result: Recommendation) -> None:
     assert lru.outcome.queued_ttft_ms is not None
     assert table.rows[0][1] == significant(lru.outcome.queued_ttft_ms.p50)
     assert table.rows[0][3] == significant(lru.target_s * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("price", "replicas", "said"), [(2.5, 1, False), (1.0, 1, True), (None, 1, False)]
+)
+def test_what_costs_no_less_is_not_offered(
+    price: float | None, replicas: int, *, said: bool
+) -> None:
+    """Where today meets the SLO as estimated, a policy that surely does is a change of its own."""
+    shared = {"machine": None, "tier": None, "router": None, "policy": Lru(), "meets": True}
+    today = SimpleNamespace(**shared, price_hour=price and 2.5, replicas=1)
+    cheapest: Any = SimpleNamespace(**shared, price_hour=price, replicas=replicas)
+    plan: Any = SimpleNamespace(today=today)
+    assert _said_elsewhere(cheapest, plan) is not said

@@ -241,6 +241,16 @@ def _no_cache(document: dict[str, Any]) -> bool:
     return slow or _beyond(infinite["target_ms"], target["slo_ms"])
 
 
+def _cheaper(document: dict[str, Any]) -> bool:
+    """Return whether what meets the SLO costs less than today, in money or in replicas."""
+    rows = {row["id"]: row for row in document["rows"]}
+    today, chosen = document["rows"][0], rows[document["to_meet"]]
+    costs = [
+        (row["price_per_hour"] or 0.0, row["change"]["replicas"] or 1) for row in (chosen, today)
+    ]
+    return costs[0] < costs[1]
+
+
 def _better(document: dict[str, Any]) -> bool:
     return any(contender["likely"] >= 0.8 for contender in document["changes"])
 
@@ -276,6 +286,7 @@ CHECKS: dict[str, Any] = {
     r"(?:, but |, |: |but )(?P<figure>[a-zA-Z][^,:+-]*?) (?P<change>[+-]\S+|unbounded)"
     r"(?: at worst)? \(limit (?P<limit>\S+)\)": _limit,
     r"^No cache meets": _no_cache,
+    r"^For less, ": _cheaper,
     r"^No change: no policy is likely better": lambda document: not _better(document),
     r"^No change: .* gains on": _better,
     r"^You could shrink: LRU meets": _shrink,
