@@ -67,6 +67,18 @@ def all_traces() -> list[Trace]:
     return known[path]
 
 
+def stated_before(trace: Trace) -> dict[str, Any]:
+    """Return what commands on a trace stated of deployment and SLO, as the session began."""
+    known: dict[str, dict[str, Any]] = st.session_state.setdefault("stated", {})
+    if trace.name not in known:
+        try:
+            with reading() as store:
+                known[trace.name] = traces.stated(store, trace)
+        except StoreBusyError:
+            return {}
+    return known[trace.name]
+
+
 @st.cache_resource(show_spinner=False)
 def _traces_read() -> dict[str, list[Trace]]:
     return {}

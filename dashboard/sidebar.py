@@ -26,7 +26,7 @@ from kvscope.core.errors import InputError, KvscopeError, UsageError, placed
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment
-from kvscope.deployment.file import FILE
+from kvscope.deployment.file import FILE, deployment_file, read_target
 from kvscope.deployment.gpus import GPUS, resolve_gpu
 from kvscope.deployment.models import Model, preset, preset_names, resolve_model
 from kvscope.latency.file import read_profile
@@ -39,6 +39,7 @@ from kvscope.usecases.simulate import SimulateOptions, simulate_request
 NO_MODEL = NO_GPU = "none"
 FROM_FILE = f"as {FILE} says"  # a file may state a pool without a GPU
 OWN, DERIVED = "the model's own", "derived"
+_FIELDS = Deployment.__struct_fields__
 COUNTS = range(1, 10_001)  # of GPUs and replicas
 HBM, MODEL = "80GiB", "llama3-8b"
 PERCENTILES = ("p50", "p90", "p95", "p99")
@@ -94,7 +95,11 @@ def draw() -> list[str]:
     file = stated_deployment(DeploymentOptions())
     with st.sidebar:
         name, missing = _trace(list(known))
-        stated = (file.model or NO_MODEL) if file else MODEL
+        before = data.stated_before(known[name]) if name else {}
+        st.session_state["aims"] = before
+        before = {} if file else before
+        base = file or _deployed(before)
+        stated = (base.model or NO_MODEL) if base else before.get("model", MODEL)
         with query_params.synced("model", stated):
             model = st.selectbox(
                 "Model (or path of a config.json)",
@@ -105,15 +110,18 @@ def draw() -> list[str]:
             )
         model_name = _usable("Model", model, partial(_model, stated), stated, problems)
         model_name = None if model_name == NO_MODEL else model_name
-        gpu, hbm = _gpu(file), None
+        gpu, hbm = _gpu(base), None
         options: dict[str, Any] = {"model": model_name}
         if gpu == FROM_FILE or (gpu != NO_GPU and model_name):
-            options |= _deployment(file or Deployment(), gpu, problems)
+            options |= _deployment(base or Deployment(), gpu, problems)
+            if base and (gpu, model_name) == (base.gpu, base.model):  # with what is not drawn
+                options = {key: before[key] for key in before if key in _FIELDS} | options
         else:
-            with query_params.synced("hbm", HBM):
+            usual = f"{before['hbm'] / units.GIB:.12g}GiB" if "hbm" in before else HBM
+            with query_params.synced("hbm", usual):
                 about = "The capacity by default; sizes are shown as multiples of it."
                 size = st.text_input("HBM", key="hbm", help=about)
-            hbm = _usable("HBM", size, units.parse_size, HBM, problems)
+            hbm = _usable("HBM", size, units.parse_size, usual, problems)
             latency = _latency("latency", [*PRESETS, FROM_TRACE], problems)
             options |= {"latency": latency, "deployment": STANDARD_STREAM}
             st.caption("A cache study: for a deployment, select a GPU and a model.")
@@ -144,6 +152,26 @@ def draw() -> list[str]:
     if selected.trace is not None:
         background_cache.findings(selected.trace)
     return problems
+
+
+def _deployed(before: Mapping[str, Any]) -> Deployment | None:
+    """Return the deployment that commands on the trace stated, None of a cache study."""
+    if not {"gpu", "model"} <= before.keys():
+        return None
+    stated = Deployment(**{key: before[key] for key in before if key in _FIELDS})
+    return replace(stated, gpu=resolve_gpu(before["gpu"]).name)
+
+
+def aim(name: str) -> str:
+    """Return the SLO (`slo`) or the `percentile` that was stated, else the usual one, as text."""
+    path, before = deployment_file(), st.session_state.get("aims", {})
+    stated = read_target(path) if path else {}
+    if name in stated:
+        return stated[name]
+    if name not in before:
+        return {"slo": "200ms", "percentile": "p95"}[name]
+    value = before[name]
+    return f"{value * 1e3:.12g}ms" if name == "slo" else units.format_percentile(value)
 
 
 def _gpu(file: Deployment | None) -> str:

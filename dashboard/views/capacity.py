@@ -104,7 +104,7 @@ def _times(trace: Trace, lru: LruAnywhere, cache_key: str) -> None:
     """Draw a percentile of TTFT and the share within an SLO over capacity."""
     profile, (left, right) = sidebar.choices().profile, st.columns(2)
     with left:
-        slo_s = sidebar.option(SimulateOptions, "slo", "SLO (TTFT)", "200ms")
+        slo_s = sidebar.option(SimulateOptions, "slo", "SLO (TTFT)", sidebar.aim("slo"))
     with right:
         rank = sidebar.choice("rank", "Percentile", sidebar.PERCENTILES, "p95")
     if slo_s is None:

@@ -24,7 +24,6 @@ from kvscope.tuning.search import has_xi
 from kvscope.usecases.simulate import USE_CASE, SimulateOptions
 
 USUAL = ["lru", "gittins", "tlru", "wa", "belady"]
-SLO = ("slo", "SLO (TTFT)", "200ms")
 PARAMETERS = (
     "param",
     "Parameters",
@@ -48,7 +47,8 @@ def page() -> None:
 
 def _compare(trace: Trace) -> None:
     with sidebar.form("Run", "run") as form:
-        asked = sidebar.options_row(SimulateOptions, SLO, PARAMETERS, columns=2)
+        slo = ("slo", "SLO (TTFT)", sidebar.aim("slo"))
+        asked = sidebar.options_row(SimulateOptions, slo, PARAMETERS, columns=2)
         asked |= _capacities()
         offered = sidebar.replays(_options(asked, usable=True), pool=True).variants
         names = list(dict.fromkeys(each.policy.name for each in offered))
@@ -111,7 +111,8 @@ def _over_xi(trace: Trace) -> None:
     names = [policy.name for policy in POLICIES if has_xi(policy)]
     again = "Replay every xi"
     with sidebar.form(again, "run_xi") as form:
-        asked = sidebar.options_row(SimulateOptions, SLO, PARAMETERS, columns=2)
+        slo = ("slo", "SLO (TTFT)", sidebar.aim("slo"))
+        asked = sidebar.options_row(SimulateOptions, slo, PARAMETERS, columns=2)
         left, right = st.columns(2)
         with left:
             name = sidebar.choice("xi_policy", "Policy with a xi", names, names[0])

@@ -61,13 +61,14 @@ def _compared() -> list[str]:
 def _options(compared: list[str], *, deployed: bool) -> TuneOptions:
     """Draw what to tune for, and return it as options of `tune`."""
     selected = sidebar.choices()
-    slo = ("slo", "SLO (TTFT)", "200ms"), ("percentile", "Percentile", "p95")
+    slo = ("slo", "SLO (TTFT)", sidebar.aim("slo"))
+    percentile = ("percentile", "Percentile", sidebar.aim("percentile"))
     if deployed:
-        asked = sidebar.options_row(TuneOptions, *slo, ("tpot_slo", "SLO (TPOT)"))
+        asked = sidebar.options_row(TuneOptions, slo, percentile, ("tpot_slo", "SLO (TPOT)"))
     else:
         blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
         blocks = blocks or selected.present_blocks
-        asked = sidebar.options_row(TuneOptions, *slo)
+        asked = sidebar.options_row(TuneOptions, slo, percentile)
         asked |= {"capacity_blocks": blocks and (blocks,), "hbm": selected.hbm_bytes}
     if MEMORY in compared:
         asked |= {"tiers": True} | sidebar.options_row(

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from dashboard import data
+from kvscope.cli.app import run
 from kvscope.core import units
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
@@ -205,6 +206,28 @@ def test_an_address_typed_by_hand(db: str, monkeypatch: pytest.MonkeyPatch) -> N
     app = shown(db, monkeypatch, gpu="h1000", model="llama3-8b")
     assert not app.exception
     assert app.session_state["choices"].deployment is None
+
+
+def test_what_was_said_once_holds(
+    db: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """What commands stated is selected, drawn or not; another GPU starts anew, a file wins."""
+    words = ("--slo", "350ms", "--percentile", "p90", "--gpu-hour", "2.5", "--max-num-seqs", "64")
+    assert run(["tune", "--db", db, "--gpu", "H200-SXM", "--model", "llama3-8b", *words]) == 0
+    capsys.readouterr()
+    app = shown(db, monkeypatch, "recommendation")
+    assert not app.exception
+    assert app.session_state["choices"].deployment.stated == Deployment(
+        gpu="h200", model="llama3-8b", gpu_hour=2.5, max_num_seqs=64
+    )
+    assert [app.text_input(key=key).value for key in ("slo", "percentile")] == ["350ms", "p90"]
+    app = shown(db, monkeypatch, gpu="h100")
+    stated = app.session_state["choices"].deployment.stated
+    assert stated == Deployment(gpu="h100", model="llama3-8b", gpu_hour=2.5)
+    write_deployment(here / FILE, Deployment(gpu="l4", model="qwen2-7b"))
+    app = shown(db, monkeypatch)
+    stated = app.session_state["choices"].deployment.stated
+    assert stated == Deployment(gpu="l4", model="qwen2-7b")
 
 
 def test_a_file_fills_the_defaults(db: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
