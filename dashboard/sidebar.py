@@ -170,8 +170,11 @@ def aim(name: str) -> str:
         return stated[name]
     if name not in before:
         return {"slo": "200ms", "percentile": "p95"}[name]
-    value = before[name]
-    return f"{value * 1e3:.12g}ms" if name == "slo" else units.format_percentile(value)
+    if name == "percentile":
+        return units.format_percentile(before[name])
+    short = units.format_duration(before[name])
+    exact = units.parse_duration(short) == before[name]
+    return short if exact else f"{before[name] * 1e3:.12g}ms"
 
 
 def _gpu(file: Deployment | None) -> str:

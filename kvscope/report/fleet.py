@@ -400,6 +400,9 @@ def attainment_chart(slo: Slo, lines: Lines) -> Figure:
     curves = _curves(lines, lambda outcome: outcome.latencies.attainment)
     chart = style.lines(title, "replicas", "share of the requests", curves, log="")
     _whole_replicas(chart, curves)
+    shares = [run.outcome.latencies.attainment for runs in lines.values() for run in runs]
+    least = min(slo.percentile, *shares)  # what lies around the SLO is to be seen
+    chart.update_yaxes(range=[max(1.1 * least - 0.1, 0), 1.1 - 0.1 * least])
     return style.level(chart, slo.percentile, "SLO")
 
 
