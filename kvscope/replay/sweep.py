@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core import memory
-from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
@@ -140,7 +140,7 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 class ServedReplay(Struct, frozen=True):
     """How a replay served every request, and its other results; fields as in `Run`.
 
-    `engine` is what a simulated one did.
+    `engine` is what a simulated vLLM did, `rejected` which requests a simulated SGLang turned away.
     """
 
     served: ServedRequests
@@ -149,6 +149,7 @@ class ServedReplay(Struct, frozen=True):
     preemptions: int | None = None
     turned_away: int | None = None
     engine: EngineReplay | None = None
+    rejected: Bools | None = None
 
 
 def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
@@ -204,12 +205,13 @@ def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
     if served.queued_ttft_s is not None:
         arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
         served = replace(served, queued_ttft_s=done.token_s - arrival_s, tpot_s=done.tpot_s)
-    counted = slice(served.first, None)
+    counted, rejected = slice(served.first, None), np.isnan(done.token_s)
     return ServedReplay(
         served,
         done.evictions,
         preemptions=int(done.retractions[counted].sum()),
-        turned_away=int(np.isnan(done.token_s[counted]).sum()),
+        turned_away=int(rejected[counted].sum()),
+        rejected=rejected,
     )
 
 

@@ -291,7 +291,8 @@ def explain(
         hits = done.served.hit_blocks
         lookups = partial(cache_lookups, requests, setting.definition, hits)
         if (engine := done.engine) is None:
-            return lookups()
+            # What waits for SGLang is taken as computed when it is looked up.
+            return lookups(rejected=done.rejected, written_blocks=requests.full_blocks)
         undrafted = hits if plain is None else serve_replay(plain, replay).served.hit_blocks
         return lookups(
             rejected=engine.oversized,

@@ -243,3 +243,15 @@ def test_who_evicts_whom(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ["explain", one, "--db", db, "--capacity-blocks", "8", "--by", "type"]
     assert run(wrong) == ExitCode.USAGE
     assert "--by type: the trace names fewer than two types" in capsys.readouterr().err
+
+
+def test_what_sglang_turns_away(capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests longer than its pool are rejected, not evicted: as many as `simulate` counts."""
+    engine = ("--gpu", "h100", "--model", "llama3-8b", "--engine", "sglang")
+    pool = ("--db", ":memory:", *engine, "--num-gpu-blocks", "8000")
+    words = (str(SAMPLES / "to-b.jsonl.gz"), *pool)
+    explained = document(capsys, "explain", *words)
+    (rejected,) = (each for each in explained["causes"] if each["cause"] == "rejected")
+    (lru,) = document(capsys, "simulate", *words, "--policies", "lru")["results"]
+    assert rejected["requests"] == lru["turned_away"] > 0
+    assert explained["hit_tokens"] == lru["hit_tokens"]
