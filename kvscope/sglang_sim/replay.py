@@ -1,4 +1,4 @@
-"""Traffic on SGLang's prefix tree, in a given order or as its scheduler batches it."""
+"""Replay traffic on a simulated SGLang: what each request hits, and when it is served."""
 
 from __future__ import annotations
 

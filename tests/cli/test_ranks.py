@@ -101,6 +101,8 @@ def test_every_command_sends_requests_as_the_balancer_does(capsys: Streams, shor
     assert today["ttft_ms"]["p95"]["value"] == replayed["latencies"]["ttft_ms"]["p95"]
     assert today["price_per_hour"] == 20
     assert {row["change"]["replicas"] for row in tuned["rows"]} == {8}
+    screen = streams_of(capsys, "tune", short, *where, "--slo", "2s", "--policies", "lru").out
+    assert "today: 8 ranks, lru" in screen
     explained = document(capsys, "explain", short, *where)
     assert (explained["router"], explained["workers"]) == (RANKS_ROUTER, 8)
     assert any(cause["cause"] == "routed" for cause in explained["causes"])

@@ -93,7 +93,7 @@ class Cache:
         from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-        tokens = pages * page_size
+        self.page_size, tokens = page_size, pages * page_size
         self.pool: Any = (
             TokenToKVPoolAllocator(tokens, torch.float32, "cpu", None, False)
             if page_size == 1
@@ -115,33 +115,20 @@ class Cache:
 
 
 class Server:
-    """The cache of a server with `pages` pages, which runs requests without computing them."""
+    """A server with this cache, which runs requests without computing them."""
 
-    def __init__(
-        self,
-        pages: int,
-        page_size: int,
-        policy: str,
-        config: dict[str, int],
-        *,
-        chunk_tokens: int,
-        core: str,
-        most_tokens: int,
-        rows: int = 16,
-    ) -> None:
+    def __init__(self, cache: Cache, *, chunk_tokens: int) -> None:
         from sglang.srt.managers.schedule_batch import ReqKvInfo
         from sglang.srt.mem_cache import common
 
         # Options of a server: those of a plain one.
         common.get_spec = lambda: SimpleNamespace(speculative_algorithm=None)
         common.get_serving = lambda: SimpleNamespace(strip_thinking_cache=False)
-        cache = Cache(
-            pages, page_size, policy, config, core=core, rows=rows, most_tokens=most_tokens
-        )
         self.pool, self.rows, self.tree = cache.pool, cache.rows, cache.tree
-        self.page, self.chunk = page_size, max(chunk_tokens // page_size, 1) * page_size
+        self.page = cache.page_size
+        self.chunk = max(chunk_tokens // self.page, 1) * self.page
         self.common, self.record = common, ReqKvInfo
-        self.free_rows = list(range(rows))
+        self.free_rows = list(range(self.rows.size))
 
     def start(self, prompt: Sequence[int], outputs: Sequence[int]) -> Any:
         """Look a request up and compute its prompt; its `prefix_len` is what it hits."""

@@ -61,12 +61,11 @@ def served(
     core: str,
 ) -> list[int]:
     """Return the tokens that each request hits in SGLang."""
-    from tests.conformance.sglang_side import Server
+    from tests.conformance.sglang_side import Cache, Server
 
     most = max(len(each.prompt) + len(each.outputs) for each in requests) + page
-    server = Server(
-        pages, page, case.policy, case.config, chunk_tokens=chunk, core=core, most_tokens=most
-    )
+    cache = Cache(pages, page, case.policy, case.config, core=core, rows=16, most_tokens=most)
+    server = Server(cache, chunk_tokens=chunk)
     hits, running = [0] * len(requests), {}
     for event in order.tolist():
         number, each = event >> 1, requests[event >> 1]

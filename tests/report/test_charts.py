@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from kvscope.characterize.distributions import Summary
@@ -17,7 +20,9 @@ from kvscope.characterize.turns import (
     TurnCount,
     WindowNextTurn,
 )
+from kvscope.fleet.outcome import Slo
 from kvscope.report import report, reuse, space, style, time, traffic
+from kvscope.report.fleet import attainment_chart
 from kvscope.report.section import (
     Section,
     Table,
@@ -181,3 +186,22 @@ def test_small_rows_are_left_out() -> None:
     assert large([5, 9], int) == [9, 5]
     assert left_out([5, 40, 30], [40, 30]) == "left out: 1 below 30 requests"
     assert left_out([40], [40]) == ""
+
+
+@pytest.mark.parametrize(
+    ("shares", "ends"), [((0.97, 0.99), (0.945, 1.005)), ((0.4,), (0.34, 1.06))]
+)
+def test_shares_are_drawn_around_the_slo(
+    shares: tuple[float, ...], ends: tuple[float, float]
+) -> None:
+    """From below the least share, or the SLO where all are above it, to above 100 %."""
+    router = SimpleNamespace(reference=False)
+    runs: Any = [
+        SimpleNamespace(
+            fleet=SimpleNamespace(replicas=number, router=router),
+            outcome=SimpleNamespace(latencies=SimpleNamespace(attainment=share)),
+        )
+        for number, share in enumerate(shares, start=1)
+    ]
+    chart = attainment_chart(Slo(2.0, 0.95), {"session": runs})
+    assert chart.layout.yaxis.range == pytest.approx(ends)
