@@ -38,7 +38,6 @@ from kvscope.deployment.roofline import (
     DECODE_REQUEST_S,
     DECODE_STEP_S,
     REQUEST_S,
-    attending_layers,
     kv_read,
     roofline,
 )
@@ -192,8 +191,8 @@ def tpot_s(model: Model, gpu: Gpu, tp: int, batch: float, context: float) -> flo
     """
     shape = model.shaped()
     kv_bytes, _ = kv_read(model, tp)
-    full, others = attending_layers(model)
-    per_layer = kv_bytes / max(1, full)
+    _, others = model.kinds.attending
+    per_layer = model.layer_bytes_per_token(tp)[1]
     windowed = per_layer * others * min(context, model.kinds.window or context)
     read = shape.bytes_read(model.bits, batch) / tp + batch * (kv_bytes * context + windowed)
     layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp > 1 else 0)

@@ -35,16 +35,19 @@ _UNQUANTIZED_BITS = 16  # embedding, head, router and vision encoder
 _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of the experts to it
 
 WINDOWED = ("sliding_attention", "chunked_attention")
-FULL = ("full_attention", "attention")
+FULL = ("full_attention", "attention", "deepseek_sparse_attention")
 LINEAR = ("linear_attention", "mamba", "conv")
 _FEED_FORWARD = ("mlp", "moe")
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of Nemotron-H
+# Lists of 0 and 1, a layer each, of MiMo-V2 and of MiniMax.
+NUMBERED = {
+    "hybrid_layer_pattern": ("full_attention", "sliding_attention"),
+    "attn_type_list": ("linear_attention", "full_attention"),
+}
 # Keys by which configs without `layer_types` say that not every layer is attention.
 MIXED = ("attn_layer_period", "full_attention_interval", "hybrid_override_pattern")
 # One layer in so many is full attention where the config does not list them.
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "llama4": 4}
-# Fields by which layers differ in the KV that they keep for a token.
-_UNLIKE = ("swa_head_dim", "swa_num_key_value_heads")
 _GEMMA = ("gemma3n", "gemma4")  # whose last layers use the KV of earlier ones
 # Feed-forward layers of two matrices, up and down; the others have a gate as well.
 _UNGATED = (
@@ -60,13 +63,36 @@ _UNGATED = (
     "nemotron_h",
 )
 _STATE_SPACE = ("attn_layer_period", "hybrid_override_pattern")
-_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok",
     "num_experts_per_token",
     "experts_per_token",
     "top_k_experts",
+    "moe_top_k",
+    "moe_topk",
+    "moe_k",
 )
+
+
+class Heads(Struct, frozen=True):
+    """The heads of a layer: of queries, of keys and values of their own, and the values of each."""
+
+    queries: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def kv_size(self) -> int:
+        """The mean of a key's and a value's numbers."""
+        return (self.key_size + self.value_size + 1) // 2
+
+    def parameters(self, hidden: int, *, gated: bool = False) -> int:
+        """Return the parameters of the four projections, and of the output's gate if `gated`."""
+        out = self.queries * self.value_size * (2 if gated else 1)
+        keys_and_values = self.kv_heads * (self.key_size + self.value_size)
+        return hidden * (self.queries * self.key_size + keys_and_values + out)
 
 
 class LayerKinds(Struct, frozen=True):
@@ -75,8 +101,8 @@ class LayerKinds(Struct, frozen=True):
     `full_first`: the first layer is full attention. `chunked` windows are those of chunked local
     attention, others slide. `alike`: all layers keep the same bytes for a token, as far as the
     config shows, so that vLLM's groups follow from them. `state` is that of linear layers, None
-    where kvscope does not know it. `full_heads` are KV heads and head size of full layers where
-    windowed ones have others. `sharing_full` and `sharing_windowed` layers use the KV of others.
+    where kvscope does not know it. `unlike_heads` are those of full and of windowed layers where
+    they differ. `sharing_full` and `sharing_windowed` layers use the KV of others.
     """
 
     full: int
@@ -87,7 +113,7 @@ class LayerKinds(Struct, frozen=True):
     alike: bool = False
     chunked: bool = False
     state: LinearState | None = None
-    full_heads: tuple[int, int] | None = None
+    unlike_heads: tuple[Heads, Heads] | None = None
     sharing_full: int = 0
     sharing_windowed: int = 0
 
@@ -95,6 +121,11 @@ class LayerKinds(Struct, frozen=True):
     def total(self) -> int:
         """All layers."""
         return self.full + self.windowed + self.linear
+
+    @property
+    def attending(self) -> tuple[int, int]:
+        """The full and the windowed layers, with those that use the KV of others."""
+        return self.full + self.sharing_full, self.windowed + self.sharing_windowed
 
     @property
     def hybrid(self) -> bool:
@@ -228,7 +259,7 @@ class Architecture(Struct, frozen=True):
 def layer_kinds(config: ConfigFields) -> LayerKinds:
     """Return how many layers are of which kind. Raises InputError where the config contradicts."""
     total = config.count("num_hidden_layers", "n_layer", "num_layers")
-    window = config.get("sliding_window", "attention_chunk_size")
+    window = config.get("sliding_window", "sliding_window_size", "attention_chunk_size")
     window = window if isinstance(window, int) else None
     state = linear_state(config)
     kinds = _listed_layers(config, total, state)
@@ -252,7 +283,7 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
             alike,
             chunked,
             state if linear else None,
-            _full_heads(config) if windowed else None,
+            _unlike_heads(config) if windowed else None,
             sum(kind in FULL for kind in sharing),
             sum(kind in WINDOWED for kind in sharing),
         )
@@ -260,7 +291,7 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
         pattern = config.get(mixed)
         full = pattern.count("*") if isinstance(pattern, str) else total // config.count(mixed)
         return LayerKinds(full, 0, total - full, alike=_alike(config), state=state)
-    if window is None or not config.fields.get("use_sliding_window", True):
+    if window is None or not config.get("use_sliding_window", default=True):
         return LayerKinds(total)
     every = config.get("sliding_window_pattern") or _FULL_EVERY.get(config.family, 0)
     if every:
@@ -281,18 +312,44 @@ def unknown_layers(config: ConfigFields) -> list[str]:
     return [kind for kind in dict.fromkeys(listed) if kind not in known]
 
 
-def listed_pattern(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pattern and the number of layers that `layers_block_type` of Nemotron-H states.
+def usual_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return in the usual fields what `layers_block_type` or `block_configs` say of each layer.
 
-    Nothing where the config has a pattern, or lists other kinds.
+    Of Nemotron-H the pattern and the number of layers, unless the config has a pattern. Of
+    Nemotron-NAS the layers that attend, their KV heads and the width of each feed-forward layer;
+    nothing where the KV heads differ.
+
+    Source: vLLM 0.32.0, vllm/model_executor/models/nemotron_nas.py.
     """
-    kinds, letters = fields.get("layers_block_type"), {kind: k for k, kind in _PATTERN.items()}
-    if not isinstance(kinds, list) or fields.get("hybrid_override_pattern") is not None:
+    kinds, letters = config.get("layers_block_type"), {kind: k for k, kind in _PATTERN.items()}
+    if isinstance(kinds, list) and config.get("hybrid_override_pattern") is None:
+        if config.get("model_type") != "nemotron_h" or not all(kind in letters for kind in kinds):
+            return {}
+        pattern = "".join(letters[kind] for kind in kinds)
+        return {"hybrid_override_pattern": pattern, "num_hidden_layers": len(kinds)}
+    blocks, hidden = config.get("block_configs"), config.get("hidden_size")
+    try:
+        attends = [not block["attention"]["no_op"] for block in blocks or ()]
+        groups = {block["attention"]["n_heads_in_group"] for block in blocks or ()} - {None}
+        widths = [_nas_width(block["ffn"], hidden) for block in blocks or ()]
+        (group,) = groups
+        kv_heads = config["num_attention_heads"] // group
+    except (KeyError, TypeError, ValueError):
         return {}
-    if fields.get("model_type") != "nemotron_h" or not all(kind in letters for kind in kinds):
-        return {}
-    pattern = "".join(letters[kind] for kind in kinds)
-    return {"hybrid_override_pattern": pattern, "num_hidden_layers": len(kinds)}
+    return {
+        "block_configs": None,
+        "layer_types": ["full_attention" if each else "mlp" for each in attends],
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": widths,
+    }
+
+
+def _nas_width(block: Mapping[str, Any], hidden: Any) -> int:
+    """Return the width of a feed-forward layer, a multiple of 256; 0 where it has none."""
+    if block["no_op"]:
+        return 0
+    stated = block.get("intermediate_size")
+    return stated or -(-int(2 * block["ffn_mult"] * hidden / 3) // 256) * 256
 
 
 def _named_layers(config: ConfigFields, total: int) -> list[str]:
@@ -314,15 +371,28 @@ def _kv_sharing_layers(config: ConfigFields) -> int:
     return config.count_or(0, "num_kv_shared_layers") if config.family in _GEMMA else 0
 
 
-def _full_heads(config: ConfigFields) -> tuple[int, int] | None:
-    """Return KV heads and head size of Gemma 4's full layers, None of models without such.
+def _unlike_heads(config: ConfigFields) -> tuple[Heads, Heads] | None:
+    """Return the heads of full and of windowed layers where a config states both, else None.
 
-    Source: transformers, models/gemma4/configuration_gemma4.py (Gemma4TextConfig).
+    Source: transformers, models/gemma4/configuration_gemma4.py (Gemma4TextConfig); vLLM 0.32.0,
+    vllm/model_executor/models/mimo_v2.py and step3p5.py.
     """
-    if not config.get("global_head_dim"):
-        return None
-    names = ("num_global_key_value_heads",) if config.get("attention_k_eq_v") else ()
-    return config.count_or(kv_head_count(config), *names), config.count("global_head_dim")
+    heads = layer_heads(config)
+    if config.get("global_head_dim"):
+        size, shared = config.count("global_head_dim"), config.get("attention_k_eq_v")
+        names = ("num_global_key_value_heads",) if shared else ()
+        return Heads(heads.queries, config.count_or(heads.kv_heads, *names), size, size), heads
+    if config.has("swa_num_key_value_heads"):
+        return heads, Heads(
+            config.count_or(heads.queries, "swa_num_attention_heads"),
+            config.count("swa_num_key_value_heads"),
+            config.count_or(heads.key_size, "swa_head_dim"),
+            config.count_or(heads.value_size, "swa_v_head_dim"),
+        )
+    other = config.get("attention_other_setting")
+    if isinstance(other, Mapping) and other.get("attention_type") in WINDOWED:
+        return heads, layer_heads(ConfigFields(config.where, other))
+    return None
 
 
 def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) -> list[str] | None:
@@ -342,6 +412,10 @@ def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) 
         return [kind for kind in kinds if kind not in _FEED_FORWARD]
     if state is not None and (named := _named_layers(config, total)):
         return named
+    for name, two in NUMBERED.items():
+        numbers = config.get(name)
+        if isinstance(numbers, list) and len(numbers) == total:
+            return [two[bool(each)] for each in numbers]
     linear = config.get("linear_attn_config")
     if isinstance(linear, Mapping) and isinstance(layers := linear.get("kda_layers"), list):
         return [("attention", "linear_attention")[at + 1 in layers] for at in range(total)]
@@ -353,8 +427,7 @@ def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
 
     With `latent`, compressed keys do not count: all layers that have keys compress them.
     """
-    unlike = any(config.get(name) for name in _UNLIKE)
-    unlike = unlike or (config.has("num_kv_shared_layers") and config.family not in _GEMMA)
+    unlike = config.has("num_kv_shared_layers") and config.family not in _GEMMA
     unlike = unlike or (config.has("global_head_dim") and config.family not in _GEMMA)
     return not unlike and (latent or not config.get("kv_lora_rank"))
 
@@ -387,19 +460,21 @@ def architecture(config: ConfigFields) -> Architecture | str:
         dense_layers, moe_layers = pattern.count("-"), pattern.count("E")
         experts = experts if moe_layers else 0
     shared_width = _shared_width(config, expert_width) if experts else 0
-    dense_width = config.count_or(width, "intermediate_size_mlp")
+    dense_width = config.count_or(width, "intermediate_size_mlp", "dense_intermediate_size")
     if config.family == "granitemoehybrid" and not experts:
         dense_width = config.count_or(width, "shared_intermediate_size")
     each, replicated, sizes = _attention(config, hidden)
     kinds = layer_kinds(config)
-    attention = layers * each
+    full, windowed = kinds.attending
+    attention = (full + windowed + kinds.linear) * each
     if state is not None and state.parameters:
         attention = kinds.full * each + kinds.linear * state.parameters
         replicated = replicated * kinds.full // layers
-    if kinds.full_heads is not None:
-        kv_heads, size = kinds.full_heads
-        whole = hidden * size * (2 * sizes["heads"] + 2 * kv_heads)
-        attention += (kinds.full + kinds.sharing_full) * (whole - each)
+    if kinds.unlike_heads is not None:
+        attention = sum(
+            count * heads.parameters(hidden)
+            for count, heads in zip((full, windowed), kinds.unlike_heads, strict=True)
+        )
     expert_hidden = config.count_or(hidden, "moe_latent_size", "routed_expert_hidden_size")
     routed = moe_layers * matrices * expert_hidden * expert_width
     shared = moe_layers * matrices * hidden * shared_width
@@ -515,14 +590,20 @@ def _lfm2_width(config: ConfigFields) -> int:
 
 
 def _moe_layers(config: ConfigFields, layers: int) -> int:
+    listed = config.get("moe_layer_freq", "mlp_layer_types", "moe_layers_enum")
+    if isinstance(listed, str):
+        return len(listed.split(","))
+    if isinstance(listed, list):
+        return sum(each not in {0, "dense"} for each in listed)
     if config.family == "jamba":
         period = config.count_or(2, "expert_layer_period")
         offset = config.get("expert_layer_offset", default=1)
         return sum(at % period == offset for at in range(layers))
     step = config.count_or(
-        1, "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_frequency"
+        *(1, "interleave_moe_layer_step", "decoder_sparse_step"),
+        *("moe_layer_frequency", "moe_layer_freq"),
     )
-    dense = config.count_or(0, "first_k_dense_replace")
+    dense = config.count_or(0, "first_k_dense_replace", "num_dense_layers")
     listed = config.get("mlp_only_layers", default=())
     return layers // step - dense - (len(listed) if isinstance(listed, list) else 0)
 
@@ -533,10 +614,12 @@ def _shared_width(config: ConfigFields, expert_width: int) -> int:
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
         "shared_intermediate_size",
+        "share_expert_dim",
     )
+    names = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    shared = config.count_or(0, *names)
     if stated:
         return stated
-    shared = config.count_or(0, "n_shared_experts", "num_shared_experts")
     return expert_width * (1 if config.family == "llama4" else shared)
 
 
@@ -551,29 +634,35 @@ def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, A
         down = hidden * (latent + rope + rank)
         up = latent * heads * (plain + value) + (rank or hidden) * queries
         sizes = {"query_size": plain + rope, "value_size": value, "latent_size": latent + rope}
-        total = down + up + heads * value * hidden
+        total = down + up + heads * value * hidden * (2 if config.get("mla_use_output_gate") else 1)
         return total, down, {"heads": heads, "kv_heads": heads, **sizes}
-    kv_heads = kv_head_count(config)
-    size = head_size(config)
-    gate = 2 if config.get("attn_output_gate") else 1
-    total = hidden * size * (heads * (1 + gate) + 2 * kv_heads)
-    sizes = {"heads": heads, "kv_heads": kv_heads, "query_size": size, "value_size": size}
-    return total, 0, sizes
+    own, gated = layer_heads(config), bool(config.get("attn_output_gate", "attention_output_gate"))
+    sizes = {"kv_heads": own.kv_heads, "query_size": own.key_size, "value_size": own.value_size}
+    return own.parameters(hidden, gated=gated), 0, {"heads": heads, **sizes}
+
+
+def layer_heads(config: ConfigFields) -> Heads:
+    """Return the heads of a layer that keeps keys and values as they are."""
+    heads, size = config.count("num_attention_heads", "n_head"), head_size(config)
+    return Heads(heads, kv_head_count(config), size, config.count_or(size, "v_head_dim"))
 
 
 def kv_head_count(config: ConfigFields) -> int:
     """Return the number of heads that have keys and values of their own."""
-    names = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+    names = (
+        *("num_key_value_heads", "num_kv_heads", "num_attention_groups"),
+        "multi_query_group_num",
+    )
     if any(map(config.has, names)):
         return config.count(*names)
     heads = config.count("num_attention_heads", "n_head")
-    return 1 if config.fields.get("multi_query") else heads
+    return 1 if config.get("multi_query") else heads
 
 
 def head_size(config: ConfigFields) -> int:
     """Return the values of a head's key. Raises InputError where it is not a whole number."""
-    if config.has("head_dim"):
-        return config.count("head_dim")
+    if stated := config.count_or(0, "head_dim", "attention_head_dim"):
+        return stated
     heads = config.count("num_attention_heads", "n_head")
     hidden = config.count("hidden_size", "n_embd", "d_model")
     if hidden % heads:
@@ -584,9 +673,9 @@ def head_size(config: ConfigFields) -> int:
 
 def _layer_embeddings(config: ConfigFields, layers: int) -> int:
     """Return the parameters of embeddings that each layer looks up on its own."""
+    vocabulary = config.count("vocab_size_per_layer_input", "vocab_size")
     if not config.get("hidden_size_per_layer_input"):
         return 0
-    vocabulary = config.count("vocab_size_per_layer_input", "vocab_size")
     return vocabulary * layers * config.count("hidden_size_per_layer_input")
 
 

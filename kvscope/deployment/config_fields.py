@@ -6,31 +6,95 @@ Source: vLLM 0.33.0, vllm/model_executor/models (get_mamba_state_shape_from_conf
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
 
 _MOST = 2**31  # of anything that a model has a number of
 _LONGEST = 60  # characters of a value that an error repeats
+# Fields that change neither the KV of a token nor more than a part in a thousand of the weights.
+_IRRELEVANT = re.compile(
+    r"""
+    _name_or_path|architectures|auto_map|model_type|transformers_version|(torch_)?dtype
+    | .*(_token|_token_id|_token_index|_tokens?_per_image|_placeholder|tokenizer_class)
+    | (?!.*_dim).*(rope|rotary|yarn|use_nope).*|rotary_dim|.*position_emb.*|max_position.*
+    | (initial|original)_.*(context|position).*|max_seq_len|seq_length|n_positions|seed
+    | .*(norm|epsilon|_eps|bias|pdrop|residual_in_fp32)|.*(norm_|dropout|soft_?cap).*
+    | initializer_.*|.*_init(ializer)?(_.*)?|use_cache|.*_loss(_.*)?|output_(?!gate).*
+    | pretraining_tp|ep_size|seq_aux|is_(encoder_)?decoder|tie_encoder_decoder|torchscript
+    | (hidden_|mamba_|mlp_hidden_|projector_hidden_)?(act|activation)(_.*)?|.*_act|swiglu_.*
+    | (?!.*(ffn|width|dim)).*(multipliers?|scale|scalar|scaling)|scale_.*|.*_fp32(_.*)?
+    | n_group|topk_(group|method)|num_expert_group|use_grouped_topk|index_topk|index_n_heads
+    | (norm_topk|(moe_)?renorm|scoring|routed_scaling|moe_rout|router_|use_(moe_)?rout).*
+    | (time_step|mamba_(dt|chunk|proj)|ssm_dt).*|chunk_size|expand|use_(mamba_k|assoc).*
+    | .*_label|label2id|id2label|task_specific_params|problem_type|finetuning_task|prefix
+    | temperature|top_[kp]|typical_p|do_sample|early_stopping|(max|min)_length|num_beam.*
+    | .*(repetition|length|diversity)_penalty|.*suppress_tokens|(encoder_)?no_repeat_.*
+    | remove_invalid_values|return_dict.*|num_return_sequences|bad_words_ids|pruned_heads
+    | (text|vision|llm|language|vit)_config|.*(vision|image|video|img_|visual).*|mm_.*
+    | (mtp|num_mtp|num_nextn|eagle).*|.*_mtp(_.*)?|multimodal_.*|projector_.*|summary_.*
+    | chunk_size_feed_forward|use_bfloat16|tf_legacy_loss|ignore_index|rescale_.*|hc_.*
+    | num_logits_to_keep|num_reward_heads|language_model_only|moe_shared_expert_overlap
+    | mlp_only_layers|max_window_layers|output_gate_type|partial_.*factors?|type_vocab_size
+    | use_bidirectional_attention|add_cross_attention|attn_res_block_size|bo[ai]_.*
+    | enable_moe_block|use_double_wide_mlp|parallel_attn|use_parallel_residual|use_qk_.*
+    | attn_temperature_tuning|model_max_length|linear_(a|dt|allow)_.*|expert_selection_fn
+    """,
+    re.VERBOSE,
+)
+# Fields that say nothing more where a config states the first.
+_IMPLIED = {
+    "kv_lora_rank": ("num_key_value_heads", "head_dim", "qk_head_dim", "v_head_dim"),
+    "layer_types": (
+        *("full_attention_interval", "sliding_window_pattern", "_sliding_window_pattern"),
+        "full_attn_idxs",
+    ),
+    "num_kv_heads": ("multi_query",),
+    "num_key_value_heads": ("multi_query",),
+    "interleave_moe_layer_step": ("moe_layers",),
+    "mlp_layer_types": ("first_k_dense_replace",),
+    "block_ff_dim": ("block_dim", "conv_dim_out", "num_heads"),
+    "hybrid_override_pattern": ("layers_block_type",),
+    "moe_layer_freq": ("first_k_dense_replace",),
+}
+# Words of fields that may say what is cached; of others the weights alone can depend.
+_CACHED = re.compile(
+    r"attn|attention|head|kv|key|value|window|cache|layer|block|compress|latent|lora|rank|index"
+    r"|state|conv|ssm|mamba|recurren|sparse|shar|memory|swa|linear"
+)
 
 
 class ConfigFields(Struct, frozen=True):
-    """A config.json with its text part on top, read field by field."""
+    """A config.json with its text part on top, read field by field; `read` are names asked for."""
 
     where: str
     fields: Mapping[str, Any]
+    read: set[str] = field(default_factory=set)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """Return the first of `names` that the config states, `default` if none."""
+        self.read.update(names)
         return next((self.fields[name] for name in names if self.has(name)), default)
 
     def has(self, name: str) -> bool:
         """Return whether the config states `name`; null does not count."""
+        self.read.add(name)
         return self.fields.get(name) is not None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names of what the config states, nobody has read, and the KV or weights may depend on."""
+        implied = {name for key in _IMPLIED if self.fields.get(key) for name in _IMPLIED[key]}
+        return tuple(
+            name
+            for name, value in self.fields.items()
+            if value and name not in self.read | implied and not _IRRELEVANT.fullmatch(name)
+        )
 
     def count(self, *names: str) -> int:
         """Return the first of `names` that the config states, a positive whole number."""
@@ -258,6 +322,11 @@ def has_mtp(config: ConfigFields) -> bool:
     """
     stated = config.get(*_MTP_LAYERS)
     return bool(stated) if stated is not None else config.family.startswith(_WITH_MTP)
+
+
+def may_be_cached(names: Sequence[str]) -> bool:
+    """Return whether one of some unknown fields may say what is cached, by its name."""
+    return any(_CACHED.search(name) for name in names)
 
 
 def check_family(config: ConfigFields) -> None:

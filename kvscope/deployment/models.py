@@ -19,17 +19,17 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import content_of
 from kvscope.deployment.architecture import (
     MIXED,
+    NUMBERED,
     Architecture,
     LayerKinds,
     WeightBits,
     WeightDtype,
     architecture,
-    head_size,
-    kv_head_count,
+    layer_heads,
     layer_kinds,
-    listed_pattern,
     quantization,
     unknown_layers,
+    usual_fields,
     weight_bits,
 )
 from kvscope.deployment.config_fields import ConfigFields, check_family, has_mtp
@@ -52,6 +52,7 @@ _CONFIG_DTYPES: Mapping[str, KvDtype] = {
 _USUAL_BLOCK = 16
 _LARGEST_WORKSTATION = 130 * 2**30  # bytes: GPUs of Blackwell with more are in servers
 _LATENT_BLOCK = 128  # the least block of MLA beside linear attention
+_SPARSE_BLOCK = 128  # of sparse attention beside keys and values
 _INDEX_SCALED, _SCALE_BYTES = 128, 4  # an indexer's keys have a scale for so many values
 _NESTED = ("text_config", "llm_config", "language_config")
 _INDEX = "model.safetensors.index.json"
@@ -59,7 +60,10 @@ _QUANTIZATION = "hf_quant_config.json"
 
 
 class HeadKv(Struct, frozen=True):
-    """Keys and values of every KV head (MHA, GQA, MQA), in each of `layers`."""
+    """Keys and values of every KV head (MHA, GQA, MQA), in each of `layers`.
+
+    `head_size` is the mean of a key's and a value's numbers.
+    """
 
     layers: int
     kv_heads: int
@@ -76,16 +80,11 @@ class HeadKv(Struct, frozen=True):
 
 
 class LatentKv(Struct, frozen=True):
-    """One compressed vector and one rotary key (MLA), in each of `layers`.
-
-    With sparse attention each layer also keeps `index_bytes` for a token: the indexer's key in
-    8 bits, and its scales.
-    """
+    """One compressed vector and one rotary key (MLA), in each of `layers`."""
 
     layers: int
     latent_size: int
     rope_size: int
-    index_bytes: int = 0
 
     @property
     def values_per_token(self) -> int:
@@ -144,13 +143,24 @@ class UnlikeKv(Struct, frozen=True):
         return max(1, windowed // full), max(1, full // windowed)
 
 
+class Indexers(Struct, frozen=True):
+    """What finds the tokens that sparse attention looks at: a key of `bytes` in each of `layers`.
+
+    Whatever `--kv-cache-dtype`, and on each GPU.
+    """
+
+    layers: int = 0
+    bytes: int = 0
+
+
 class Model(Struct, frozen=True):
     """A model: its KV cache, and its weights where the whole shape is known.
 
-    `notes` say where a size is only an approximation. `architecture` is None where the config lacks
-    what weights need, and `architecture_missing` then says what. `weights_total` are the bytes of a
-    checkpoint's index, which win over those counted from the shape. With `mtp` it has layers that
-    predict further tokens.
+    `unknown` are the fields of its config that kvscope does not know. `notes` say where a size is
+    only an approximation. `architecture` is None where the config lacks what weights need, and
+    `architecture_missing` then says what. `weights_total` are the bytes of a checkpoint's index,
+    which win over those counted from the shape. With `mtp` it has layers that predict further
+    tokens.
     """
 
     DOCUMENT: ClassVar[str] = "name dtype bytes_per_token notes"
@@ -166,6 +176,8 @@ class Model(Struct, frozen=True):
     bits: WeightBits = WeightBits()
     weights_total: int | None = None
     mtp: bool = False
+    indexers: Indexers = Indexers()
+    unknown: tuple[str, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
@@ -200,14 +212,18 @@ class Model(Struct, frozen=True):
     def default_block(self, gpu: Gpu) -> int:
         """Return the tokens of a block that vLLM chooses on a GPU.
 
-        The first kernels for MLA that run there decide; all others take 16.
+        The first kernels for MLA that run there decide, and those of MiniMax-M3's sparse attention;
+        all others take 16.
 
         Source: vLLM 0.20.0, 0.28.0 and 0.32.0, vllm/platforms/cuda.py (_get_backend_priorities) and
-        get_supported_kernel_block_sizes of the backends in vllm/v1/attention/backends/mla.
+        get_supported_kernel_block_sizes of the backends in vllm/v1/attention/backends/mla, and of
+        vllm/models/minimax_m3/common/sparse_attention.py.
         """
+        if self.indexers.bytes and isinstance(self.shape, HeadKv):
+            return _SPARSE_BLOCK
         if not isinstance(self.shape, LatentKv) or gpu.family not in {"hopper", "blackwell"}:
             return _USUAL_BLOCK
-        if self.shape.index_bytes:  # sparse attention
+        if self.indexers.bytes:  # sparse attention
             return 64
         if gpu.family == "blackwell":  # FlashInfer, but on workstations
             return 32 if gpu.total_bytes > _LARGEST_WORKSTATION else _USUAL_BLOCK
@@ -239,7 +255,8 @@ class Model(Struct, frozen=True):
             if kinds.state is not None and drafter is not None:
                 kinds = replace(kinds, state=kinds.state.with_drafts(drafter.tokens))
             shape = replace(self.shape, layers=self.shape.layers + 1)
-            return replace(self, kinds=kinds, shape=shape).served_by(
+            indexers = replace(self.indexers, layers=self.indexers.layers + 1)
+            return replace(self, kinds=kinds, shape=shape, indexers=indexers).served_by(
                 replace(engine, drafter=None), gpu
             )
         state = self.kinds.state
@@ -262,7 +279,9 @@ class Model(Struct, frozen=True):
     def _of_layers(self, layers: int) -> Model:
         if isinstance(self.shape, UnlikeKv):
             return replace(self, shape=self.shape.of_block(layers))
-        return replace(self, shape=replace(self.shape, layers=layers))
+        indexed = min(layers, self.indexers.layers)
+        indexers = replace(self.indexers, layers=indexed)
+        return replace(self, shape=replace(self.shape, layers=layers), indexers=indexers)
 
     @property
     def moe(self) -> bool:
@@ -298,7 +317,18 @@ class Model(Struct, frozen=True):
     @property
     def _index_bytes(self) -> int:
         """Bytes of a token's keys for the indexers of sparse attention, on each GPU."""
-        return self.shape.layers * self.shape.index_bytes if isinstance(self.shape, LatentKv) else 0
+        return self.indexers.layers * self.indexers.bytes
+
+    def layer_bytes_per_token(self, tp: int = 1) -> tuple[float, float]:
+        """Return the bytes that a GPU keeps of a token in a full and in a windowed layer."""
+        if isinstance(self.shape, UnlikeKv):
+            full, windowed = (
+                kind.values_on_rank(tp) * _BYTES[self.dtype] / max(1, kind.layers)
+                for kind in (self.shape.full, self.shape.windowed)
+            )
+            return full, windowed
+        layer = self.kv_bytes_per_token(tp) / self.shape.layers
+        return layer, layer
 
     def tokens_in(self, size_bytes: float, tp: int = 1) -> tuple[int, int, int]:
         """Return how many tokens fit into `size_bytes` of each GPU: least, best, most.
@@ -445,7 +475,7 @@ def read_config(path: Path) -> Model:
     )
     beside = _object(path.with_name(_QUANTIZATION))
     stated = {**beside, **config, **inner}
-    fields = ConfigFields(str(path), stated | listed_pattern(stated))
+    fields = ConfigFields(str(path), stated | usual_fields(stated))
     metadata = _object(path.with_name(_INDEX)).get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return _model(path.resolve().parent.name, fields, total)
@@ -468,11 +498,21 @@ def _model(name: str, config: ConfigFields, total: object) -> Model:
     dtype, doubts = _dtype(config)
     shape = _shape(config, layers)
     known = architecture(config)
+    indexers = _indexers(config, layers)
     moe = not isinstance(known, str) and known.moe
     weight_dtype, bits, doubt = quantization(config, moe=moe)
     weights = total if isinstance(total, int) and total > 0 else None
     if weights and dtype == "fp32" and weight_dtype == "bf16":
         weights //= 2  # vLLM serves a float32 checkpoint in 16 bits
+    mtp = has_mtp(config)
+    unknown = () if isinstance(known, str) else config.unknown
+    if unknown:
+        notes.append(
+            f"fields of config.json that kvscope does not know: {', '.join(unknown)};"
+            " the engine's log settles what they change (--engine-log)"
+        )
+    elif config.has("compress_ratios"):
+        notes.append(f"{known}: sizes in bytes are not to be relied on")
     return Model(
         name,
         shape,
@@ -485,36 +525,61 @@ def _model(name: str, config: ConfigFields, total: object) -> Model:
         weight_dtype=weight_dtype,
         bits=bits,
         weights_total=weights,
-        mtp=has_mtp(config),
+        mtp=mtp,
+        indexers=indexers,
+        unknown=unknown,
     )
 
 
 def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv:
     kinds = layer_kinds(config)
-    if kinds.full_heads is not None:
-        windowed = HeadKv(kinds.windowed, kv_head_count(config), head_size(config))
-        return UnlikeKv(HeadKv(kinds.full, *kinds.full_heads), windowed)
+    if kinds.unlike_heads is not None:
+        full, windowed = kinds.unlike_heads
+        return UnlikeKv(
+            HeadKv(kinds.full, full.kv_heads, full.kv_size),
+            HeadKv(kinds.windowed, windowed.kv_heads, windowed.kv_size),
+        )
     if config.has("kv_lora_rank"):
         latent, rope = config.count("kv_lora_rank"), config.count("qk_rope_head_dim")
-        return LatentKv(layers, latent, rope, _index_bytes(config))
+        return LatentKv(layers, latent, rope)
     config.count("num_attention_heads", "n_head")
-    return HeadKv(layers, kv_head_count(config), head_size(config))
+    heads = layer_heads(config)
+    return HeadKv(layers, heads.kv_heads, heads.kv_size)
 
 
-def _index_bytes(config: ConfigFields) -> int:
-    """Return the bytes that the indexer of a layer keeps for a token; 0 without one.
+def _indexers(config: ConfigFields, layers: int) -> Indexers:
+    """Return the indexers of sparse attention, which not every layer may have.
 
-    Source: vLLM 0.32.0, vllm/model_executor/models/deepseek_v2.py (Indexer).
+    Keys beside MLA have 8 bits and their scales, those of MiniMax-M3 16 bits.
+
+    Source: vLLM 0.32.0, vllm/model_executor/models/deepseek_v2.py (Indexer, and which layers skip
+    theirs) and vllm/models/minimax_m3/nvidia/model.py.
     """
+    sparse = config.get("sparse_attention_config")
+    if isinstance(sparse, Mapping) and isinstance(
+        listed := sparse.get("sparse_attention_freq"), list
+    ):
+        inside = ConfigFields(config.where, sparse)
+        return Indexers(sum(map(bool, listed)), 2 * inside.count("sparse_index_dim"))
     size = config.count_or(0, "index_head_dim")
-    return size + size // _INDEX_SCALED * _SCALE_BYTES
+    if not size:
+        return Indexers()
+    each, pattern = config.count_or(1, "index_topk_freq"), config.get("index_topk_pattern")
+    skipped = config.get("index_skip_topk_offset", default=2)
+    config.get("indexer_types")  # says the same layer by layer
+    if isinstance(pattern, str):
+        layers -= pattern.count("S")
+    elif each > 1:
+        layers = sum(max(at - skipped + 1, 0) % each == 0 for at in range(layers))
+    return Indexers(layers, size + size // _INDEX_SCALED * _SCALE_BYTES)
 
 
 def _layers(config: ConfigFields) -> tuple[int, list[str]]:
     """Return the number of layers that keep KV for each token, and notes where it is rough."""
     kinds = layer_kinds(config)
     total = kinds.total
-    if not (isinstance(config.get("layer_types"), list) or kinds.state):
+    listed = any(isinstance(config.get(name), list) for name in ("layer_types", *NUMBERED))
+    if not (listed or kinds.state):
         if mixed := next(filter(config.has, MIXED), None):
             note = f"{mixed} says that layers differ: all {total} counted as full attention"
             return total, [f"{note}, an upper bound"]
@@ -549,7 +614,7 @@ def _dtype(config: ConfigFields) -> tuple[KvDtype, list[str]]:
         if bits:
             doubt = f"KV cache stated as {bits!r}, which is not counted"
             return "bf16", [f"{doubt}: 2 bytes per value assumed; override with --kv-dtype"]
-    stated = config.fields.get("dtype") or config.fields.get("torch_dtype")
+    stated = config.get("dtype", "torch_dtype")
     dtype = _CONFIG_DTYPES.get(str(stated).removeprefix("torch."))
     if dtype is None:
         doubt = f"dtype {stated!r} is unknown" if stated else "no dtype stated"

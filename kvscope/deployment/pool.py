@@ -46,6 +46,7 @@ from msgspec.structs import replace
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import opened
 from kvscope.core.units import GIB, MIB, format_size
+from kvscope.deployment.config_fields import may_be_cached
 from kvscope.deployment.engines import (
     GRAPHS,
     LEAN_SAMPLER,
@@ -65,6 +66,7 @@ _ACTIVATION_BAND = round(0.32 * GIB)
 _NEWER_ACTIVATION_BAND = round(0.85 * GIB)  # the one pool compared since 0.20 had 0.81 GiB more
 _OTHER_BAND = round(0.2 * GIB)
 _GRAPHS_BAND = round(0.5 * GIB)
+_UNKNOWN_KV_BAND, _UNKNOWN_WEIGHTS_BAND = 0.5, 0.1  # by fields of config.json
 _SGLANG_BAND = 0.05  # of the pool: two published checks were 3.5 % and 5 % off
 _UNCERTAIN = 0.1  # of the total: a smaller pool is a small difference of large terms
 _CHECKED_UNTIL = (0, 19)
@@ -79,6 +81,7 @@ _SGLANG = re.compile(r"max_total_num_tokens(?:=|\{[^}]*\} )(?P<value>[\d,.e+]+)"
 _BLOCK_SIZE = re.compile(r"\bblock_size['\"]?[=:]\s*['\"]?(?P<value>\d+)")
 _PATTERNS = (_METRICS, _OVERRIDE, _BLOCKS, _TOKENS, _BYTES, _SGLANG)
 _LONGEST_LINE = 2**20
+_NAMED = 2  # unknown fields in a table
 _MOST = 2**53  # blocks, tokens or GiB
 
 
@@ -168,6 +171,8 @@ def derive_pool(
         terms = _sglang_terms(model, gpu, tp, utilization)
     else:
         terms = _vllm_terms(model, gpu, engine, (tp, dp), share, sequences, batched)
+    if model.unknown:
+        terms = (*terms, _unknown_term(model, terms))
     kv = sum(term.bytes for term in terms)
     band = sum(term.band_bytes for term in terms)
     null = engine.null_blocks
@@ -229,6 +234,16 @@ def _vllm_terms(
     if _deducts_graphs(model, engine):
         terms.append(Term("CUDA graphs", -GIB, _GRAPHS_BAND, "deducted since 0.20"))
     return tuple(terms)
+
+
+def _unknown_term(model: Model, terms: Sequence[Term]) -> Term:
+    """Return what fields of config.json that kvscope does not know may change, by their names."""
+    named = ", ".join(model.unknown[:_NAMED]) + (", ..." if len(model.unknown) > _NAMED else "")
+    if may_be_cached(model.unknown):
+        band = _UNKNOWN_KV_BAND * max(0, sum(term.bytes for term in terms))
+    else:
+        band = _UNKNOWN_WEIGHTS_BAND * -next(t.bytes for t in terms if t.name == "weights")
+    return Term("unknown fields", 0, round(band), named)
 
 
 def _deducts_graphs(model: Model, engine: Engine) -> bool:

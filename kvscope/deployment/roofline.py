@@ -19,7 +19,7 @@ published figures in aiconfigurator-core 0.12.0, systems/silicon_sample.csv, and
 
 from __future__ import annotations
 
-from kvscope.deployment.architecture import Architecture
+from kvscope.deployment.architecture import Architecture, Heads
 from kvscope.deployment.engines import Engine
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.models import Model
@@ -65,10 +65,13 @@ def roofline(
     rate, share = prefill_rate(model, gpu)
     per_token = 2 * shape.active_parameters / (tp * rate * share)
     per_token += _all_reduce_s(shape, gpu, tp) + _exchange_s(shape, gpu, tp, dp)
-    pair = attention_flops_per_pair(shape) / (tp * gpu.flops * _ATTENTION_SHARE)
-    full, windowed = attending_layers(model)
+    full_pair, windowed_pair = (
+        attention_flops_per_pair(shape, heads) / (tp * gpu.flops * _ATTENTION_SHARE)
+        for heads in model.kinds.unlike_heads or (None, None)
+    )
+    full, windowed = model.kinds.attending
     # A windowed layer attends to at most its window: a cost of the token, not of the pair.
-    per_token += pair * windowed * (model.kinds.window or 0)
+    per_token += windowed_pair * windowed * (model.kinds.window or 0)
     launch = LAUNCH_S + (LAUNCH_TP_S if tp * dp > 1 else 0)
     weights = shape.bytes_read(model.bits, float("inf"), dp) / tp
     decode_weights = shape.bytes_read(model.bits, _TYPICAL_BATCH, dp) / tp
@@ -88,7 +91,7 @@ def roofline(
         f" within x {LOW} and x {HIGH}, not measured",
         base_s=request_s + shape.layers * launch,
         per_token_s=per_token,
-        per_token_pair_s=pair * full * _full_head_share(model, shape),
+        per_token_pair_s=full_pair * full,
         floor_s=weights / (gpu.memory_bytes_s * _MEMORY_SHARE),
         request_s=request_s,
         decode_base_s=(
@@ -102,26 +105,19 @@ def roofline(
 
 def kv_read(model: Model, tp: int) -> tuple[float, float]:
     """Return the KV bytes that a decode reads on each GPU: per token of context, and of windows."""
-    layer = model.kv_bytes_per_token(tp) / model.shape.layers
-    full, windowed = attending_layers(model)
-    return layer * full, layer * windowed * (model.kinds.window or 0)
+    of_full, of_windowed = model.layer_bytes_per_token(tp)
+    full, windowed = model.kinds.attending
+    return of_full * full, of_windowed * windowed * (model.kinds.window or 0)
 
 
-def attending_layers(model: Model) -> tuple[int, int]:
-    """Return the full and the windowed layers, with those that use the KV of others."""
-    kinds = model.kinds
-    return kinds.full + kinds.sharing_full, kinds.windowed + kinds.sharing_windowed
+def attention_flops_per_pair(shape: Architecture, heads: Heads | None = None) -> float:
+    """Return the operations of one layer for one pair of tokens: scores and their sum of values.
 
-
-def _full_head_share(model: Model, shape: Architecture) -> float:
-    """Return the head size of full layers over the head size of other layers."""
-    heads = model.kinds.full_heads
-    return 1.0 if heads is None else heads[1] / shape.query_size
-
-
-def attention_flops_per_pair(shape: Architecture) -> float:
-    """Return the operations of one layer for one pair of tokens: scores and their sum of values."""
-    return 2.0 * shape.heads * (shape.query_size + shape.value_size)
+    `heads` are the layer's where they are not those of `shape`.
+    """
+    if heads is None:
+        return 2.0 * shape.heads * (shape.query_size + shape.value_size)
+    return 2.0 * heads.queries * (heads.key_size + heads.value_size)
 
 
 def prefill_rate(model: Model, gpu: Gpu) -> tuple[float, float]:

@@ -160,6 +160,14 @@ def heads(config: Any, layer: int) -> dict[str, int]:
             "num_kv_heads": max(1, each.num_key_value_heads // ranks),
             "head_size": each.head_dim,
         }
+    if text.model_type.startswith("mimo_v2"):  # as MiMoV2FlashDecoderLayer
+        own = "swa_" if text.hybrid_layer_pattern[layer] else ""
+        kv_heads = getattr(text, f"{own}num_key_value_heads")
+        return {
+            "num_kv_heads": max(1, kv_heads // config.parallel_config.tensor_parallel_size),
+            "head_size": getattr(text, f"{own}head_dim"),
+            "head_size_v": getattr(text, f"{own}v_head_dim"),
+        }
     of_rank = model.get_num_kv_heads(config.parallel_config)
     return {"num_kv_heads": of_rank, "head_size": model.get_head_size()}
 
@@ -175,6 +183,8 @@ def layer_kinds(text: Any) -> list[str]:
         return [letter for letter in text.hybrid_override_pattern if letter in "M*"]
     if text.model_type == "falcon_h1":  # as FalconH1ParallelHybrid
         return ["attention", "mamba"] * text.num_hidden_layers
+    if text.model_type.startswith("mimo_v2"):
+        return [("full_attention", "sliding_attention")[each] for each in text.hybrid_layer_pattern]
     sharing = getattr(text, "num_kv_shared_layers", 0) or 0
     return list(text.layer_types)[: text.num_hidden_layers - sharing]
 
@@ -193,6 +203,7 @@ CASES = [
     ("gemma-4-31b", (1, 2, 8)),
     ("gemma-4-e4b", (1, 2)),
     ("gemma-3n-e4b", (1, 2)),
+    ("mimo-v2-flash", (1, 4, 8)),
 ]
 
 

@@ -11,7 +11,10 @@ import pytest
 from kvscope.core.errors import InputError
 from kvscope.deployment.architecture import BITS, layer_kinds, quantization
 from kvscope.deployment.config_fields import ConfigFields
-from kvscope.deployment.models import Model, resolve_model
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.gpus import resolve_gpu
+from kvscope.deployment.models import KvDtype, Model, preset_names, resolve_model
+from kvscope.deployment.pool import derive_pool
 
 CONFIGS = Path(__file__).parent / "configs"
 DENSE = {
@@ -72,6 +75,8 @@ def test_published_parameters(name: str, billions: float, active: float | None) 
         ("minimax-m2.5", 228.7),
         ("falcon-180b", 179.5),
         ("gptj-6b", 6.05),
+        ("mimo-v2-flash", 309),
+        ("nemotron-super-49b", 49.9),
     ],
 )
 def test_parameters_of_real_configs(name: str, billions: float) -> None:
@@ -322,6 +327,61 @@ def test_an_indexer_keeps_keys_of_its_own(tmp_path: Path) -> None:
     latent |= {"qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 2048}
     model = written(tmp_path, **latent, num_hidden_layers=78)
     assert model.bytes_per_token == model.kv_bytes_per_token(8) == 78 * (576 * 2 + 132)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tp", "bytes_per_token"),
+    [
+        ("glm-5.2", "fp8", 1, 78 * 576 + 21 * 132),
+        ("minimax-m3", None, 1, 60 * 2 * 4 * 128 * 2 + 57 * 256),
+        ("minimax-m3", None, 4, 60 * 2 * 128 * 2 + 57 * 256),
+        ("nemotron-super-49b", None, 1, 49 * 2 * 8 * 128 * 2),
+        ("mimo-v2-flash", None, 1, (9 * 4 + 39 * 8) * (192 + 128) * 2),
+        ("mimo-v2-flash", None, 8, (9 * 1 + 39 * 1) * (192 + 128) * 2),
+    ],
+)
+def test_layers_that_differ_keep_what_each_keeps(
+    name: str, dtype: KvDtype | None, tp: int, bytes_per_token: int
+) -> None:
+    """Indexers in some layers, layers without attention, and windows with heads of their own."""
+    model = resolve_model(str(CONFIGS / name), dtype)
+    assert model.kv_bytes_per_token(tp) == bytes_per_token
+    assert not any("counted as full attention" in note for note in model.notes)
+
+
+def test_sparse_attention_takes_blocks_of_its_kernels() -> None:
+    """Of 128 tokens beside keys and values, on any GPU."""
+    assert fixture("minimax-m3").default_block(resolve_gpu("h200")) == 128
+    assert fixture("minimax-m2.5").default_block(resolve_gpu("h200")) == 16
+
+
+def test_every_field_of_known_models_is_known() -> None:
+    """Of presets and of real configs, but for parts that are not counted."""
+    named = {
+        name: fixture(name).unknown for name in sorted(each.name for each in CONFIGS.iterdir())
+    }
+    named |= {name: resolve_model(name).unknown for name in preset_names()}
+    assert {name: fields for name, fields in named.items() if fields} == {}
+
+
+def test_fields_that_are_not_known_are_named_and_widen_the_pool(tmp_path: Path) -> None:
+    """By half where the name speaks of a cache, else by a tenth of the weights; not if unset."""
+    gpu, engine = resolve_gpu("h100"), parse_engine("vllm@0.33")
+    plain = written(tmp_path)
+    irrelevant = written(tmp_path, rope_foo=2, foo_norm_eps=1e-6, window_foo=None, kv_foo=False)
+    assert plain.unknown == irrelevant.unknown == ()
+    known = derive_pool(plain, gpu, engine)
+    widened = []
+    for field in ("kv_compression", "num_engrams"):
+        model = written(tmp_path, **{field: 4})
+        assert model.unknown == (field,)
+        assert any(f"does not know: {field};" in note for note in model.notes)
+        pool = derive_pool(model, gpu, engine)
+        assert pool.blocks == known.blocks
+        assert pool.terms[-1].rule == field
+        widened.append((pool.blocks - pool.low_blocks) / pool.blocks)
+    assert 0.5 < widened[0] < 0.6 > 2 * widened[1]
+    assert widened[1] > (known.blocks - known.low_blocks) / known.blocks
 
 
 def test_latent_experts_are_as_narrow_as_they_work(tmp_path: Path) -> None:
