@@ -11,6 +11,7 @@ NEWEST  := $(CURDIR)/build/newest
 KERNELS ?= $(CURDIR)/build/kernels
 SAMPLE  := sample_traces/to-c.jsonl.gz
 WORKERS ?= 2
+ENGINE_WORKERS ?= 2
 PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo "$$python" && break; done)
@@ -75,7 +76,7 @@ test-install: setup $(NEWEST)/ready ## install the wheel into an empty environme
 	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
 
 # A file is one worker's, so its tests share one started vLLM.
-ENGINE_PYTEST = $(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(PYTEST)
+ENGINE_PYTEST = $(ENGINE)/bin/python -m pytest -q -n $(ENGINE_WORKERS) --dist loadfile $(PYTEST)
 ENGINE_TESTS  = tests/test_gpu_kit.py tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py
 
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
