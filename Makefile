@@ -8,6 +8,7 @@ ENGINE  ?= .venv-engine
 ROUTERS ?= .venv-routers
 DYNAMO  ?= .venv-dynamo
 NEWEST  := $(CURDIR)/build/newest
+DEBIAN  := build/debian
 KERNELS ?= $(CURDIR)/build/kernels
 SAMPLE  := sample_traces/to-c.jsonl.gz
 WORKERS ?= 2
@@ -71,9 +72,10 @@ test: setup ## the tests of CI that need no engine (PYTEST='-k word' narrows, WO
 		-m "not engine and not router and not install and not long" $(PYTEST)
 
 # The installed wheel has numba's newest version; of its kernels, those of the tested commands.
-test-install: setup $(NEWEST)/ready ## install the wheel into an empty environment, and try it
+test-install: setup $(NEWEST)/ready ## install the wheel with each Python here, try it, check metadata and manifests
 	KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up --wheel analyze all
-	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
+	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m pytest -q -m "install and not long" \
+		tests/test_install.py tests/deploy $(PYTEST)
 
 # A file is one worker's, so its tests share one started vLLM.
 ENGINE_PYTEST = $(ENGINE)/bin/python -m pytest -q -n $(ENGINE_WORKERS) --dist loadfile $(PYTEST)
@@ -120,12 +122,17 @@ test-sglang: $(ENGINE)-sglang/ready ## the simulated scheduler and prefix tree a
 test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
 	$(ROUTERS_PYTEST) -m "router and not long" tests/conformance/test_routers.py
 
-test-container: setup ## the image's steps in a Debian of its own (root, debootstrap), and the manifests
+test-container: setup $(DEBIAN)/ready ## the image's steps in a Debian of its own (root, debootstrap)
+	$(PY) -m tests.deploy.container $(DEBIAN) $(wildcard $(KERNELS)/kernels)
+
+# It mounts what it needs in a namespace of its own, so that nothing stays mounted.
+$(DEBIAN)/ready:
 	@command -v debootstrap >/dev/null || apt-get install --quiet --yes debootstrap
-	$(PY) -m tests.deploy.container build/debian
-	$(PY) -m pip install -qq --disable-pip-version-check --no-compile --no-deps \
-		--target build/kubernetes kubernetes-validate==1.37.0 importlib-resources==6.5.2
-	PYTHONPATH=build/kubernetes $(PY) -m pytest -q tests/deploy
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@unshare --mount debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
+		bookworm $(@D) >/dev/null
+	@touch $@
 
 test-long: kernels $(ENGINE)/ready $(ENGINE)-sglang/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "long and not engine and not router" \

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import time
+import tomllib
 import urllib.request
 import zipfile
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,13 +22,19 @@ from typing import Any
 import pytest
 
 import kvscope
+from kvscope.cli import app
+from tests.golden.documents import constant, differences
 from tests.long import long
 
 ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DATA_FOLDERS = ("queries", "dashboard", "sample_traces", "grafana")
 START_S = 60
+SAMPLE = ROOT / "sample_traces" / "to-c.jsonl.gz"
 SHIPPED = os.environ.get("KVSCOPE_WHEEL_KERNELS")  # `make test-install` has compiled them
 MODEL = ("--model", "qwen2-7b")
+NAMED = [re.fullmatch(r".* :: (3\.\d+)", each) for each in PROJECT["classifiers"]]
+PYTHONS = [each[1] for each in NAMED if each]
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +58,19 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Build the source distribution of this checkout, and the wheel from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return built(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def uvx(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str | Path]:
+    """Return the command that runs a program of a distribution, from an empty cache."""
+    program = (Path(sys.executable).with_name("uvx"), "--quiet", "--no-config")
+    return (*program, "--cache-dir", tmp_path_factory.mktemp("uv"))
+
+
+def built(checkout: Path, folder: Path) -> dict[str, Path]:
+    """Build both distributions of a checkout in a folder."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout, cwd=folder)
     (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return {"wheel": wheel, "source": source}
 
@@ -73,6 +95,36 @@ def test_the_wheel_has_one_package(distributions: dict[str, Path]) -> None:
     names = zipfile.ZipFile(distributions["wheel"]).namelist()
     tops = {name.split("/", maxsplit=1)[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"kvscope"}
+
+
+def test_a_build_can_be_repeated(distributions: dict[str, Path], tmp_path: Path) -> None:
+    """From what the source distribution holds, elsewhere and later, the same bytes."""
+    with tarfile.open(distributions["source"]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (checkout,) = tmp_path.iterdir()
+    for path in checkout.rglob("*"):
+        os.utime(path)
+    again = built(checkout, tmp_path)
+    assert {kind: path.read_bytes() for kind, path in again.items()} == {
+        kind: path.read_bytes() for kind, path in distributions.items()
+    }
+
+
+def test_all_that_make_reads_is_in_the_source_distribution(distributions: dict[str, Path]) -> None:
+    """The pins of each environment among them."""
+    with tarfile.open(distributions["source"]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {path.name for path in ROOT.glob("constraints*.txt")} <= names
+    assert {"Makefile", "deploy/Dockerfile", "skills/kvscope/SKILL.md"} <= names
+
+
+@pytest.mark.install
+def test_an_index_takes_the_metadata(
+    distributions: dict[str, Path], uvx: Sequence[str | Path], tmp_path: Path
+) -> None:
+    """Twine finds nothing wrong, and the README is shown as it is meant."""
+    twine = (*uvx, "--from", "twine==7.0.0", "twine", "check", "--strict")
+    assert run(*twine, *distributions.values(), cwd=tmp_path).count("PASSED") == 2
 
 
 def pinned(name: str) -> dict[str, str]:
@@ -121,14 +173,41 @@ def test_own_files_are_used(installed: Path, tmp_path: Path) -> None:
     assert folders == [package.parent / "_packed" / name for name in DATA_FOLDERS]
 
 
+def python_of(version: str) -> str | None:
+    """Return an interpreter of a version, of the path or of pyenv, None for none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    code = "import sys; print(*sys.version_info[:2], sep='.')"
+    known = (shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python3"))
+    for each in filter(None, known):
+        done = subprocess.run((each, "-c", code), capture_output=True, text=True, check=False)
+        if done.stdout.strip() == version:
+            return str(each)
+    return None
+
+
 @pytest.mark.install
-def test_version_without_an_installation(distributions: dict[str, Path], tmp_path: Path) -> None:
-    """uvx runs the wheel's command, whose version is that of the file's name."""
-    uvx = (Path(sys.executable).with_name("uvx"), "--quiet", "--no-config")
+@pytest.mark.parametrize("version", PYTHONS)
+def test_every_python_gives_the_same(
+    version: str,
+    distributions: dict[str, Path],
+    uvx: Sequence[str | Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """uvx runs the wheel with each Python that the metadata names and this machine has."""
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
     where = ("--constraints", newest_constraints(tmp_path), "--from", distributions["wheel"])
-    own = {"UV_CACHE_DIR": str(tmp_path / "cache"), "UV_TOOL_DIR": str(tmp_path / "tools")}
-    said = run(*uvx, *where, "kvscope", "--version", cwd=tmp_path, **own)
-    assert said.split() == ["kvscope", kvscope.__version__]
+    command = (*uvx, "--python", python, *where, "kvscope")
+    assert run(*command, "--version", cwd=tmp_path).split() == ["kvscope", kvscope.__version__]
+    sizes = ("--policy", "lru,tlru", "--capacity-blocks", "2000", "--slo", "200ms")
+    for name, *options in (("analyze",), ("simulate", *sizes)):
+        words = [name, str(SAMPLE), *options, "--db", ":memory:", "--json"]
+        answer = run(*command, *words, cwd=tmp_path, KVSCOPE_CACHE_DIR=str(tmp_path / "kernels"))
+        assert app.run(words) == 0
+        own = capsys.readouterr().out
+        assert not [*differences(*(constant(json.loads(each)) for each in (own, answer)))]
 
 
 @pytest.mark.install
@@ -152,7 +231,7 @@ def test_commands_compile_nothing(installed: Path, tmp_path: Path) -> None:
     assert by_capacity == sorted(by_capacity)
     assert sum(row["requests"] for row in analysis["categories"]) == analysis["trace"]["requests"]
     sizes = ("--capacity-blocks", "2000", "--slo", "200ms")
-    simulated = document("simulate", "to-c", "--policies", "lru,tlru", *sizes)
+    simulated = document("simulate", "to-c", "--policy", "lru,tlru", *sizes)
     hits = {row["policy"]: row["block_hit_rate"] for row in simulated["results"]}
     assert hits.keys() == {"lru", "tlru"}
     assert all(0 < rate <= rates[0] for rate in hits.values())

@@ -1,9 +1,10 @@
 """Run the steps of deploy/Dockerfile in a Debian of its own, and its command: no registry needed.
 
-    python -m tests.deploy.container FOLDER     # as root, with debootstrap
+    python -m tests.deploy.container FOLDER [KERNELS]     # as root
 
-The Debian in FOLDER is made once; what the steps make there is removed before. A step that fails
-ends the run with its exit code.
+FOLDER has a Debian that debootstrap made; what the steps make there is removed before. A step that
+fails ends the run with its exit code. The step that compiles kernels finds those in the folder
+KERNELS, where they are of this source and for a wheel's CPUs, and compiles the others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
-SYSTEM = "--include=python3,python3-venv,ca-certificates"
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 COMMANDS = (["--version"], ["analyze", "/trace.jsonl.gz"])
 
@@ -25,8 +25,9 @@ COMMANDS = (["--version"], ["analyze", "/trace.jsonl.gz"])
 class Container:
     """What a Dockerfile's steps have made of a Debian in a folder so far."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kernels: Path | None) -> None:
         self.root, self.user, self.folder, self.entry = root, "root", "/", list[str]()
+        self.kernels = kernels
         self.environment = {"PATH": "/usr/bin:/bin:/usr/sbin"}
 
     def take(self, word: str, rest: str) -> None:
@@ -41,13 +42,23 @@ class Container:
         elif word == "USER":
             self.user = rest
         elif word == "ENV":
-            name, _, self.environment[name] = rest.partition("=")
+            name, _, value = rest.partition("=")
+            self.environment[name] = value
+            if name == "KVSCOPE_CACHE_DIR" and self.kernels is not None:
+                self.place(value)
         elif word == "WORKDIR":
             self.folder = rest
             (self.root / rest.lstrip("/")).mkdir(exist_ok=True)
             shutil.chown(self.root / rest.lstrip("/"), 1000, 1000)  # as a mounted folder is
         elif word == "ENTRYPOINT":
             self.entry = [each.strip('"') for each in rest.strip("[]").split(", ")]
+
+    def place(self, folder: str) -> None:
+        """Put the compiled kernels where the user's commands look for them."""
+        to = self.root / folder.lstrip("/") / "kernels"
+        shutil.copytree(self.kernels, to)
+        for each in (to.parent, to, *to.iterdir()):
+            shutil.chown(each, 1000, 1000)
 
     def run(self, command: str) -> None:
         """Run a shell command; one that fails ends the process."""
@@ -69,18 +80,6 @@ class Container:
 def main() -> None:
     """Run the command line."""
     root = Path(sys.argv[1]).resolve()
-    if not (root / "usr").is_dir():
-        # What it mounts goes with its namespace.
-        command = [
-            "unshare",
-            "--mount",
-            "debootstrap",
-            "--variant=minbase",
-            SYSTEM,
-            "bookworm",
-            str(root),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for made in ("src", "opt/kvscope", "home/kvscope", "work"):
         shutil.rmtree(root / made, ignore_errors=True)
     subprocess.run(["chroot", str(root), "userdel", "kvscope"], check=False, capture_output=True)
@@ -88,7 +87,7 @@ def main() -> None:
         if (host := Path("/") / name).exists():
             shutil.copyfile(host, root / name)
     shutil.copyfile(ROOT / "sample_traces" / "to-c.jsonl.gz", root / "trace.jsonl.gz")
-    container = Container(root)
+    container = Container(root, *map(Path, sys.argv[2:3] or [None]))
     for word, rest in steps(DOCKERFILE.read_text(encoding="utf-8")):
         container.take(word, rest)
     for words in COMMANDS:

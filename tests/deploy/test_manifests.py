@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +17,11 @@ import yaml
 from kvscope.core.files import data_folder
 from tests.deploy.container import DOCKERFILE, steps
 
+OPERATORS = ("ServiceMonitor", "PrometheusRule")  # of the Prometheus operator
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "kubernetes.yaml"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def parts() -> dict[str, Any]:
     """Return the manifests by their kind."""
     return {each["kind"]: each for each in yaml.safe_load_all(MANIFESTS.read_text())}
@@ -65,9 +71,40 @@ def test_the_image_does_not_run_as_root() -> None:
     assert ("ENTRYPOINT", '["kvscope"]') in words
 
 
-def test_manifests_are_as_kubernetes_has_them() -> None:
+@pytest.mark.install
+def test_manifests_are_as_kubernetes_has_them(parts: dict[str, Any]) -> None:
     """By the schemas of the newest version; those of the operator's kinds are not among them."""
-    kubernetes = pytest.importorskip("kubernetes_validate", reason="make test-container")
-    for each in yaml.safe_load_all(MANIFESTS.read_text()):
-        if not each["apiVersion"].startswith("monitoring.coreos.com"):
-            kubernetes.validate(each, kubernetes.latest_version(), strict=True)
+    checked = [each for kind, each in parts.items() if kind not in OPERATORS]
+    code = (
+        "import json, sys, kubernetes_validate as schemas\n"
+        "for manifest in json.load(sys.stdin):\n"
+        "    schemas.validate(manifest, schemas.latest_version(), strict=True)"
+    )
+    uv = (Path(sys.executable).with_name("uv"), "run", "--quiet", "--no-config", "--no-project")
+    schemas = ("--with", "kubernetes-validate==1.37.0")
+    checks([*uv, "--python", sys.executable, *schemas, "python", "-c", code], checked)
+
+
+@pytest.mark.install
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm has the operator's schemas")
+def test_the_operators_kinds_are_as_it_has_them(parts: dict[str, Any], tmp_path: Path) -> None:
+    """By its custom resources' schemas, of a package of npm."""
+    package = "@kubernetes-models/prometheus-operator"
+    checks(["npm", "install", "--silent", "--prefix", tmp_path, f"{package}@6.0.0"], [])
+    code = (
+        'import { readFileSync } from "node:fs";\n'
+        f'import * as known from "{package}/monitoring.coreos.com/v1";\n'
+        "for (const each of JSON.parse(readFileSync(0))) new known[each.kind](each).validate();\n"
+    )
+    (tmp_path / "check.mjs").write_text(code)
+    checks(["node", tmp_path / "check.mjs"], [parts[kind] for kind in OPERATORS])
+    parts["ServiceMonitor"]["spec"]["endpoints"][0]["interval"] = 30
+    with pytest.raises(AssertionError, match="interval must be string"):
+        checks(["node", tmp_path / "check.mjs"], [parts["ServiceMonitor"]])
+
+
+def checks(command: Sequence[str | Path], manifests: Sequence[dict[str, Any]]) -> None:
+    """Run a command on manifests, which has to succeed."""
+    text = json.dumps(manifests)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

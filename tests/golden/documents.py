@@ -43,19 +43,19 @@ CHAINS: dict[str, str] = {
         explain --forget --capacity-blocks 300
         fit --window 1m
         retention --model qwen2-7b
-        simulate --forget --policies lru --capacity-blocks 500 --slo 200ms
-        simulate --forget --policies gittins --capacity-blocks 300
+        simulate --forget --policy lru --capacity-blocks 500 --slo 200ms
+        simulate --forget --policy gittins --capacity-blocks 300
         diff run:1 run:2
         runs --model qwen2-7b
-        simulate --forget --model qwen2-7b --policies lru,tlru,gittins,belady --points 2 --slo 200ms
+        simulate --forget --model qwen2-7b --policy lru,tlru,gittins,belady --points 2 --slo 200ms
         simulate --forget --model qwen2-7b --tiers hbm=1GiB,dram=4GiB:ttl=10m
-        tune --forget --slo 300ms --policies tlru,wa --capacity-blocks 500 --output first.toml
-        tune --forget --slo 200ms --view queued --policies tlru --output second.toml
+        tune --forget --slo 300ms --policy tlru,wa --capacity-blocks 500 --output first.toml
+        tune --forget --slo 200ms --view queued --policy tlru --output second.toml
         diff first.toml second.toml
         simulate --forget --recommendation first.toml
         fleet --forget --slo 300ms --router round-robin,session --replicas 1..2 --capacity-blocks \
             500 --policy lru,wa
-        tune --fleet --forget --slo 300ms --router round-robin,session --policies wa \
+        tune --fleet --forget --slo 300ms --router round-robin,session --policy wa \
             --gpu h100 --model llama3-8b
     """,
     "birth-death": """
@@ -64,7 +64,7 @@ CHAINS: dict[str, str] = {
         explain --request 7
         fit --warmup 5%
         retention
-        simulate --policies lru --capacity-model engine --points 2
+        simulate --policy lru --capacity-model engine --points 2
         tune --slo 100ms --model qwen2-7b --output -
         analyze --from 10s --until 1m
         traces
@@ -75,10 +75,10 @@ CHAINS: dict[str, str] = {
         ingest agent.jsonl
         explain --gpu h100 --model llama3-8b
         simulate --gpu l4 --model llama3-8b --slo 2s
-        tune --gpu h100 --model llama3-8b --slo 2s --policies tlru --output third.toml
+        tune --gpu h100 --model llama3-8b --slo 2s --policy tlru --output third.toml
         fleet --gpu h100 --model llama3-8b --slo 2s --router round-robin,session --replicas 1..2
-        tune --tiers --forget --slo 10s --gpu l4 --model llama3-8b --num-gpu-blocks 1000 \
-            --tier-sizes 1GiB --offload vllm@0.33:eviction_policy=lru --output -
+        tune --compare-tiers --forget --slo 10s --gpu l4 --model llama3-8b --num-gpu-blocks 1000 \
+            --tier-size 1GiB --offload vllm@0.33:eviction_policy=lru --output -
     """,
 }
 """Commands by the sample that they work on, each with the store that those before it left."""
@@ -100,14 +100,14 @@ def _document(command: str) -> Any:
     with redirect_stdout(printed):
         code = run([*command.split(), "--json"])
     assert code == 0, f"kvscope {command} ended with {code}"
-    return _constant(json.loads(printed.getvalue()))
+    return constant(json.loads(printed.getvalue()))
 
 
-def _constant(value: Any) -> Any:
+def constant(value: Any) -> Any:
     """Return a document without what varies from run to run."""
     if isinstance(value, dict):
-        return {key: _constant(inner) for key, inner in value.items() if key not in VARYING}
-    return [_constant(inner) for inner in value] if isinstance(value, list) else value
+        return {key: constant(inner) for key, inner in value.items() if key not in VARYING}
+    return [constant(inner) for inner in value] if isinstance(value, list) else value
 
 
 def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
