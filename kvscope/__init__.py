@@ -11,7 +11,7 @@ from typing import Any
 
 from kvscope.usecases import USE_CASES
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 __all__ = [  # noqa: PLE0604  (use cases declare theirs)
     "InputError",
     "KvscopeError",
