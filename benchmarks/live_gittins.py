@@ -5,7 +5,7 @@ Concurrent conversations with pauses between turns share the cache with calls th
 turn. LRU evicts histories for the calls' prompts just before their next turns. `tune` learns from a
 trace of one seed, and a trace of another seed is served.
 
-calibrate -> tune --policies gittins -> validate --policies both --sequential, the same with tlru.
+calibrate -> tune --policy gittins -> validate --replay both --sequential, the same with tlru.
 Exits with 0 if both are confirmed and the order of the policies is measured as predicted.
 """
 
@@ -61,14 +61,14 @@ def _run_all(folder: Path, requests: int, repeats: int, only: str | None) -> int
     for policy in (only,) if only else POLICIES:
         tuned = run(
             folder,
-            f"tune training.jsonl --policies {policy} --capacity-blocks {BLOCKS}"
+            f"tune training.jsonl --policy {policy} --capacity-blocks {BLOCKS}"
             f" --slo {slo_ms:.0f}ms --percentile {FIGURE} --latency latency.toml"
             f" --output {policy}.toml --json",
         )
         print(f"recommended: {tuned['recommendation']['policy']}")
         validation = run(
             folder,
-            "validate served.jsonl --model mid --policies both --sequential --latency latency.toml"
+            "validate served.jsonl --model mid --replay both --sequential --latency latency.toml"
             f" --recommendation {policy}.toml --repeats {repeats} --html {policy}.html --json",
         )
         (folder / f"{policy}.json").write_text(json.dumps(validation), encoding="utf-8")

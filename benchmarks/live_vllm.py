@@ -83,14 +83,14 @@ def _run_all(folder: Path, options: argparse.Namespace) -> int:
         trace = conversations(options.requests, at_once, gap_s=GAP * slo_s)
         text = "\n".join(map(json.dumps, trace)) + "\n"
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    target = f"--policies tlru --slo {slo_s * 1e3:.0f}ms"
+    target = f"--policy tlru --slo {slo_s * 1e3:.0f}ms"
     one_by_one = run(folder, f"tune one-by-one.jsonl {target} --output one-by-one.toml --json")
     interleaved = run(folder, f"tune interleaved.jsonl {target} --json")
     validations = {}
     for pace in ("--sequential", f"--in-flight {IN_FLIGHT}"):
         validations[pace] = run(
             folder,
-            f"validate interleaved.jsonl --model mid --policies both {pace}"
+            f"validate interleaved.jsonl --model mid --replay both {pace}"
             f" --max-requests {options.sent} --repeats {options.repeats} --json",
         )
         show(validations[pace])

@@ -12,7 +12,7 @@ The rule was made on DEVELOPMENT and is judged on JUDGING and the published trac
 KVSCOPE_TRACES names. `--development` measures the former. `--resume FILE` keeps each result as it
 comes and goes on from there, a file for each table; `--short` takes two traces at one cache;
 `--coverage N` instead counts how often the interval of a gain holds the gain of all N seeds
-together, on five kinds of generated traffic; `--tiers` measures what `kvscope tune --tiers`
+together, on five kinds of generated traffic; `--tiers` measures what `kvscope tune --compare-tiers`
 recommends instead (see `tier_harm`), with `--hybrid` for models with windows. `--record` writes the
 tables into docs/evidence/no-harm.md.
 """

@@ -85,7 +85,7 @@ def _row(name: str, rate: float, policies: str, answers: list[Answer]) -> list[s
 
 def _answers(trace: TraceFile) -> Iterator[Answer]:
     with kvscope.open_trace(trace.path) as opened:
-        request = simulate_request(SimulateOptions(policies=POLICIES, slo=SLO_S))
+        request = simulate_request(SimulateOptions(policy=POLICIES, slo=SLO_S))
         prompts = replayable(opened.store, opened.facts)
         windows = round_windows(opened.facts, WINDOWS)
     whole = Workload(prompts, request.setting, windows)

@@ -1,4 +1,4 @@
-"""What `kvscope tune --tiers` recommends, on requests that no choice saw; part of `no_harm`."""
+"""What `tune --compare-tiers` recommends, on requests that no choice saw; part of `no_harm`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HYBRID: tuple[dict[str, Any], ...] = (
 TIERS: Mapping[str, dict[str, Any]] = {
     "": {},
     "files": {
-        "tier_sizes": tuple(TierSize(times * 42 * GIB, 2**10 * GIB) for times in (1, 2)),
+        "tier_size": tuple(TierSize(times * 42 * GIB, 2**10 * GIB) for times in (1, 2)),
     },
 }
 """What `tiers` of a deployment stands for; files are below once and twice its pool of memory."""
@@ -71,7 +71,9 @@ def measured(
         if not hybrid:  # tiers alone
             given["policies"] = "lru"
         return tune_request(
-            TuneOptions(slo=slo_s, percentile=percentile, rate_scale=rate, tiers=True, **given)
+            TuneOptions(
+                slo=slo_s, percentile=percentile, rate_scale=rate, compare_tiers=True, **given
+            )
         )
 
     rate, alone_s = 0.0, np.inf

@@ -36,7 +36,7 @@ def main() -> None:
 
 def soak(accesses: int, window: int) -> Table:
     """Return requests, accesses and resident memory at each tenth of the accesses."""
-    request = WatchRequest(WatchOptions(window=window, every=0.0, capacity_blocks=20_000))
+    request = WatchRequest(WatchOptions(window_requests=window, every=0.0, capacity_blocks=20_000))
     watch, rows = Watch(request), list[list[str]]()
     memory_mib: list[float] = []
     done = 0

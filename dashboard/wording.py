@@ -24,7 +24,7 @@ CONTROLS = {  # by the option that a message names
     "--replicas": "Replicas in the sidebar",
     "--slo": "SLO",
     "--ssd-price": "Price of an SSD",
-    "--tier-sizes": "Sizes",
+    "--tier-size": "Sizes",
     "--tiers": "tiers",
     "--traffic": "Traffic in the sidebar",
 }

@@ -49,7 +49,7 @@ categories.select("category", "requests", "share", "hit_share").sort("requests",
 
 # %%
 simulation = kvscope.simulate(
-    trace, policies=["lru", "tlru", "belady"], model=MODEL, capacity="2GiB", slo=SLO
+    trace, policy=["lru", "tlru", "belady"], model=MODEL, capacity="2GiB", slo=SLO
 )
 simulation
 
@@ -64,7 +64,7 @@ results.select("policy", "token_hit_rate", "ttft_ms_p50", "ttft_ms_p95", "violat
 # choice on held-out requests, on the engine of the deployment.
 
 # %%
-recommendation = kvscope.tune(trace, slo=SLO, gpu=GPU, model=MODEL, policies="tlru")
+recommendation = kvscope.tune(trace, slo=SLO, gpu=GPU, model=MODEL, policy="tlru")
 recommendation
 
 # %%

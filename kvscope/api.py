@@ -15,13 +15,20 @@ traces InputError. What the command line prints as notes goes to the logger `kvs
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kvscope.app.monitor import LogMonitor
-from kvscope.app.options import Reading, arguments_of, parsed, targets_of
+from kvscope.app.options import (
+    EARLIER,
+    Reading,
+    arguments_of,
+    check_outputs,
+    parsed,
+    targets_of,
+)
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import check_replaceable, one_path
 from kvscope.core.records import defaults
@@ -122,7 +129,8 @@ def hash_logs(
     output: str | PathLike[str],
     *,
     tokenizer: str | PathLike[str],
-    from_: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None = None,
+    log_format: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"]
+    | None = None,
     block_size: int = 16,
     chat_template: str | PathLike[str] | None = None,
     parts: Literal["kinds", "names", "none"] = "kinds",
@@ -152,8 +160,8 @@ def tune_fleet(trace: Source, **options: Any) -> UseCaseResult:
 
 
 def tune_tiers(trace: Source, **options: Any) -> UseCaseResult:
-    """Return `tune` with `tiers=True`; goes with the next version."""
-    return function_of("tune")(trace, **{**options, "tiers": True})
+    """Return `tune` with `compare_tiers=True`; goes with the next version."""
+    return function_of("tune")(trace, **{**options, "compare_tiers": True})
 
 
 def function_of(name: str) -> Callable[..., UseCaseResult]:
@@ -180,15 +188,20 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
         + [inspect.Parameter("force", keyword, default=False)] * bool(targets)
     )
 
+    earlier = EARLIER.get(name, {})
+    present = {old.replace("-", "_"): new.replace("-", "_") for old, new in earlier.items()}
+
     def run(*places: Any, **named: Any) -> UseCaseResult:
-        bound = signature.bind(*places, **named)
+        bound = signature.bind(*places, **{present.get(each, each): named[each] for each in named})
         bound.apply_defaults()
         arguments = {
             each: fspath(value) if isinstance(value, PathLike) and each != "trace" else value
             for each, value in bound.arguments.items()
         }
         with _arguments():
-            for path in filter(None, map(arguments.get, targets)):
+            writes = {each: arguments[each] for each in targets if arguments[each]}
+            check_outputs(writes, _reads(arguments, writes))
+            for path in writes.values():
                 check_replaceable(path, force=arguments["force"])
             request = case.check(parsed(case.options, arguments))
         with _subject(arguments.get("trace", ...), arguments["db"]) as subject:
@@ -198,6 +211,15 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
     run.__doc__ = case.help
     run.__signature__ = signature  # type: ignore[attr-defined]
     return run
+
+
+def _reads(arguments: Mapping[str, Any], writes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments that may name files to read; of an open trace its store and source."""
+    reads = {name: value for name, value in arguments.items() if name not in writes}
+    source = reads.get("trace")
+    if isinstance(source, OpenTrace):
+        return reads | {"trace": source.facts.source, "db": source.store.path}
+    return reads | ({"trace": fspath(source)} if isinstance(source, PathLike) else {})
 
 
 @contextmanager

@@ -194,7 +194,7 @@ def lru(run: Run) -> None:
         # the time of the uncached tokens that separate the policies
         slo_s = read_profile(run.work / "latency.toml").ttft_s(live_gittins.SLO_TOKENS * times, 0)
         findings["tuned"] = run.kvscope(
-            f"tune training.jsonl --policies gittins --capacity-blocks {blocks} --percentile p50"
+            f"tune training.jsonl --policy gittins --capacity-blocks {blocks} --percentile p50"
             f" --slo {float(slo_s) * 1e3:.1f}ms --latency latency.toml --output {ADVICE}"
         )["recommendation"]
         _replay(run, findings, url, "lru", _SEQUENTIAL)
@@ -232,7 +232,7 @@ def tier(run: Run) -> None:
     with run.step("predicted") as predicted:
         pool_gib = blocks * 16 * 131_072 / 2**30
         predicted["results"] = run.kvscope(
-            f"simulate served.jsonl --model {POLICY_MODEL} --policies lru --warmup 20%"
+            f"simulate served.jsonl --model {POLICY_MODEL} --policy lru --warmup 20%"
             f" --tiers hbm={pool_gib}GiB,dram={TIER_GIB}GiB --offload vllm@0.32"
             f" --latency latency.toml {_LIMITS}"
         )["results"]
@@ -255,7 +255,7 @@ def _replay(run: Run, findings: dict[str, Any], url: str, policies: str, pace: s
     # In flight a second run tells the noise; a policy that learns has changed by then.
     repeats = 2 if pace == _IN_FLIGHT and policies == "lru" else 1
     findings[pace] = run.kvscope(
-        f"validate served.jsonl --url {url} --policies {policies} {pace} --repeats {repeats}"
+        f"validate served.jsonl --url {url} --replay {policies} {pace} --repeats {repeats}"
         f" --recommendation {ADVICE} --latency latency.toml {_LIMITS}"
     )
     run.save()

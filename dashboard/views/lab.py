@@ -70,7 +70,7 @@ def _compare(trace: Trace) -> None:
     if shown is None and known is not None and job.current("lab") is None:
         st.info("The newest stored runs of this trace. Run replays yours; what is stored is kept.")
         shown = work.Comparison(known)
-    _export(trace, replace(options, policies=",".join(policies)), shown and shown.simulation)
+    _export(trace, replace(options, policy=",".join(policies)), shown and shown.simulation)
     if shown is not None:
         show_comparison(shown)
 
@@ -93,12 +93,12 @@ def _options(asked: dict[str, Any], *, usable: bool = False) -> SimulateOptions:
     if usable:
         blocks = (1,) if asked["tiers"] else asked["capacity_blocks"]
         asked = {"capacity_model": asked["capacity_model"] or "cache", "capacity_blocks": blocks}
-        return SimulateOptions(policies=ALL, **asked)
+        return SimulateOptions(policy=ALL, **asked)
     tiers, model = asked["tiers"], sidebar.choices().options["model"]
     asked = asked | {"capacity_model": asked["capacity_model"] or "cache"}
     mode = asked["tier_mode"] if tiers else None
     return SimulateOptions(
-        policies=ALL, **asked | {"tier_mode": mode, "model": model if tiers else None}
+        policy=ALL, **asked | {"tier_mode": mode, "model": model if tiers else None}
     )
 
 
@@ -124,7 +124,7 @@ def _over_xi(trace: Trace) -> None:
         return
     parameters = [text for text in asked["param"] or () if text.startswith(f"{name}.")]
     options = SimulateOptions(
-        policies=name,
+        policy=name,
         param=parameters,
         capacity_blocks=(blocks,) if blocks else (),
         slo=asked["slo"],

@@ -54,7 +54,7 @@ def _compared() -> list[str]:
             selection_mode="multi",
             key="compare",
             help="Memory below the GPU: whether offloading pays, its size and the engine's options"
-            " (`--tiers`). Routers: the fewest replicas behind each (`--fleet`).",
+            " (`--compare-tiers`). Routers: the fewest replicas behind each (`--fleet`).",
         )
 
 
@@ -71,11 +71,11 @@ def _options(compared: list[str], *, deployed: bool) -> TuneOptions:
         asked = sidebar.options_row(TuneOptions, slo, percentile)
         asked |= {"capacity_blocks": blocks and (blocks,), "hbm": selected.hbm_bytes}
     if MEMORY in compared:
-        asked |= {"tiers": True} | sidebar.options_row(
+        asked |= {"compare_tiers": True} | sidebar.options_row(
             TuneOptions,
             ("dram_price", "Price of CPU memory", {"placeholder": "list price"}),
             ("ssd_price", "Price of an SSD", {"placeholder": "list price"}),
-            ("tier_sizes", "Sizes", {"placeholder": "up to 16 times the pool"}),
+            ("tier_size", "Sizes", {"placeholder": "up to 16 times the pool"}),
             ("offload", "Ways to offload", {"parse": _ways, "placeholder": "the engine's"}),
         )
     if BEHIND in compared:

@@ -169,13 +169,9 @@ def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
 
 
 def _given(options: Stating, names: Iterable[str]) -> dict[str, Any]:
-    """Return the options among `names` that have a value; `tune --tiers` is a flag, no size."""
+    """Return the options among `names` that have a value."""
     values_of = {name: getattr(options, name, None) for name in names}
-    return {
-        name: value
-        for name, value in values_of.items()
-        if value is not None and not isinstance(value, bool)
-    }
+    return {name: value for name, value in values_of.items() if value is not None}
 
 
 def _stated_of(options: Stating) -> dict[str, Any]:

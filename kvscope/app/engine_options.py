@@ -48,10 +48,11 @@ class EngineOptions(opt.Options, frozen=True, kw_only=True):
         f"{GPU_BLOCK} on a GPU, {CPU_BLOCK} on a CPU",
     )
     max_num_seqs: int | None = opt.Count(
-        "vLLM's limit of running requests.", default=f"{MAX_NUM_SEQS}; validate: the deployment's"
+        "Limit of running requests per replica.",
+        default=f"{MAX_NUM_SEQS}; validate: the deployment's",
     )
     max_num_batched_tokens: int | None = opt.Tokens(
-        "vLLM's limit of tokens per step.",
+        "Limit of tokens per step.",
         default=f"{MAX_NUM_BATCHED_TOKENS}; validate: the deployment's",
     )
     vllm_flags: tuple[str, ...] = opt.option(

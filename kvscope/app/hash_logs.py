@@ -29,10 +29,12 @@ class HashOptions(Options, frozen=True, kw_only=True):
         ),
     ]
     output: TraceFile
-    from_: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None = option(
-        "Format of the logs.", default="detected", flags=("--from",)
+    log_format: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None = (
+        option("Format of the logs.", default="detected", flags=("--format",))
     )
-    block_size: int = option("Tokens per block of the engine.", "TOKENS", values.whole(1), value=16)
+    block_size: int = option(
+        "Tokens per block, of the trace as of the engine.", "TOKENS", values.whole(1), value=16
+    )
     chat_template: str | None = Source(
         "Jinja file of another chat template.", default="the model's"
     )
@@ -83,7 +85,7 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
         converter = Converter(model, hasher, options.block_size, keeps_names=keeps_names)
         for path in logs:
             rejects = Rejects(path, options.strict)
-            for line in converter.lines(path, options.from_, rejects, read_on):
+            for line in converter.lines(path, options.log_format, rejects, read_on):
                 stream.write(line)
             try:
                 refuse_if_too_bad(rejects, options.max_bad)

@@ -10,29 +10,48 @@ kernel, so that `--help` is quick.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import Struct, StructMeta
 
 from kvscope.app import values
 from kvscope.core import units
-from kvscope.core.errors import placed
+from kvscope.core.errors import UsageError, placed
+from kvscope.core.files import file_identity, files_of, missing_from
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
+from kvscope.store.folder import is_dataset
 
 DEFAULT_POINTS = 5
 FURTHER = "Further options"
 USUAL = frozenset(
     {
-        *("gpu", "model", "replicas", "gpu_hour", "slo", "percentile", "also", "tiers", "fleet"),
-        *("policies", "policy", "capacity", "capacity_blocks", "points", "request"),
+        *("gpu", "model", "replicas", "gpu_hour", "slo", "percentile", "also", "fleet"),
+        *("compare_tiers", "tiers", "policy", "capacity", "capacity_blocks", "points", "request"),
         *("recommendation", "window", "html", "as_json"),
     }
 )
 """Options that people use first: the help of a command begins with those that it has."""
+
+EARLIER: Mapping[str, Mapping[str, str]] = {
+    "simulate": {"policies": "policy"},
+    "tune": {"policies": "policy", "tiers": "compare-tiers", "tier-sizes": "tier-size"},
+    "fleet": {"offload": "tier-size", "seeds": "router-seeds"},
+    "validate": {
+        "policies": "replay",
+        "outputs": "answers",
+        "blocks": "capacity-blocks",
+        "minutes": "until",
+    },
+    "watch": {"window": "window-requests"},
+    "hash": {"from": "format"},
+}
+"""Earlier names of options, by command, and the present ones; they go with the next version."""
 
 T = TypeVar("T")
 
@@ -85,13 +104,14 @@ Names = partial(option, metavar="NAME,...", parse=str.lower)
 Source = partial(option, metavar="PATH", parse=values.called)
 Target = partial(option, metavar="PATH", parse=values.target)
 
+OUTPUT = ("--output", "-o")
 TraceFile = Annotated[
     str,
     Option(
         "File to write; .gz and .zst compress, - is standard output.",
-        "FILE",
+        "PATH",
         values.target,
-        flags=("--output", "-o"),
+        flags=OUTPUT,
     ),
 ]
 Model = Annotated[
@@ -129,6 +149,7 @@ Warmup = Annotated[
         default="0",
     ),
 ]
+Until = Annotated[float | None, Time("Only requests before this time after the trace's start.")]
 Slo = Annotated[
     float | None,
     Time(
@@ -392,6 +413,33 @@ def arguments_of(kind: type[Struct]) -> set[str]:
 def targets_of(kind: type[Struct]) -> list[str]:
     """Return the fields that name files to write."""
     return [name for name, option in options_of(kind).items() if option.parse is values.target]
+
+
+def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
+    """Raise UsageError for a file to write that is also one to read, or to write otherwise.
+
+    Files are the same by device and inode, whatever leads to them. The store, `db`, counts before
+    it is there, and a dataset with all that is in its folder. `writes` are paths by flag.
+    """
+    known: dict[object, str] = {}
+    for name, value in reads.items() if writes else ():
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(text, str):
+                continue
+            files = [text] if is_dataset(text) else [text, f"{text}.wal"] if name == "db" else None
+            if files is None:
+                files = [] if missing_from(text) else files_of(text)
+            known |= dict.fromkeys(map(file_identity, files), "is read, too")
+    for flag, path in writes.items():
+        if path == values.STANDARD_STREAM:
+            continue
+        place = Path(os.path.realpath(path))
+        for each in (place, *place.parents):
+            reason = known.get(file_identity(each))
+            if reason is not None:
+                where, remedy = f"{flag} {path}", "name another file to write"
+                raise UsageError(f"the file {reason}", where=where, remedy=remedy)
+        known[file_identity(path)] = f"is that of {flag}, too"
 
 
 def standard_output(options: Struct) -> str | None:

@@ -159,7 +159,7 @@ def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
 
     for policy, given, leaves in ((each.policy, each.given, each.leaves) for each in variants):
         if not sglang_has(policy()):
-            named = where == "--policies"
+            named = where == "--policy"
             remedy = f"take {contenders(SGLANG)}" if named else "run kvscope tune again"
             raise UsageError(f"SGLang has no policy {policy.name}", where=where, remedy=remedy)
         names = [name for name in given if not sglang_has(policy({name: given[name]}))]
@@ -168,7 +168,7 @@ def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
         if names:
             raise UsageError(
                 f"SGLang's {policy.name} has no parameter {names[0]}",
-                where=where if where != "--policies" else f"--param {policy.name}.{names[0]}",
+                where=where if where != "--policy" else f"--param {policy.name}.{names[0]}",
                 remedy="leave it out",
             )
 
@@ -187,7 +187,7 @@ def policies_to_try(
             what = "has no order for" if hybrid else "is for"
             raise UsageError(
                 f"{policy.name} {what} the blocks of hybrid models",
-                where="--policies",
+                where="--policy",
                 remedy=f"take {contenders(engine, hybrid=hybrid)}",
             )
     named = [policy for policy in named if policy.name == BASELINE or (policy in own) == hybrid]
@@ -195,7 +195,7 @@ def policies_to_try(
         if policy.hindsight and policies != ALL:
             raise UsageError(
                 f"{policy.name} is an oracle, which no engine can run",
-                where="--policies",
+                where="--policy",
                 remedy="leave it out: oracles are always shown",
             )
     kinds = [policy for policy in named if not policy.hindsight and policy.name != BASELINE]

@@ -112,17 +112,6 @@ duration = positive(units.parse_duration)
 share = positive(units.parse_share)
 
 
-def minutes(text: str) -> float:
-    """Return the minutes in `5`, `2.5` or a duration such as `90s`."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = units.parse_duration(text) / 60
-    if not 0 < value < float("inf"):
-        raise UsageError(f"{text!r} is not above zero")
-    return value
-
-
 def _positive(what: str) -> Callable[[str], float]:
     """Return a parser of what has to be above 0."""
 

@@ -44,7 +44,9 @@ class WatchOptions(Options, frozen=True, kw_only=True):
     capacity: int | None = option("Capacity in bytes; needs --model.", "SIZE", values.size)
     model: Model = None
     kv_dtype: KvDtype = None
-    window: int = Count("Latest requests to replay; the first half fills the caches.", value=10_000)
+    window_requests: int = Count(
+        "Latest requests to replay; the first half fills the caches.", value=10_000
+    )
     every: float = Time("Time between replays of the window.", default="30s", value=30.0)
     drift: float = Share(
         "Change of the recommendation's hit rate from which on to tune again.",
@@ -176,7 +178,9 @@ class Watch:
                 self.cached_tokens = (self.cached_tokens or 0) + row.cached_tokens
             self._lines.append((row.timestamp, line))
             self._bytes += len(line)
-            while len(self._lines) > self.request.options.window or self._bytes > MOST_BYTES:
+            while (
+                len(self._lines) > self.request.options.window_requests or self._bytes > MOST_BYTES
+            ):
                 self._bytes -= len(self._lines.popleft()[1])
 
     def restart(self) -> None:

@@ -358,7 +358,7 @@ def detect(head: bytes, path: str) -> type[LogFormat]:
     raise InputError(
         f"no prompts in lines with {names}",
         where=path,
-        remedy="give them `messages` or `prompt`, or name the format with --from",
+        remedy="give them `messages` or `prompt`, or name the format with --format",
     )
 
 

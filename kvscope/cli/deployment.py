@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvscope.app.options import DeploymentOptions, Option, Target
+from kvscope.app.options import OUTPUT, DeploymentOptions, Option, Target
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import Json, default_command, parsed_by
@@ -25,9 +25,7 @@ FileArgument = Annotated[
     str,
     typer.Argument(metavar="FILE", parser=parsed_by(str), help="The file.", show_default=FILE),
 ]
-Output = Annotated[
-    str, Target("File to write.", flags=("--output", "-o"), default="./kvscope.toml")
-]
+Output = Annotated[str, Target("File to write.", flags=OUTPUT, default="./kvscope.toml")]
 Force = Annotated[bool, Option("Replace a file that is there.")]
 
 

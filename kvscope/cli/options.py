@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from kvscope.app import values
 from kvscope.app.options import (
+    EARLIER,
     FURTHER,
     USUAL,
     Option,
@@ -26,13 +27,14 @@ from kvscope.app.options import (
     Source,
     Target,
     annotations_of,
+    check_outputs,
     declared,
     option,
     options_of,
 )
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
-from kvscope.core.files import check_replaceable, file_identity, files_of, missing_from, one_path
+from kvscope.core.files import check_replaceable, one_path
 from kvscope.core.records import defaults
 
 DEFAULT_DB, MEMORY = "kvscope.duckdb", ":memory:"
@@ -243,27 +245,6 @@ def _writes(signature: inspect.Signature, parses: Sequence[object]) -> dict[str,
     }
 
 
-def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
-    """Raise UsageError for a file to write that is also one to read, or to write otherwise.
-
-    Files are the same by device and inode, whatever leads to them. `writes` are paths by flag.
-    """
-    known: dict[object, str] = {}
-    for value in reads.values():
-        texts = value if isinstance(value, list | tuple) else [value]
-        for text in texts:
-            if writes and isinstance(text, str) and not missing_from(text):
-                known |= dict.fromkeys(map(file_identity, files_of(text)), "is read, too")
-    for flag, path in writes.items():
-        if path == values.STANDARD_STREAM:
-            continue
-        identity = file_identity(path)
-        if identity in known:
-            where, remedy = f"{flag} {path}", "name another file to write"
-            raise UsageError(f"the file {known[identity]}", where=where, remedy=remedy)
-        known[identity] = f"is that of {flag}, too"
-
-
 def _options(signature: inspect.Signature) -> Iterator[tuple[str, Option]]:
     """Yield the declared options of a command, those of its records included."""
     for name, parameter in signature.parameters.items():
@@ -346,6 +327,11 @@ def _group(record: type, field: str) -> str | None:
 class Command(TyperCommand):
     """A command whose help has its options in sections, those that people use first above."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words; options may have their earlier names."""
+        earlier = EARLIER.get(str(self.name), {})
+        return super().parse_args(ctx, [_present(word, earlier) for word in args])
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections: arguments, usual options, further ones, then the shared ones."""
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], FURTHER: []}
@@ -360,6 +346,13 @@ class Command(TyperCommand):
             if records:
                 with formatter.section(name):
                     formatter.write_dl(records)
+
+
+def _present(word: str, earlier: Mapping[str, str]) -> str:
+    """Return a word of a command line, or the present name of the option that it names."""
+    name, equals, value = word.removeprefix("--").partition("=")
+    known = earlier.get(name) if word.startswith("--") else None
+    return word if known is None else f"--{known}{equals}{value}"
 
 
 def _is_record(annotation: Any) -> bool:

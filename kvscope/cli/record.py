@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from msgspec import Struct, field
@@ -18,7 +18,7 @@ from kvscope.app.options import Option, Options, Time, TraceFile, option
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import files_argument
 from kvscope.cli.terminal import Terminal
-from kvscope.core.errors import EngineError, UsageError
+from kvscope.core.errors import EngineError, UsageError, placed
 
 if TYPE_CHECKING:
     from kvscope.core.files import LineFile
@@ -39,7 +39,7 @@ _FROM_INSIDE = (
 
 Output = Annotated[
     str,
-    Option("File to write; lines are appended.", "FILE", values.appended, flags=("--output", "-o")),
+    Option("File to write; lines are appended.", "PATH", values.appended, flags=opt.OUTPUT),
 ]
 Logs = Annotated[list[str], files_argument("LOGS")]
 
@@ -53,7 +53,7 @@ class RecordOptions(Options, frozen=True, kw_only=True):
         "ENDPOINT",
         flags=("--kv-events",),
     )
-    engine: Literal["vllm", "sglang"] = option("The engine that publishes them.", value="vllm")
+    engine: str = option("Engine and version that publishes them.", "ENGINE", value="vllm")
     length: float | None = Time(
         "How long to listen, for example 1h.", default="until Ctrl-C", flags=("--for",)
     )
@@ -68,7 +68,11 @@ def record(*, path: Output, options: RecordOptions) -> None:
     From outside, through KV-cache events, requests are known in whole blocks only. The
     plugin for vLLM records them exactly: docs/record.md.
     """
+    from kvscope.deployment.engines import parse_engine
+
     endpoint, length = options.endpoint, options.length
+    with placed("--engine"):
+        engine = parse_engine(options.engine)
     if endpoint is None:
         raise UsageError(
             "there is nothing to record from", where="--kv-events", remedy=_FROM_INSIDE
@@ -79,7 +83,7 @@ def record(*, path: Output, options: RecordOptions) -> None:
     from kvscope.core.files import LineFile
     from kvscope.vllm_plugin.kv_events import QUIET_S, BlockChains, batches
 
-    chains = BlockChains(options.quiet or QUIET_S, outputs_at_end=options.engine == "sglang")
+    chains = BlockChains(options.quiet or QUIET_S, outputs_at_end=engine.name == "sglang")
     until_s = time.monotonic() + length if length is not None else float("inf")
     stream = batches(endpoint)
     first = next(stream)  # raises where nothing can be listened to

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvscope.app import values
-from kvscope.app.options import IntoOptions, KvDtype, Model, Option, Reading, TraceFile
+from kvscope.app.options import (
+    IntoOptions,
+    KvDtype,
+    Model,
+    Option,
+    Reading,
+    TraceFile,
+    check_outputs,
+)
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import (
@@ -17,7 +25,6 @@ from kvscope.cli.options import (
     Db,
     Json,
     TraceArgument,
-    check_outputs,
     default_command,
     files_argument,
 )

@@ -16,7 +16,7 @@ import typer
 from msgspec import Struct
 
 from kvscope.app import values
-from kvscope.app.options import AS_STORED, Option, Reading, Target, standard_output
+from kvscope.app.options import AS_STORED, OUTPUT, Option, Reading, Target, standard_output
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import (
@@ -71,7 +71,7 @@ def command(name: str) -> Callable[..., None]:
         parameters["forget"] = (Forget, False)
     if case.file is not None:
         about = f"File for the {case.file.of}; - writes none."
-        target = Target(about, flags=("--output",), default=case.file.path)
+        target = Target(about, flags=OUTPUT, default=case.file.path)
         parameters["path"] = (Annotated[str | None, target], None)
         parameters["force"] = (Force, False)
     if case.known is not None:

@@ -28,7 +28,7 @@ COMMANDS = (
     ("fleet", *_SLO, *_ENGINE, "--replicas", "2"),
     ("tune", *_SLO, *_ENGINE, "--output", "tuned.toml"),
     ("fleet", *_SLO, *_ENGINE, "--replicas", "2", "--time-model", "queue"),
-    ("simulate", "--capacity-blocks", "50", "--policies", "all"),
+    ("simulate", "--capacity-blocks", "50", "--policy", "all"),
     ("explain", "--capacity-blocks", "50"),
     ("simulate", *_TIERS),
     ("simulate", *_ENGINE, "--engine", "sglang"),

@@ -157,7 +157,7 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
     if each.offload.members.size:
         if each.offload.state.stuck.any():
             unfinished = np.isnan(rows.finished_s[rows.oversized == 0])
-            raise never_start(int(unfinished.sum()), "--offload")
+            raise never_start(int(unfinished.sum()), "--tier-size")
         members: Any = each.offload.members[at]
         size = int(each.state.block_size[0, 0])
         loaded = loaded_blocks(rows, members, size)

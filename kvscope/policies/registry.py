@@ -56,12 +56,12 @@ def by_name(name: str) -> type[Policy]:
     if wanted in REMOVED:
         raise UsageError(
             f"the policy {wanted} was removed",
-            where="--policies",
+            where="--policy",
             remedy=f"take {REMOVED[wanted]} instead",
         )
     names = [known.name for known in POLICIES]
     remedy = did_you_mean(wanted, names, "take some of " + ", ".join(names))
-    raise UsageError(f"unknown policy {name!r}", where="--policies", remedy=remedy)
+    raise UsageError(f"unknown policy {name!r}", where="--policy", remedy=remedy)
 
 
 def plugin_policies() -> str:

@@ -1,4 +1,4 @@
-"""`--policies` and `--param`: policies with parameters, from text."""
+"""`--policy` and `--param`: policies with parameters, from text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def contenders(engine: str = VLLM, *, hybrid: bool = False) -> str:
     return LRU_RETENTION if hybrid else _CONTENDERS[engine]
 
 
-def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:
+def parse_policies(text: str, where: str = "--policy") -> list[type[Policy]]:
     """Return the policies in `lru,tlru,wa`, each once; `all` is every policy."""
     from kvscope.policies.registry import POLICIES
 
@@ -181,7 +181,7 @@ def _assign(values: Values, assignment: str) -> None:
     policy = _policy(owner, where)
     if policy not in values:
         raise UsageError(
-            f"{policy.name} is not replayed", where=where, remedy=f"add {policy.name} to --policies"
+            f"{policy.name} is not replayed", where=where, remedy=f"add {policy.name} to --policy"
         )
     of_name = values[policy].setdefault(name, [])
     if name == _LEAVES:

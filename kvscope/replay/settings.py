@@ -226,7 +226,7 @@ def tree_setting(
 def policies_for(
     setting: RunSetting, text: str | None, *, hybrid: bool = False
 ) -> list[type[Policy]]:
-    """Return the policies of `--policies`; of `all` and the default, those that can be replayed.
+    """Return the policies of `--policy`; of `all` and the default, those that can be replayed.
 
     On SGLang's tree the default is all that SGLang has.
     `hybrid`: the engine's model has several groups of layers. Raises UsageError for one that is
@@ -250,7 +250,7 @@ def policies_for(
     fitting = [policy.name for policy in parse_policies(ALL) if _fits(policy, setting, hybrid)]
     raise UsageError(
         lacks,
-        where="--policies",
+        where="--policy",
         remedy=f"take {', '.join(fitting)}",
     )
 

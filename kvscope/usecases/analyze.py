@@ -54,14 +54,12 @@ class AnalyzeOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
     beside_pool: ClassVar[bool] = True
     from_: float | None = opt.option(
-        "Analyze only requests from this time after the trace's start on, as a trace of their own.",
+        "Only requests from this time after the trace's start on, as a trace of their own.",
         "TIME",
         units.parse_duration,
         flags=("--from",),
     )
-    until: float | None = opt.Time(
-        "Analyze only requests before this time after the trace's start."
-    )
+    until: opt.Until = None
     memory: int | None = opt.Size(
         "Of a dataset: memory that the analysis may take, for example 8GiB.",
         default="half of what is free",

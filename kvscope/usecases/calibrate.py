@@ -46,8 +46,8 @@ class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
         "Longest prompt to measure; take the longest of your traffic.",
         default="4096, or the model's limit",
     )
-    repeats: int = Count("Measurements of each pair of token counts.", value=5)
-    name: str | None = option("Name of the profile.", "NAME")
+    repeats: int = Count("Number of measurements of each pair of token counts.", value=5)
+    name: str | None = option("Name of the profile in its file.", "NAME")
     seed: int = Seed("Seed of the order, and of the tokens if the engine is started here.", value=0)
 
 

@@ -65,7 +65,7 @@ class ExplainOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         "Capacity of the cache, for example 20GiB; needs --model.",
         default="infinite without a deployment",
     )
-    capacity_blocks: int | None = opt.Blocks("The same in blocks.")
+    capacity_blocks: int | None = opt.Blocks("Capacity in blocks.")
     outputs: opt.Outputs = "carried"
 
 
@@ -144,7 +144,7 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
         SimulateOptions(
             **stated,
             replicas=options.replicas,
-            policies=options.policy,
+            policy=options.policy,
             param=options.param,
             capacity=sizes,
             capacity_blocks=blocks,

@@ -70,23 +70,24 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     percentile: opt.Percentile = None
     tpot_slo: float | None = opt.Time("Time per output token to meet as well, for example 50ms.")
     replicas: tuple[int, ...] = opt.option(
-        "Numbers of replicas to try.",
+        "Replicas of the engine that serve the traffic: the numbers to try.",
         "LOW..HIGH or N,...",
         values.counts,
         "1..16",
         value=_COUNTS,
     )
     router: str | None = opt.Names(
-        "Routers to try (see `kvscope routers`); all: every one. Of ranks (--dp) vllm-dp.",
+        "Routers to compare (see `kvscope routers`); all: every one. Of ranks (--dp) vllm-dp.",
         default=ROUTED,
     )
     policy: str = opt.Names("Eviction policies of the replicas to try.", value="lru")
     capacity: int | None = opt.Size(
-        "Cache of a replica, for example 40GiB; needs --model.", default="the deployment's pool"
+        "Capacity of the cache of each replica, for example 40GiB; needs --model.",
+        default="the deployment's pool",
     )
-    capacity_blocks: int | None = opt.Blocks("Cache of a replica in blocks.")
-    offload: values.TierSize | None = opt.option(
-        "CPU memory below the pool of each replica, to which it offloads as its vLLM does;"
+    capacity_blocks: int | None = opt.Blocks("Capacity in blocks, of each replica.")
+    tier_size: values.TierSize | None = opt.option(
+        "Size of the CPU memory below the pool, to which each replica offloads as its vLLM does;"
         " dram:64GiB+ssd:1TiB has an SSD below, dram:64GiB+shared:8TiB a pool that all replicas"
         " share (:bandwidth=40GB/s for all of them, :evict=lru). Routers do not see it.",
         "SIZE",
@@ -105,7 +106,7 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     closed_loop: bool = opt.option(
         "Let a turn arrive its think time after the simulated end of the previous one.", value=False
     )
-    seeds: int = opt.Count("Seeds to replay routers with that draw at random.", value=3)
+    router_seeds: int = opt.Count("Seeds to replay routers with that draw at random.", value=3)
     warmup: float = opt.Share(
         "Share of the requests, from the start, that fill the caches and are not counted: by"
         " default those before `tune`'s validation window.",
@@ -170,21 +171,21 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             )
     time_model = options.time_model or _usual_time_model(where, kinds, policies)
     engine = _engine_limits(options, time_model, where)
-    tiered = options.offload is not None
+    tiered = options.tier_size is not None
     if copying := [
         kind.name for kind in kinds if kind.copies and (time_model == "engine" or tiered)
     ]:
         raise UsageError(
             f"{copying[0]} copies prefixes between replicas, which simulated vLLMs do not",
-            where="--offload" if tiered else "--time-model engine",
+            where="--tier-size" if tiered else "--time-model engine",
             remedy="leave it out of --router"
-            + (", or leave --offload out" if tiered else ", or take --time-model queue"),
+            + (", or leave --tier-size out" if tiered else ", or take --time-model queue"),
         )
     if tiered and (kv is None or engine is None or time_model == "queue"):
         modelled = kv is not None and (where is None or where.engine.name == VLLM)
         raise UsageError(
             "a tier is simulated below vLLM's scheduler" if modelled else "needs vLLM and a model",
-            where="--offload",
+            where="--tier-size",
             remedy="take --time-model engine" if modelled else "name --model, and no other engine",
         )
     variants = parse_variants(policies, of_policies)
@@ -205,9 +206,9 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         deployment=where,
         time_model=time_model if engine else "queue",
         engine=engine,
-        tier=options.offload,
+        tier=options.tier_size,
         closed_loop=options.closed_loop,
-        seeds=options.seeds,
+        seeds=options.router_seeds,
         routers_named=options.router is not None,
         on=options.on,
         perfetto=options.perfetto,
@@ -264,8 +265,8 @@ def _engine_limits(
         return None
     limits, usual = where or options, EngineSettings(1)
     if where is not None:
-        if where.engine.shortens_hits and options.offload is not None:
-            raise not_beside(where.engine.drafter, "a CPU tier", "--offload")
+        if where.engine.shortens_hits and options.tier_size is not None:
+            raise not_beside(where.engine.drafter, "a CPU tier", "--tier-size")
         usual = usual.in_version(where.engine)
     return replace(
         usual,
@@ -632,7 +633,7 @@ def _above(
     assert model is not None  # noqa: S101  (checked with the options)
     model = model if engine.groups is None else model.by_block
     block_bytes = model.kv_bytes_per_token(gpus) * gpus * block_size
-    tier.require_chunk(block_bytes * blocks_each(engine.groups, block_size), "--offload")
+    tier.require_chunk(block_bytes * blocks_each(engine.groups, block_size), "--tier-size")
     return tier.below(block_bytes, gpus).under(engine, block_size)
 
 

@@ -61,7 +61,7 @@ _QUEUED_FIGURES = tuple(f"{QUEUED}{name}" for name in (*PERCENTILES, *BY_SLO))
 class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """What `simulate` takes."""
 
-    policies: str | None = opt.Names(
+    policy: str | None = opt.Names(
         "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
         " can run.",
         default=REPLAYED,
@@ -155,7 +155,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
             what, remedy = "draws the steps of a simulated vLLM", "leave it out"
         raise UsageError(what, where="--perfetto", remedy=remedy)
     if setting.on_tree:
-        check_sglang_runs(variants, "--recommendation" if recommended else "--policies")
+        check_sglang_runs(variants, "--recommendation" if recommended else "--policy")
     if options.refit is not None:
         variants = [refitted(variant, options.refit) for variant in variants]
     if setting.tiers:
@@ -212,18 +212,18 @@ def _named(
     model: Model | None,
     setting: RunSetting,
 ) -> list[Variant]:
-    """Return the policies of `--policies`, with guards where `tune` would set them."""
+    """Return the policies of `--policy`, with guards where `tune` would set them."""
     groups = model.kv_groups(1) if model is not None else None
     hybrid = setting.capacity_model == "engine" and groups is not None
-    policies = policies_for(setting, options.policies, hybrid=hybrid)
+    policies = policies_for(setting, options.policy, hybrid=hybrid)
     variants = parse_variants(policies, options.param or ())
     if where is not None and where.engine.name == VLLM:
         variants = [guarded(variant) for variant in variants]
-    if options.policies not in {None, ALL}:
+    if options.policy not in {None, ALL}:
         from kvscope.policies.registry import check_required  # late: loads NumPy
 
         for variant in variants:
-            check_required(variant.policy, variant.given, "--policies")
+            check_required(variant.policy, variant.given, "--policy")
     return variants
 
 
@@ -281,10 +281,10 @@ def _estimated(
         )
     scaling = [variant for variant in variants if variant.policy.scales]
     others = {variant.policy.name for variant in variants if not variant.policy.scales}
-    if others and options.policies not in {None, ALL}:
+    if others and options.policy not in {None, ALL}:
         raise UsageError(
             f"a sample does not show what {', '.join(sorted(others))} does in the whole trace",
-            where="--policies, --sample",
+            where="--policy, --sample",
             remedy="leave out one of them",
         )
     return scaling
@@ -314,7 +314,7 @@ def _check_simulated(
     names = ("capacity", "capacity_blocks", "points", "tiers")
     named = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
     if named:
-        tiers = "name --model without --gpu, or take kvscope tune --tiers"
+        tiers = "name --model without --gpu, or take kvscope tune --compare-tiers"
         raise UsageError(
             "the deployment (--gpu) has a pool of its own",
             where=named[0],
@@ -336,7 +336,7 @@ def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
     path = options.recommendation
     if path is None:
         return None
-    settled = ("policies", "param", "capacity", "capacity_blocks", "points", "tiers", "tier_mode")
+    settled = ("policy", "param", "capacity", "capacity_blocks", "points", "tiers", "tier_mode")
     named = [
         f"--{name.replace('_', '-')}"
         for name in (*settled, "offload", "latency", "slo")

@@ -62,15 +62,15 @@ _FIGURES = (*RUN_FIGURES, "mismatched")
 class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
     """What `validate` takes: the engine, what is sent to it, and what is compared."""
 
-    policies: Literal["both", "lru", "recommendation"] = opt.option(
+    replay: Literal["both", "lru", "recommendation"] = opt.option(
         "What to run: LRU, the recommendation, or both by turns.", value="both"
     )
     recommendation: str | None = opt.Source(
         "File that `kvscope tune` or `kvscope fit --export` wrote.",
         default="recommendation.toml, if it exists",
     )
-    blocks: int | None = opt.Blocks(
-        "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
+    capacity_blocks: int | None = opt.Blocks(
+        "Capacity in blocks: those the engine can use (vLLM's --num-gpu-blocks-override less 1).",
         default="the deployment's pool, or the recommendation's capacity",
     )
     tp: opt.Tp = None
@@ -94,7 +94,7 @@ class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
         " of several engines.",
         default="that of one of the deployment's replicas, or 100%",
     )
-    minutes: float | None = opt.option("Replay only the first minutes.", "N", values.minutes)
+    until: opt.Until = None
     max_requests: int | None = opt.option(
         "Replay only the first requests.", "N", values.amount("requests")
     )
@@ -104,9 +104,9 @@ class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
         value=0.2,
     )
     repeats: int = opt.Count(
-        "Runs of each policy, by turns, so that drift affects all alike.", value=1
+        "Number of measurements of each policy, by turns, so that drift affects all alike.", value=1
     )
-    outputs: Literal["forced", "bounded"] | None = opt.option(
+    answers: Literal["forced", "bounded"] | None = opt.option(
         "forced: the engine answers what the next turns of the trace carry. bounded: it answers"
         " freely, and those blocks do not hit.",
         default="forced, and bounded with --url",
@@ -188,10 +188,10 @@ def validate_request(options: ValidateOptions) -> ValidateRequest:
     profile = where.latency if where else _profile(options.latency, advice, notes.append)
     python = None
     if options.url is None:
-        if options.blocks is None and replica.tokens is None:
+        if options.capacity_blocks is None and replica.tokens is None:
             raise UsageError(
                 "the size of the cache is unknown",
-                where="--blocks",
+                where="--capacity-blocks",
                 remedy="state it, or --deployment, or --recommendation",
             )
         python = with_vllm(options.python)
@@ -264,13 +264,13 @@ def validate(
     latency = latency_for(trace, assumed, request.where, lambda: prompts)
     if latency.note:
         monitor.note(latency.note)
-    forced = (options.outputs or ("bounded" if options.url else "forced")) == "forced"
+    forced = (options.answers or ("bounded" if options.url else "forced")) == "forced"
 
     def choose(longest: int) -> TraceSample:
         return sample_trace(
             prompts,
             share=replica.share,
-            seconds=None if options.minutes is None else 60 * options.minutes,
+            seconds=options.until,
             most=options.max_requests,
             longest=longest,
             seed=seed,
@@ -406,7 +406,7 @@ def _own_vllm(
     stated = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
     tp = replica.stated.tp if replica.stated else 1
     size = shape.block_tokens(stated, tp) if shape else stated
-    blocks = options.blocks or _blocks(replica, size, monitor)
+    blocks = options.capacity_blocks or _blocks(replica, size, monitor)
     sample = choose(_longest(config.get("max_position_embeddings"), blocks * size))
     tokens = sample.prompts.input_tokens + sample.prompts.output_tokens
     started = Launch(
@@ -472,11 +472,11 @@ def _running_server(
     served = endpoint.model(options.served_model)
     pool = block_pool(endpoint.metrics())
     size = options.engine_block_size or (pool and pool.block_size)
-    blocks = options.blocks or (pool and pool.usable_blocks)
+    blocks = options.capacity_blocks or (pool and pool.usable_blocks)
     if not size or not blocks:
         raise UsageError(
             "the server does not report its blocks",
-            where="--blocks, --engine-block-size",
+            where="--capacity-blocks, --engine-block-size",
             remedy="state how many it has, and their size",
         )
     sample = choose(_longest(served.max_model_len, blocks * size))
@@ -510,21 +510,21 @@ def _advice(options: ValidateOptions, note: Note) -> PolicyFile | None:
     """Return the policy file that is named, or the recommendation in this folder, if any."""
     from kvscope.tuning.file import RecommendationFile, read_policy_file
 
-    if options.policies == "lru" and options.recommendation is None:
+    if options.replay == "lru" and options.recommendation is None:
         return None
     path = _advice_path(options)
     if options.recommendation is None and not path.is_file():
-        if options.policies == "recommendation":
+        if options.replay == "recommendation":
             raise InputError("no such file", where=str(path), remedy="`kvscope tune` writes it")
         note(f"no {path} here: only LRU is validated")
         return None
     advice = read_policy_file(path)
     tier = advice.tier if isinstance(advice, RecommendationFile) else None
-    if tier is not None and options.policies != "lru":
+    if tier is not None and options.replay != "lru":
         raise UsageError(
             "it recommends a tier, which validate does not start",
             where=str(path),
-            remedy="validate the pool alone with --policies lru, or name another file",
+            remedy="validate the pool alone with --replay lru, or name another file",
         )
     if options.recommendation is None:
         note(f"using {path} of this folder: {advice.policy.name}, for the trace {advice.trace}")
@@ -558,10 +558,10 @@ def _runs(
     """Return the policies to run: LRU, what is recommended, or both."""
     from kvscope.validate.validate import PolicyRun, recommended_run
 
-    if options.url is not None and options.policies == "both":  # it runs what it was started with
-        monitor.note("the server is assumed to evict by LRU; if not, use --policies recommendation")
+    if options.url is not None and options.replay == "both":  # it runs what it was started with
+        monitor.note("the server is assumed to evict by LRU; if not, use --replay recommendation")
         return [PolicyRun()]
-    if advice is None or options.policies == "lru":
+    if advice is None or options.replay == "lru":
         return [PolicyRun()]
     best = recommended_run(
         advice,
@@ -572,7 +572,7 @@ def _runs(
     )
     if options.url is not None:
         return [PolicyRun(advice.policy, fitted=advice.fitted)]
-    if best.policy.name == "lru" or options.policies == "recommendation":
+    if best.policy.name == "lru" or options.replay == "recommendation":
         return [best]
     return [PolicyRun(), best]
 

@@ -78,7 +78,7 @@ def sample_trace(
     if not len(chosen):
         raise InputError(
             "no request is left to replay",
-            where="--share, --minutes, --max-requests",
+            where="--share, --until, --max-requests",
             remedy="take more of the trace, or a larger --max-model-len",
         )
     return TraceSample(

@@ -69,7 +69,7 @@ def recommended_run(
         raise UsageError(
             f"neither vLLM nor kvscope's plugin runs {file.policy.name}",
             where=str(path),
-            remedy=f"tune with --policies {plugin_policies()}",
+            remedy=f"tune with --policy {plugin_policies()}",
         )
     if file.policy.name == Lru.name:
         return PolicyRun()

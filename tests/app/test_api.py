@@ -44,15 +44,15 @@ RESULTS = {
     "explain": ("--capacity-blocks", "1k"),
     "fit": ("--window", "10m"),
     "retention": ("--model", "llama3-8b"),
-    "simulate": ("--policies", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
-    "tune": ("--slo", "200ms", "--policies", "tlru", "--capacity-blocks", "2000", "--output", "-"),
+    "simulate": ("--policy", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
+    "tune": ("--slo", "200ms", "--policy", "tlru", "--capacity-blocks", "2000", "--output", "-"),
     "fleet": (
         *("--slo", "200ms", "--capacity-blocks", "1000"),
         *("--router", "round-robin,session", "--replicas", "1..2"),
     ),
-    "tune --fleet --tiers": (
+    "tune --fleet --compare-tiers": (
         *("--slo", "10s", "--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000"),
-        *("--router", "round-robin,session", "--policies", "wa", "--tier-sizes", "1GiB"),
+        *("--router", "round-robin,session", "--policy", "wa", "--tier-size", "1GiB"),
         *("--offload", "vllm@0.33:eviction_policy=lru", "--output", "-"),
     ),
 }
@@ -98,7 +98,7 @@ def test_documents_are_those_of_the_command_line(
 ) -> None:
     """Each function gives the document of its command, a frame, a figure and a notebook's HTML."""
     name, *flags = command.split(" --")
-    asked = {**_arguments(RESULTS[command]), **dict.fromkeys(flags, True)}
+    asked = {**_arguments(RESULTS[command]), **{flag.replace("-", "_"): True for flag in flags}}
     result = getattr(kvscope, FUNCTIONS.get(name, name))(trace, **asked)
     options = (*RESULTS[command], "--db", ":memory:", "--json")
     printed = json.loads(streams_of(capsys, *command.split(), sample, *options).out)
@@ -117,7 +117,7 @@ def test_documents_are_those_of_the_command_line(
 def test_what_recommends_a_change_is_kept(trace: kvscope.OpenTrace, tmp_path: Path) -> None:
     """The file has the verdict; one that recommends a change stays, unless by force."""
     result = kvscope.tune_tiers(
-        trace, **_arguments(RESULTS["tune --fleet --tiers"]) | {"router": None}
+        trace, **_arguments(RESULTS["tune --fleet --compare-tiers"]) | {"router": None}
     )
     path = tmp_path / "recommendation.toml"
     result.save(path)
@@ -133,7 +133,7 @@ def test_what_recommends_a_change_is_kept(trace: kvscope.OpenTrace, tmp_path: Pa
 
 def test_frames_have_a_column_for_each_nested_field(trace: kvscope.OpenTrace) -> None:
     """Numbers equal the document's; an unknown table is refused with the known ones."""
-    result = kvscope.simulate(trace, policies=["lru", "TLRU"], capacity_blocks=1000)
+    result = kvscope.simulate(trace, policy=["lru", "TLRU"], capacity_blocks=1000)
     frame, rows = result.to_polars(), result.to_dict()["results"]
     assert frame["policy"].to_list() == ["lru", "tlru"]
     assert frame["ttft_ms_p95"].to_list() == [row["ttft_ms"]["p95"] for row in rows]
@@ -152,7 +152,7 @@ def test_values_are_texts_or_numbers() -> None:
         capacity=(7,), kv_dtype="fp8"
     )
     assert parsed(TuneOptions, {"slo": 0.2, "percentile": "p99"}).percentile == 0.99
-    assert parsed(SimulateOptions, {"policies": ["lru", "wa"]}).policies == "lru,wa"
+    assert parsed(SimulateOptions, {"policy": ["lru", "wa"]}).policy == "lru,wa"
     assert parsed(SimulateOptions, {"param": ["a.b=1"]}).param == ("a.b=1",)
 
 
@@ -177,7 +177,7 @@ def test_arguments_are_the_options(function: Any, options: Any) -> None:
         (lambda: kvscope.analyze("x", hbm="3GiB"), "hbm: needs a model; name one with model"),
         (lambda: kvscope.analyze("x", outputs="no"), "outputs: 'no' is not one of carried"),
         (lambda: kvscope.diff("x", "y", hbm="3GiB"), "hbm: needs a model; name one with model"),
-        (lambda: kvscope.simulate("x", policies="lur"), "policies: unknown policy 'lur'"),
+        (lambda: kvscope.simulate("x", policy="lur"), "policy: unknown policy 'lur'"),
         (
             lambda: kvscope.tune("x", slo=1, percentile="p9", max_violations=0.1),
             "percentile, max_violations: both state the target",

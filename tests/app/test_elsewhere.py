@@ -24,14 +24,24 @@ T = TypeVar("T")
 
 SAMPLE = str(data_folder("sample_traces") / "regime-change.jsonl.gz")
 FLEET = ("--router", "random,round-robin", "--capacity-blocks", "500")
-TIERS = ("--tier-sizes", "32GiB,64GiB+ssd:1TiB")
+TIERS = ("--tier-size", "32GiB,64GiB+ssd:1TiB")
 SWEEPS = (
-    ("simulate", "--policies", "lru,tlru", "--points", "2"),
-    ("tune", "--policies", "tlru", "--capacity-blocks", "289", "--output", "-"),
+    ("simulate", "--policy", "lru,tlru", "--points", "2"),
+    ("tune", "--policy", "tlru", "--capacity-blocks", "289", "--output", "-"),
     ("fleet", *FLEET, "--replicas", "1..2"),
     (
-        *("tune", "--tiers", *TIERS, "--gpu", "h100", "--model", "llama3.1-8b", "--output", "-"),
-        *("--fleet", "--router", "random,round-robin", "--policies", "tlru"),
+        *(
+            "tune",
+            "--compare-tiers",
+            *TIERS,
+            "--gpu",
+            "h100",
+            "--model",
+            "llama3.1-8b",
+            "--output",
+            "-",
+        ),
+        *("--fleet", "--router", "random,round-robin", "--policy", "tlru"),
     ),
 )
 

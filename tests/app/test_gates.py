@@ -251,20 +251,20 @@ def test_what_an_analysis_lacks(options: dict[str, object], text: str, message: 
         ({"capacity_blocks": (1, 2)}, "p95>1s", "needs one capacity, not 2"),
         ({"capacity_blocks": (1,), "points": 2}, "p95>1s", "needs one capacity, not 3"),
         (
-            {"capacity_blocks": (1,), "policies": "lru,wa"},
+            {"capacity_blocks": (1,), "policy": "lru,wa"},
             "p95>1s",
             "--fail-on p95>1s: 2 policies are replayed; name one, as in lru.p95",
         ),
         (
-            {"capacity_blocks": (1,), "policies": "ttl", "param": ["ttl.ttl_s=1s,2s"]},
+            {"capacity_blocks": (1,), "policy": "ttl", "param": ["ttl.ttl_s=1s,2s"]},
             "ttl.p95>1s",
             "2 settings of ttl are replayed; take one value of each --param",
         ),
-        ({"capacity_blocks": (1,), "policies": "lru"}, "attainment<95%", "needs an SLO; add --slo"),
-        ({"capacity_blocks": (1,), "policies": "lru"}, "lru.tel>1s", "needs an SLO; add --slo"),
-        ({"capacity_blocks": (1,), "policies": "lru"}, "ttl.p95>1s", "no figure 'ttl.p95' here"),
+        ({"capacity_blocks": (1,), "policy": "lru"}, "attainment<95%", "needs an SLO; add --slo"),
+        ({"capacity_blocks": (1,), "policy": "lru"}, "lru.tel>1s", "needs an SLO; add --slo"),
+        ({"capacity_blocks": (1,), "policy": "lru"}, "ttl.p95>1s", "no figure 'ttl.p95' here"),
         (
-            {"capacity_blocks": (1,), "policies": "lru,wa"},
+            {"capacity_blocks": (1,), "policy": "lru,wa"},
             "xyz>1s",
             "hit-rate, queued-p50, queued-p90, queued-p95, queued-p99; of lru, wa as POLICY.NAME",
         ),
@@ -280,7 +280,7 @@ def test_what_replays_lack(options: dict[str, object], text: str, message: str) 
 
 def test_tiers_are_one_capacity() -> None:
     """They have capacities of their own."""
-    request = simulate_request(SimulateOptions(tiers="hbm=2blocks", policies="lru", slo=1.0))
+    request = simulate_request(SimulateOptions(tiers="hbm=2blocks", policy="lru", slo=1.0))
     gates = parse_gates(["p95>1s,lru.tel>1s"], simulate.known_figures(request))
     assert [gate.name for gate in gates] == ["p95", "lru.tel"]
 

@@ -62,7 +62,7 @@ def test_a_recommendation_is_replayed_on_the_groups_that_it_was_tuned_for(
     kvscope.tune(trace, slo="250ms", latency=measured, **POOL).save(path)
     again = kvscope.simulate(trace, recommendation=str(path)).to_dict()
     policy = next(run for run in again["results"] if run["policy"] == "lru-retention")
-    options = {"policies": "lru-retention", "latency": measured, **POOL}
+    options = {"policy": "lru-retention", "latency": measured, **POOL}
     interval = policy["params"]["retention_tokens"] or "inf"
     (stated,) = kvscope.simulate(
         trace, param=[f"lru-retention.retention_tokens={interval}"], **options
@@ -100,9 +100,7 @@ def test_fleets_replay_the_groups_on_simulated_engines(
     common = {"slo": "1s", "replicas": 1, "router": "round-robin", "latency": measured, **POOL}
     study = kvscope.simulate_fleet(trace, time_model="engine", warmup=0.0, **common)
     (fleet,) = study.to_dict()["fleets"]
-    (engine,) = kvscope.simulate(trace, policies="lru", latency=measured, **POOL).to_dict()[
-        "results"
-    ]
+    (engine,) = kvscope.simulate(trace, policy="lru", latency=measured, **POOL).to_dict()["results"]
     assert fleet["hit_rate"] == pytest.approx(engine["token_hit_rate"])
     study.save_html(tmp_path / "fleet.html")
     assert "Simulated vLLMs cache layers in groups" in (tmp_path / "fleet.html").read_text()
@@ -113,12 +111,12 @@ def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> 
     with pytest.raises(
         UsageError, match=r"tlru has no order for .* hybrid models; take lru-retention"
     ):
-        kvscope.tune(trace, slo="1s", policies="tlru", latency=measured, **POOL)
+        kvscope.tune(trace, slo="1s", policy="tlru", latency=measured, **POOL)
     with pytest.raises(UsageError, match="gittins cannot order the blocks of a hybrid model"):
-        kvscope.simulate(trace, policies="gittins", latency=measured, **POOL)
+        kvscope.simulate(trace, policy="gittins", latency=measured, **POOL)
     with pytest.raises(UsageError, match="lru-retention is for the blocks of hybrid models"):
         kvscope.tune(
-            trace, slo="1s", policies="lru-retention", latency=measured, num_gpu_blocks=9_000
+            trace, slo="1s", policy="lru-retention", latency=measured, num_gpu_blocks=9_000
         )
 
 
@@ -134,9 +132,9 @@ def test_hits_within_blocks_of_states_follow_the_deployment(
         )
         if "32" in unit:
             with pytest.raises(UsageError, match="64 tokens do not divide a prefix_match_unit"):
-                kvscope.simulate(trace, policies="lru", deployment=str(file))
+                kvscope.simulate(trace, policy="lru", deployment=str(file))
             continue
-        (lru,) = kvscope.simulate(trace, policies="lru", deployment=str(file)).to_dict()["results"]
+        (lru,) = kvscope.simulate(trace, policy="lru", deployment=str(file)).to_dict()["results"]
         rates[unit] = lru["token_hit_rate"]
     plain, fine = rates.values()
     tokens = sum(turn * (PROMPT + ANSWER) + PROMPT for turn in range(3))

@@ -1,4 +1,4 @@
-"""`tune --tiers` of hybrid models from end to end: the retention interval beside a CPU tier."""
+"""`tune --compare-tiers` of hybrid models, end to end: the retention interval beside a CPU tier."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_tier_with_an_interval(
     monkeypatch.chdir(folder)
     chats = ("answers.jsonl", "--block-size", str(BLOCK), "--db", ":memory:")
     pool = ("--model", "gpt-oss-20b", "--num-gpu-blocks", str(SMALL), "--latency", "latency.toml")
-    tune = ("tune", *chats, "--tiers", "--slo", "250ms", *pool, "--gpu-hour", "2.5")
+    tune = ("tune", *chats, "--compare-tiers", "--slo", "250ms", *pool, "--gpu-hour", "2.5")
     made = document(capsys, *tune)
     best = made["rows"][made["add_tier"]]
     recommended = made["recommendation"]
@@ -101,8 +101,8 @@ def test_a_tier_with_an_interval(
     ("changes", "said"),
     [
         (
-            {"tier_sizes": "dram:64GiB+ssd:1TiB"},
-            r"--tier-sizes: files below it are simulated .*; leave out the tier below it",
+            {"tier_size": "dram:64GiB+ssd:1TiB"},
+            r"--tier-size: files below it are simulated .*; leave out the tier below it",
         ),
         ({"engine": "sglang"}, r"below sglang.* are not simulated; .* \(engine vllm@0.33\)"),
         (
@@ -112,7 +112,7 @@ def test_a_tier_with_an_interval(
             },
             r"prefix_cache_retention_interval: vLLM refuses .*; take a multiple of 192",
         ),
-        ({"policies": "tlru"}, r"tlru has no order for the blocks of hybrid models"),
+        ({"policy": "tlru"}, r"tlru has no order for the blocks of hybrid models"),
     ],
 )
 def test_what_is_refused(

@@ -47,7 +47,7 @@ def command(
     capsys: pytest.CaptureFixture[str], trace: Path, *options: str, name: str = "simulate"
 ) -> tuple[int, Any, str]:
     """Return the exit code of a command, its document and its notes."""
-    policies = ("--policies", "lru") if name == "simulate" else ()
+    policies = ("--policy", "lru") if name == "simulate" else ()
     code = run([name, str(trace), *policies, *options, "--db", ":memory:", "--json"])
     printed = capsys.readouterr()
     return code, json.loads(printed.out) if printed.out else None, printed.err
@@ -193,7 +193,7 @@ def test_tune_says_it_first_and_varies_it(
     traces: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
     """The fit stands in the first lines; the verdict is repeated at both ends of its band."""
-    more = ("--slo", "300ms", "--policies", "tlru", "--output", "-")
+    more = ("--slo", "300ms", "--policy", "tlru", "--output", "-")
     _, document, _ = command(capsys, traces / "half.jsonl", *options, *more, name="tune")
     assert document["warnings"][0].startswith(FITTED)
     assert "(p90) on held-out requests" in document["warnings"][0]
@@ -206,7 +206,7 @@ def test_output_tokens_keep_the_band_of_the_roofline(
     traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """TTFTs do not narrow what is known of the time per output token."""
-    more = ("--slo", "1s", "--tpot-slo", "50ms", "--policies", "tlru", "--output", "-")
+    more = ("--slo", "1s", "--tpot-slo", "50ms", "--policy", "tlru", "--output", "-")
     _, document, _ = command(capsys, traces / "half.jsonl", *GPU, *more, name="tune")
     assert document["deployment"]["latency"]["profile"] == "trace half"
     assert {end["name"].split("prefill ")[1] for end in document["ends"]} == {
@@ -220,7 +220,7 @@ def test_analyze_and_python_agree(traces: Path, capsys: pytest.CaptureFixture[st
     with kvscope.open_trace(traces / "half.jsonl") as trace:
         analyzed = kvscope.analyze(trace, gpu="a100-80gb", model="llama3-8b").to_dict()
         simulated = kvscope.simulate(
-            trace, gpu="a100-80gb", model="llama3-8b", latency="trace", policies="lru"
+            trace, gpu="a100-80gb", model="llama3-8b", latency="trace", policy="lru"
         ).to_dict()
     _, printed, _ = command(capsys, traces / "half.jsonl", *GPU, name="analyze")
     latency = analyzed["deployment"]["latency"]

@@ -35,7 +35,7 @@ def test_one_engine(path: Path, where: dict[str, Any]) -> None:
     with kvscope.open_trace(path) as trace:
         pool = kvscope.analyze(trace, **where).to_dict()["pool"]
         explained = kvscope.explain(trace, **where).to_dict()
-        (lru,) = kvscope.simulate(trace, policies="lru", **where).to_dict()["results"]
+        (lru,) = kvscope.simulate(trace, policy="lru", **where).to_dict()["results"]
     assert pool["causes"] == explained["causes"]
     assert pool["token_hit_rate"] == explained["hit_tokens"] / explained["input_tokens"]
     assert pool["token_hit_rate"] == lru["token_hit_rate"]
@@ -46,9 +46,9 @@ def test_simulate_sets_the_guards_of_tune() -> None:
     """On a deployment, where a policy takes one and nothing else is stated."""
     path = data_folder("sample_traces") / "to-c.jsonl.gz"
     with kvscope.open_trace(path) as trace:
-        runs = kvscope.simulate(trace, policies="tlru,wa", **WHERE).to_dict()["results"]
-        free = kvscope.simulate(trace, policies="tlru", param=["tlru.guard=0"], **WHERE).to_dict()
-        alone = kvscope.simulate(trace, policies="tlru", capacity_blocks=3000).to_dict()
+        runs = kvscope.simulate(trace, policy="tlru,wa", **WHERE).to_dict()["results"]
+        free = kvscope.simulate(trace, policy="tlru", param=["tlru.guard=0"], **WHERE).to_dict()
+        alone = kvscope.simulate(trace, policy="tlru", capacity_blocks=3000).to_dict()
     assert [run["params"]["guard"] for run in runs] == [1, 1]
     assert free["results"][0]["params"]["guard"] == alone["results"][0]["params"]["guard"] == 0
 

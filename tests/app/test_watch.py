@@ -50,7 +50,7 @@ def lines() -> list[bytes]:
 
 
 def request(**stated: Any) -> WatchRequest:
-    return WatchRequest(WatchOptions(**{"window": REQUESTS, "every": 0.0} | stated))
+    return WatchRequest(WatchOptions(**{"window_requests": REQUESTS, "every": 0.0} | stated))
 
 
 def request_with(advice: Advice) -> WatchRequest:
@@ -72,11 +72,11 @@ def test_it_is_simulate_on_the_same_window(
     hits = measure(window, watch_request(stated))
     common = (str(path), "--db", ":memory:", "--warmup", "50%")
     factors = ",".join(str(factor * BLOCKS) for factor in FACTORS)
-    replayed = simulated(capsys, *common, "--policies", "lru", "--capacity-blocks", factors)
+    replayed = simulated(capsys, *common, "--policy", "lru", "--capacity-blocks", factors)
     rates = [each["token_hit_rate"] for each in replayed["results"]]
     assert list(hits.lru.values()) == rates
     assert sorted(set(rates)) == rates  # not one rate thrice
-    enough = simulated(capsys, *common, "--policies", "lru", "--capacity-blocks", "10M")
+    enough = simulated(capsys, *common, "--policy", "lru", "--capacity-blocks", "10M")
     assert hits.ideal == enough["results"][0]["token_hit_rate"]
     advised = simulated(capsys, *common, "--recommendation", str(advice))["results"]
     (recommended,) = (each for each in advised if each["policy"] == "tlru")
@@ -106,7 +106,7 @@ def test_requests_that_no_pool_holds(lines: list[bytes], tmp_path: Path, capsys:
     hits = measure(lines, request_with(Advice(Lru(), engine, 16 * blocks, None)))
     path = tmp_path / "window.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
-    options = ("--policies", "lru", "--capacity-model", "engine", "--capacity-blocks", str(blocks))
+    options = ("--policy", "lru", "--capacity-model", "engine", "--capacity-blocks", str(blocks))
     limits = ("--max-num-seqs", "8", "--max-num-batched-tokens", "2048", "--warmup", "50%")
     (run,) = simulated(capsys, str(path), "--db", ":memory:", *options, *limits)["results"]
     assert 0 < run["turned_away"] == hits.rejected < REQUESTS / 2
@@ -115,7 +115,7 @@ def test_requests_that_no_pool_holds(lines: list[bytes], tmp_path: Path, capsys:
 
 def test_what_is_counted_and_what_is_kept(lines: list[bytes]) -> None:
     """All requests are counted, the latest kept; lines that are none are bad."""
-    watch = Watch(request(window=50, capacity_blocks=BLOCKS))
+    watch = Watch(request(window_requests=50, capacity_blocks=BLOCKS))
     line = lines[0].decode()
     bad = [
         *("no JSON", "[1]", '{"chat_id": 1}', line[:-1], f'{{"x": {"[" * 10_000}'),
@@ -132,7 +132,7 @@ def test_what_is_counted_and_what_is_kept(lines: list[bytes]) -> None:
 
 def test_another_recording_begins_another_window(lines: list[bytes]) -> None:
     """As told, or where a file begins with a time before the window's; counts go on."""
-    watch = Watch(request(window=20, capacity_blocks=BLOCKS))
+    watch = Watch(request(window_requests=20, capacity_blocks=BLOCKS))
     watch.add(lines[:30])
     watch.add(lines[30:32], switched=True)  # the same recording: times go on
     assert (watch.restarts, len(watch.window)) == (0, 20)

@@ -31,8 +31,8 @@ WRITERS: tuple[tuple[str, str], ...] = (
     ("ingest b.jsonl", ""),
     ("analyze b.jsonl --html out.html", "out.html"),
     ("fit a --export out.toml --policy tlru", "out.toml"),
-    ("simulate a --capacity-blocks 50,90 --policies lru,s3fifo --html out.html", "out.html"),
-    ("tune a --slo 150ms --capacity-blocks 100 --policies tlru --output out.toml", "out.toml"),
+    ("simulate a --capacity-blocks 50,90 --policy lru,s3fifo --html out.html", "out.html"),
+    ("tune a --slo 150ms --capacity-blocks 100 --policy tlru --output out.toml", "out.toml"),
     ("export a --to bailian --output out.jsonl.zst", "out.jsonl.zst"),
     ("export a --to parquet --output out.parquet", "out.parquet"),
     ("synth to-c --requests 2000 --output out.jsonl.gz", "out.jsonl.gz"),
@@ -75,7 +75,7 @@ class Interruption(Attack):
         store = str(self.sound / STORE)
         for name in ("c", "a"):
             command("ingest", str(self.sound / f"{name}.jsonl"), "--db", store).check(DONE)
-        words = ("simulate", "a", "--capacity-blocks", "40", "--policies", "lru", "--db", store)
+        words = ("simulate", "a", "--capacity-blocks", "40", "--policy", "lru", "--db", store)
         command(*words).check(DONE)
         self.before = _stored(self.sound)
         self.writer = cache(self._writer)

@@ -22,7 +22,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("traces",),
     ("analyze", "--full"),
     ("fit",),
-    ("simulate", "--capacity-blocks", "40", "--policies", "lru,fifo"),
+    ("simulate", "--capacity-blocks", "40", "--policy", "lru,fifo"),
     ("runs", "list"),
     ("traces", "bad-lines"),
 )

@@ -19,7 +19,7 @@ COMMANDS = (
     ("traces", "--json"),
     ("runs",),
     ("analyze", "a"),
-    ("simulate", "a", "--capacity-blocks", "100", "--policies", "lru"),
+    ("simulate", "a", "--capacity-blocks", "100", "--policy", "lru"),
     ("export", "a", "--to", "mooncake", "--output", "{folder}/out.jsonl"),
     ("traces", "remove", "a"),
     ("ingest", "{folder}/b.jsonl"),
@@ -41,7 +41,7 @@ class Stores(Attack):
         self.other.write_bytes(b"\n".join(sample_lines("to-b", 50)))
         store = home / "store.duckdb"
         command("ingest", str(self.trace), "--db", str(store)).check(DONE)
-        words = ("simulate", "a", "--capacity-blocks", "50", "--policies", "lru,fifo")
+        words = ("simulate", "a", "--capacity-blocks", "50", "--policy", "lru,fifo")
         command(*words, "--db", str(store)).check(DONE)
         self.store = store.read_bytes()
         self.foreign = [*map(Path.read_bytes, _foreign(home))]

@@ -24,7 +24,7 @@ from tests.attack.trace_files import sample_lines
 
 COMMANDS = (
     ("analyze", "{name}", "--json"),
-    ("simulate", "{name}", "--capacity-blocks", "60", "--policies", "lru,gittins", "--json"),
+    ("simulate", "{name}", "--capacity-blocks", "60", "--policy", "lru,gittins", "--json"),
     ("explain", "{name}", "--capacity-blocks", "60", "--json"),
     ("fit", "{name}", "--json"),
     ("retention", "{name}", "--json"),
@@ -34,7 +34,7 @@ OF_STORES = (("doctor", "--json"), ("traces", "--json"), ("runs", "{name}", "--j
 OF_SETS = (
     ("analyze", "{name}", "--json"),
     (
-        *("simulate", "{name}", "--capacity-blocks", "60", "--policies", "lru"),
+        *("simulate", "{name}", "--capacity-blocks", "60", "--policy", "lru"),
         *("--sample", "50%", "--json"),
     ),
 )

@@ -76,7 +76,9 @@ def test_other_apis_give_the_blocks_of_the_same_chat(
     model: Path, tmp_path: Path, body: Line
 ) -> None:
     """System texts, parts, calls, results and tools are where vLLM puts them."""
-    chat, other, wrapped = hashed(model, tmp_path, CHAT, body, {"request": body}, from_="openai")
+    chat, other, wrapped = hashed(
+        model, tmp_path, CHAT, body, {"request": body}, log_format="openai"
+    )
     assert other["hash_ids"] == wrapped["hash_ids"] == chat["hash_ids"]
     assert other["input_length"] == chat["input_length"]
 

@@ -483,7 +483,7 @@ def test_a_tekken_json_gives_the_tokens_of_mistral_common(tmp_path: Path) -> Non
         {"messages": chat, "tools": [TOOL]},
         {"prompt": ASK},
         {"conversations": sharegpt},
-        from_="openai",
+        log_format="openai",
     )
     reference = MistralTokenizer.from_file(str(tekken))
     request = ChatCompletionRequest.from_openai(messages=chat, tools=[TOOL])

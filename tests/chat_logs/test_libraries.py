@@ -196,7 +196,7 @@ def test_no_message_holds_text_of_a_log(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: Line
 ) -> None:
     with pytest.raises(InputError) as caught:
-        hashed(model, tmp_path, line, from_="openai")
+        hashed(model, tmp_path, line, log_format="openai")
     assert FRUIT not in f"{caught.value}{caught.value.remedy}{capsys.readouterr().err}"
 
 

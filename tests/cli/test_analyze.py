@@ -109,7 +109,7 @@ def test_figures_agree_with_simulate_and_analyze(
     found = document("retention", AGENT)
     ttls = {each["ttl_s"]: each for each in found["ttls"]}  # type: ignore[attr-defined]
     replays = document(
-        *("simulate", AGENT, "--policies", "ttl", "--param", "ttl.ttl_s=60s,600s"),
+        *("simulate", AGENT, "--policy", "ttl", "--param", "ttl.ttl_s=60s,600s"),
         *("--capacity-blocks", "1M"),
     )
     for each in replays["results"]:  # type: ignore[attr-defined]

@@ -74,7 +74,9 @@ def test_help_begins_with_the_usual_options(capsys: Streams) -> None:
     first, _, others = capsys.readouterr().out.partition("Options:")[2].partition("Further options")
     usual = [line.split()[0] for line in first.splitlines() if line.startswith("  --")]
     assert len(usual) <= 20
-    assert {"--gpu", "--model", "--replicas", "--slo", "--tiers", "--html", "--json"} <= {*usual}
+    assert {"--gpu", "--model", "--replicas", "--slo", "--compare-tiers", "--html", "--json"} <= {
+        *usual
+    }
     names = ("Deployment:", "Conditions:", "Output:", "Reading a new trace:")
     assert all(f"\n{name}\n" in others for name in names)
 

@@ -82,7 +82,7 @@ def test_what_was_said_once_holds(folder: Path, capsys: Streams) -> None:
         out, err = streams_of(capsys, "analyze", *source, "--json")
         assert f"As stated before: {deployment} (--forget starts anew)" in err
         assert json.loads(out)["deployment"]["gpu"] == "h100"
-    tune = ["tune", "--policies", "lru", "--output", "-"]
+    tune = ["tune", "--policy", "lru", "--output", "-"]
     out, err = streams_of(capsys, *tune, "--slo", "20s", "--percentile", "p90")
     assert deployment in err
     assert "1 x h100, llama3-8b" in out

@@ -60,7 +60,7 @@ def test_two_traces(tmp_path: Path, capsys: Streams) -> None:
 
 def test_two_runs(tmp_path: Path, capsys: Streams) -> None:
     """By their numbers in `kvscope runs`: by capacity, hits and times, worked out by hand."""
-    profile = ("--latency", str(write_profile(tmp_path)), "--policies", "lru")
+    profile = ("--latency", str(write_profile(tmp_path)), "--policy", "lru")
     store = ("--db", str(tmp_path / "k.duckdb"))
     trace = str(write_trace(tmp_path))
     for blocks in ("1", "3"):

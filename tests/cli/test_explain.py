@@ -252,6 +252,6 @@ def test_what_sglang_turns_away(capsys: pytest.CaptureFixture[str]) -> None:
     words = (str(SAMPLES / "to-b.jsonl.gz"), *pool)
     explained = document(capsys, "explain", *words)
     (rejected,) = (each for each in explained["causes"] if each["cause"] == "rejected")
-    (lru,) = document(capsys, "simulate", *words, "--policies", "lru")["results"]
+    (lru,) = document(capsys, "simulate", *words, "--policy", "lru")["results"]
     assert rejected["requests"] == lru["turned_away"] > 0
     assert explained["hit_tokens"] == lru["hit_tokens"]

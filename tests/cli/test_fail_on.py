@@ -39,7 +39,7 @@ def test_figures_of_a_replay(simulate: tuple[str, ...], capsys: Streams) -> None
     """One of three requests meets the SLO, the others exceed it by 34 ms each."""
     code, _, reasons = ended(
         capsys,
-        *(*simulate, "--policies", "lru"),
+        *(*simulate, "--policy", "lru"),
         *("--fail-on", "p50>=1034ms,attainment<95%,hit-rate<0.4"),
         *("--fail-on", "tel>10ms", "--fail-on", "Queued-P99 >1s,tel>10s, lru.attainment<34%"),
     )
@@ -58,11 +58,11 @@ def test_a_policy_is_named_where_several_are_replayed(
     simulate: tuple[str, ...], capsys: Streams
 ) -> None:
     """Its own figures count; an oracle's can be named like any other's."""
-    several = (*simulate[:-4], "--capacity-blocks", "1", "--policies", "lru,belady")
+    several = (*simulate[:-4], "--capacity-blocks", "1", "--policy", "lru,belady")
     code, _, reasons = ended(capsys, *several, "--fail-on", "lru.hit-rate<10%,belady.hit-rate<10%")
     assert code == ExitCode.CHECK_FAILED
     assert reasons == ["fail-on lru.hit-rate<10%: lru.hit-rate is 0%"]
-    code, _, reasons = ended(capsys, *simulate, "--policies", "lru", "--fail-on", "p95>0")
+    code, _, reasons = ended(capsys, *simulate, "--policy", "lru", "--fail-on", "p95>0")
     assert code == ExitCode.CHECK_FAILED
     assert reasons[0].startswith("fail-on p95>0: p95 is ")
     assert reasons[0].endswith(" ms")
@@ -70,7 +70,7 @@ def test_a_policy_is_named_where_several_are_replayed(
 
 def test_a_rejected_request_misses_the_slo(simulate: tuple[str, ...], capsys: Streams) -> None:
     """It has no TTFT: percentiles that fall on it cannot be computed, which fails, too."""
-    engine = (*simulate[:-4], "--policies", "lru", "--capacity-model", "engine")
+    engine = (*simulate[:-4], "--policy", "lru", "--capacity-model", "engine")
     engine = (*engine, "--capacity-blocks", "4", "--slo", "1h")
     (result,) = simulated(capsys, *engine[1:])["results"]
     assert (result["turned_away"], result["violations"]) == (1, 0)
@@ -126,7 +126,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Return conversations in turn, which tlru serves within 200 ms and LRU does not."""
     monkeypatch.chdir(tmp_path)
     trace = str(asked.write_trace(tmp_path / "turns.jsonl", in_turn()))
-    profile = ("--latency", str(write_profile(tmp_path)), "--policies", "tlru")
+    profile = ("--latency", str(write_profile(tmp_path)), "--policy", "tlru")
     return ("tune", trace, "--db", "k.duckdb", *profile, "--slo", "200ms", *asked.HERE)
 
 
@@ -166,7 +166,7 @@ def test_a_regression_against_an_earlier_result(
     simulate: tuple[str, ...], tmp_path: Path, capsys: Streams
 ) -> None:
     """Against the JSON of an earlier result, or its stored run; exit code 4, and why."""
-    plain = (*simulate, "--policies", "lru")
+    plain = (*simulate, "--policy", "lru")
     _, out, _ = ended(capsys, *plain, "--json")
     earlier = tmp_path / "earlier.json"
     earlier.write_text(out)

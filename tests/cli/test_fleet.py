@@ -102,8 +102,8 @@ def test_a_tier_below_one_replica_is_that_of_simulate(
     fleet = ("fleet", *same, "--capacity-blocks", "3000", "--time-model", "engine", "--slo", "2s")
     fleet = (*fleet, "--replicas", "1", "--router", "session", "--warmup", "0%")
     tiers = ("--tiers", "hbm=3000blocks,dram=8GiB", "--offload", "vllm@0.33")
-    made = document(capsys, *fleet, "--offload", "8GiB")
-    (known,) = document(capsys, "simulate", *same, *tiers, "--policies", "lru")["results"]
+    made = document(capsys, *fleet, "--tier-size", "8GiB")
+    (known,) = document(capsys, "simulate", *same, *tiers, "--policy", "lru")["results"]
     (replayed,) = made["fleets"]
     assert made["tier"] == {"offload": "vllm@0.33", "gib": 8.0, "files_gib": 0.0}
     assert replayed["hit_rate"] == known["token_hit_rate"]
@@ -111,7 +111,7 @@ def test_a_tier_below_one_replica_is_that_of_simulate(
     without = document(capsys, *fleet)
     assert without["tier"] is None
     assert without["fleets"][0]["hit_rate"] < replayed["hit_rate"]
-    screen = " ".join(streams_of(capsys, *fleet, "--offload", "8GiB").out.split())
+    screen = " ".join(streams_of(capsys, *fleet, "--tier-size", "8GiB").out.split())
     assert '"cpu_bytes_to_use": 8589934592' in screen
     assert "see the pools of other replicas without their tiers" in screen
 
@@ -121,7 +121,7 @@ def test_a_pool_that_replicas_share(capsys: Streams, short: str) -> None:
     fleet = ("fleet", short, "--db", ":memory:", "--model", "llama3-8b", "--slo", "2s")
     fleet = (*fleet, "--capacity-blocks", "3000", "--time-model", "engine", "--replicas", "2")
     fleet = (*fleet, "--router", "round-robin")
-    made = document(capsys, *fleet, "--offload", "8GiB+shared:16GiB")
+    made = document(capsys, *fleet, "--tier-size", "8GiB+shared:16GiB")
     (replayed,), sizes = made["fleets"], made["pool_sizes"]
     assert [row["gib"] for row in sizes] == [0.0, 2.0, 4.0, 8.0, 16.0, None]
     assert sizes[4]["hit_rate"] == replayed["hit_rate"]
@@ -129,14 +129,14 @@ def test_a_pool_that_replicas_share(capsys: Streams, short: str) -> None:
     assert sizes[4]["used_gib"] == 16.0 < sizes[5]["used_gib"]
     assert sizes[4]["refused_gib"] > sizes[5]["refused_gib"] == sizes[4]["evicted_gib"] == 0
     evicting = "8GiB+shared:16GiB:evict=lru:bandwidth=20GB/s"
-    screen = " ".join(streams_of(capsys, *fleet, "--offload", evicting).out.split())
+    screen = " ".join(streams_of(capsys, *fleet, "--tier-size", evicting).out.split())
     assert "The shared pool serves" in screen
     assert "of at most 20 GB/s for all together" in screen
     assert "with one PATH for all replicas where you delete the files used least" in screen
     assert "(evict=lru): an approximation" in screen
-    section = (*fleet, "--offload", evicting, "--section", "pool")
+    section = (*fleet, "--tier-size", evicting, "--section", "pool")
     assert "Pool: shared by 2 replicas behind round-robin" in streams_of(capsys, *section).out
-    private = document(capsys, *fleet, "--offload", "8GiB+ssd:8GiB")
+    private = document(capsys, *fleet, "--tier-size", "8GiB+ssd:8GiB")
     assert private["pool_sizes"] == []
     assert private["fleets"][0]["hit_rate"] < replayed["hit_rate"]
 
@@ -147,14 +147,14 @@ def test_a_pool_that_replicas_share(capsys: Streams, short: str) -> None:
         ("--model llama3-8b", "a tier is simulated below vLLM's scheduler; take --time-model engi"),
         ("--time-model engine", "needs vLLM and a model; name --model, and no other engine"),
         (
-            "--model llama3-8b --time-model engine --offload 1KiB",
+            "--model llama3-8b --time-model engine --tier-size 1KiB",
             "holds not one chunk of vllm@0.33",
         ),
     ],
 )
 def test_what_has_no_tier(capsys: Streams, short: str, options: str, what: str) -> None:
     fleet = ("fleet", short, "--db", ":memory:", "--capacity-blocks", "3000", "--slo", "2s")
-    assert run([*fleet, "--offload", "8GiB", *options.split()]) == ExitCode.USAGE
+    assert run([*fleet, "--tier-size", "8GiB", *options.split()]) == ExitCode.USAGE
     assert what in capsys.readouterr().err
 
 

@@ -104,6 +104,27 @@ def test_what_is_read_is_not_replaced(tmp_path: Path, capsys: Streams) -> None:
         assert run(["analyze", str(trace), "--db", str(store), "--html", page]) == ExitCode.DONE
 
 
+def test_a_store_and_a_dataset_are_read_before_they_are_there(
+    tmp_path: Path, capsys: Streams
+) -> None:
+    """A new store, its log of changes, whatever lies in a dataset: by force neither; in Python."""
+    trace, store, folder = write_trace(tmp_path), tmp_path / "new.duckdb", tmp_path / "set"
+    assert run(["ingest", str(trace), "--into", str(folder)]) == ExitCode.DONE
+    inside = folder / "requests" / "parent.npy"
+    analyze = ["analyze", str(trace), "--db", str(store), "--force", "--html"]
+    for page in (store, f"{store}.wal"):
+        assert run([*analyze, str(page)]) == ExitCode.USAGE
+        assert "the file is read, too" in capsys.readouterr().err
+    assert not store.exists()
+    before = inside.read_bytes()
+    words = ["simulate", str(folder), "--policy", "lru", "--capacity-blocks", "9", "--force"]
+    for page in (inside, folder / "new.html"):
+        assert run([*words, "--html", str(page)]) == ExitCode.USAGE
+    assert inside.read_bytes() == before
+    with pytest.raises(UsageError, match="the file is read, too"):
+        kvscope.simulate(trace, capacity_blocks=9, perfetto=trace, force=True)
+
+
 def test_only_own_reports_are_replaced(tmp_path: Path, capsys: Streams) -> None:
     """Another file, or a trace, needs --force; where a stored trace was read from is never one."""
     trace, store, notes = write_trace(tmp_path), str(tmp_path / "k.duckdb"), tmp_path / "notes"

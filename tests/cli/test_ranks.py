@@ -93,7 +93,7 @@ def test_every_command_sends_requests_as_the_balancer_does(capsys: Streams, shor
     where = (*RANKS, "--db", str(Path(short).with_name("k.duckdb")))
     fleet = document(capsys, "fleet", short, *where, "--slo", "2s")
     tuned = document(
-        capsys, "tune", short, *where, "--slo", "2s", "--policies", "tlru", "--gpu-hour", "2.5"
+        capsys, "tune", short, *where, "--slo", "2s", "--policy", "tlru", "--gpu-hour", "2.5"
     )
     (replayed,), today = fleet["fleets"], tuned["rows"][0]
     assert (today["change"]["router"], today["change"]["replicas"]) == (RANKS_ROUTER, 8)
@@ -101,7 +101,7 @@ def test_every_command_sends_requests_as_the_balancer_does(capsys: Streams, shor
     assert today["ttft_ms"]["p95"]["value"] == replayed["latencies"]["ttft_ms"]["p95"]
     assert today["price_per_hour"] == 20
     assert {row["change"]["replicas"] for row in tuned["rows"]} == {8}
-    screen = streams_of(capsys, "tune", short, *where, "--slo", "2s", "--policies", "lru").out
+    screen = streams_of(capsys, "tune", short, *where, "--slo", "2s", "--policy", "lru").out
     assert "today: 8 ranks, lru" in screen
     explained = document(capsys, "explain", short, *where)
     assert (explained["router"], explained["workers"]) == (RANKS_ROUTER, 8)
@@ -126,7 +126,10 @@ def test_every_command_sends_requests_as_the_balancer_does(capsys: Streams, shor
             "tune short.jsonl --slo 2s --also 8xh100",
             "--also: not compared for the ranks of one engine",
         ),
-        ("tune short.jsonl --slo 2s --tiers", "--tiers: not compared for the ranks of one engine"),
+        (
+            "tune short.jsonl --slo 2s --compare-tiers",
+            "--compare-tiers: not compared for the ranks of one engine",
+        ),
         ("fleet short.jsonl --slo 2s --replicas 4", "--replicas: the replicas are the 8 ranks"),
     ],
 )
@@ -141,7 +144,7 @@ def test_what_ranks_are_not_simulated_with(arguments: str, what: str, capsys: St
 
 def test_one_rank_alone(capsys: Streams, short: str) -> None:
     """Its own traffic is replayed in its own pool; vLLM is not started for one rank."""
-    made = document(capsys, "simulate", short, *RANKS, "--traffic", "replica", "--policies", "lru")
+    made = document(capsys, "simulate", short, *RANKS, "--traffic", "replica", "--policy", "lru")
     assert made["results"][0]["capacity_blocks"] == 18_176
     assert run(["deployment", "create", *RANKS]) == ExitCode.DONE
     assert run(["validate", short, "--model", "x"]) == ExitCode.USAGE

@@ -27,7 +27,7 @@ def db(tmp_path: Path, capsys: Streams) -> str:
     streams_of(capsys, "ingest", other, "--db", path)
     first = write_trace(tmp_path)
     first.write_text(first.read_text() + "\n")
-    asked = ("--policies", "lru,belady", "--capacity-blocks", "1,2")
+    asked = ("--policy", "lru,belady", "--capacity-blocks", "1,2")
     simulated(capsys, str(first), "--db", path, *asked)
     return path
 
@@ -61,7 +61,7 @@ def test_what_was_simulated_is_listed(db: str, capsys: Streams) -> None:
 def test_the_table_puts_settings_apart(db: str, capsys: Streams) -> None:
     """Runs under another SLO stand in a section of their own; hindsight is marked."""
     simulated(
-        capsys, "tiny", "--db", db, *("--policies", "lru", "--capacity-blocks", "2", "--slo", "1s")
+        capsys, "tiny", "--db", db, *("--policy", "lru", "--capacity-blocks", "2", "--slo", "1s")
     )
     told = streams_of(capsys, "runs", "tiny", "--db", db, "--model", "vicuna-7b").out
     assert "tiny, SLO 1 s" in told
@@ -74,7 +74,7 @@ def test_the_deployment_of_a_run_is_shown(db: str, capsys: Streams) -> None:
     """What was stated, in words above the table and key by key in the document; studies apart."""
     stated = ["--num-gpu-blocks", "99", "--latency", "llama2-7b-a100", "--tp", "2", "--gpu-hour"]
     for price in ("2", "3"):  # the second time it is in the store already
-        code = run(["simulate", "--db", db, "--policies", "lru", *stated, price])
+        code = run(["simulate", "--db", db, "--policy", "lru", *stated, price])
         assert code == 0, capsys.readouterr().err
     capsys.readouterr()
     run(["runs", "--db", db, "--json"])
@@ -128,7 +128,7 @@ def test_reports_are_listed_and_removed(db: str, capsys: Streams) -> None:
 def test_a_trace_takes_its_runs_along(db: str, capsys: Streams) -> None:
     """Removing a trace removes its runs, and no others."""
     assert "no such runs" in streams_of(capsys, "runs", "other", "--db", db).err
-    simulated(capsys, "other", "--db", db, "--policies", "lru", "--capacity-blocks", "2")
+    simulated(capsys, "other", "--db", db, "--policy", "lru", "--capacity-blocks", "2")
     streams_of(capsys, "traces", "remove", "tiny", "--db", db)
     assert [one["policy"] for one in listed(capsys, "other", "--db", db)] == ["lru"]
     assert run(["runs", "tiny", "--db", db]) == 3

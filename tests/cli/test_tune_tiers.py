@@ -1,4 +1,4 @@
-"""`kvscope tune --tiers`: the answer on one screen, a document, and conditions."""
+"""`kvscope tune --compare-tiers`: the answer on one screen, a document, and conditions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.replayed import write_short
 from tests.cli.shell import Streams, document, streams_of
 
 ENGINE = ("--gpu", "h100", "--model", "llama3-8b", "--num-gpu-blocks", "3000")
-COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", "--policies", "lru", *ENGINE)
+COMMON = ("--db", ":memory:", "--compare-tiers", "--slo", "20s", "--policy", "lru", *ENGINE)
 SLOW = ("--gpu", "l4", "--num-gpu-blocks", "1000")  # gains by more memory
 NO_FILE = ("--output", "-")
 PLAIN = "vllm@0.33:eviction_policy=lru"
@@ -38,7 +38,7 @@ def rows(made: dict[str, Any]) -> list[dict[str, Any]]:
 def test_every_way_and_size_is_an_option(capsys: Streams, trace: str) -> None:
     """A price is of the list, or of yours; what is saved has the GPU's."""
     ways = "vllm@0.33", "vllm@0.33:store_threshold=2"
-    sizes = ("--tier-sizes", "4GiB,16GiB", "--offload", f"{PLAIN},{ways[1]}")
+    sizes = ("--tier-size", "4GiB,16GiB", "--offload", f"{PLAIN},{ways[1]}")
     made = document(capsys, "tune", trace, *COMMON, *SLOW, *sizes, *NO_FILE, "--gpu-hour", "2")
     tried = {(row["change"]["tier"]["offload"], row["change"]["tier"]["gib"]) for row in rows(made)}
     assert tried <= {(way, size) for way in ways for size in (4, 16)}
@@ -64,7 +64,7 @@ def test_files_below_cpu_memory(
 
     Beyond its rating it wears out, and is charged so.
     """
-    sizes = ("--tier-sizes", f"dram:4GiB+ssd:{gib}GiB", "--offload", PLAIN)
+    sizes = ("--tier-size", f"dram:4GiB+ssd:{gib}GiB", "--offload", PLAIN)
     made = document(capsys, "tune", trace, *COMMON, *sizes, *NO_FILE, *options)
     *alone, both = sorted(
         (row["change"]["tier"] for row in rows(made)), key=lambda x: x["files_gib"]
@@ -87,8 +87,8 @@ def test_the_file_is_replayed_with_its_pool_alone(
     agents = str(data_folder("sample_traces") / "agent.jsonl.gz")
     slower = (agents, "--db", ":memory:", "--rate-scale", "0.125")
     engine = ("--gpu", "h200", "--model", "llama3-70b", "--weight-dtype", "fp8")
-    size = ("--tiers", "--offload", PLAIN, "--tier-sizes", "230GiB", "--gpu-hour", "3.5")
-    tune = ("tune", *slower, "--slo", "30s", "--policies", "lru", *engine, *size)
+    size = ("--compare-tiers", "--offload", PLAIN, "--tier-size", "230GiB", "--gpu-hour", "3.5")
+    tune = ("tune", *slower, "--slo", "30s", "--policy", "lru", *engine, *size)
     made = document(capsys, *tune)
     recommended = made["recommendation"]
     assert recommended["verdict"] == "switch"

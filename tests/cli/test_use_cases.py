@@ -20,17 +20,17 @@ from tests.cli.shell import Streams
 SCREEN = 45  # lines
 CLOCK_DECIMALS = re.compile(r"\d\.\d+(h|m|d)\b")  # 1.69h, where people say 1 h 41 min
 DEPLOYMENT = "--gpu h100 --model llama3-8b"
-PLAIN = "vllm@0.33:eviction_policy=lru"
-NO_FILE = "--output - --policies lru"
+OFFLOAD = "--offload vllm@0.33:eviction_policy=lru"
+NO_FILE = "--output - --policy lru"
 COMMANDS = (
     "analyze short --capacity-blocks 500",
     f"analyze short {DEPLOYMENT}",
     "explain short --capacity-blocks 500",
     "fit short",
     "retention short --model llama3-8b",
-    "simulate short --capacity-blocks 500 --policies lru --slo 1s",
+    "simulate short --capacity-blocks 500 --policy lru --slo 1s",
     f"tune short --slo 1s --capacity-blocks 500 {NO_FILE}",
-    f"tune short --slo 5s --tiers --tier-sizes 64GiB --offload {PLAIN} {DEPLOYMENT} {NO_FILE}",
+    f"tune short --slo 5s --compare-tiers --tier-size 64GiB {OFFLOAD} {DEPLOYMENT} {NO_FILE}",
     "fleet short --slo 1s --capacity-blocks 500 --router round-robin,session --replicas 1..2",
     "diff short other",
 )
@@ -42,7 +42,7 @@ ALONE = {  # of a trace with one request
     "analyze alone": "An infinite cache would hit 0.0%",
     "explain alone": "An infinite cache hits 0.0% of the input tokens",
     "fit alone": "Too little is reused to fit a model to any category",
-    "simulate alone --capacity-blocks 9 --policies lru": "lru 0.0%",
+    "simulate alone --capacity-blocks 9 --policy lru": "lru 0.0%",
 }
 
 

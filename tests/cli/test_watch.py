@@ -87,7 +87,7 @@ def test_metrics(tmp_path: Path) -> None:
     """Counts from the beginning; ratios once a window was replayed, worked out by hand."""
     port, watched = (
         free_port(),
-        Watch(WatchRequest(WatchOptions(window=9, every=0.0, capacity_blocks=4))),
+        Watch(WatchRequest(WatchOptions(window_requests=9, every=0.0, capacity_blocks=4))),
     )
     with serving(watched, Address("127.0.0.1", port)):
         samples = scraped(port)
@@ -113,7 +113,7 @@ def test_who_may_read() -> None:
     """Without a token those who name this machine; with one those who know it."""
     port, watched = (
         free_port(),
-        Watch(WatchRequest(WatchOptions(window=9, every=0.0, capacity_blocks=4))),
+        Watch(WatchRequest(WatchOptions(window_requests=9, every=0.0, capacity_blocks=4))),
     )
     with serving(watched, Address("127.0.0.1", port)):
         assert scraped(port, Host="localhost")

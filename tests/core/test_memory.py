@@ -175,7 +175,7 @@ def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
         stored = {count: ingest(store, str(traces(tmp_path, count, 4))).trace for count in sizes}
     for estimate, command in (
         (analysis_bytes, ["analyze"]),
-        (replays_bytes, ["simulate", "--policies", "lru", "--capacity-blocks", "5000"]),
+        (replays_bytes, ["simulate", "--policy", "lru", "--capacity-blocks", "5000"]),
     ):
         peaks = {}
         for count in (sizes[0], *sizes):  # the first one may have to compile kernels
@@ -212,7 +212,7 @@ def test_below_ulimit_every_command_ends_in_one_line(tmp_path: Path) -> None:
     assert run(["--version"], 400 * MIB)[0] == 0
     for command, limit in (
         (["ingest"], least),
-        (["simulate", "--policies", "lru"], least + GIB // 16),
+        (["simulate", "--policy", "lru"], least + GIB // 16),
     ):
         code, errors, _ = run([*command, str(path), "--db", str(tmp_path / "s.duckdb")], limit)
         assert "Traceback" not in errors

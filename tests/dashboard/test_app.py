@@ -83,7 +83,7 @@ def test_capacity(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
     """What the slider reads off is what a replay of LRU gives, TTFT included."""
     app = shown(db, monkeypatch, "capacity", capacity="60")
     document = told(
-        capsys, "simulate", "chats", "--db", db, "--policies", "lru", "--capacity-blocks", "60"
+        capsys, "simulate", "chats", "--db", db, "--policy", "lru", "--capacity-blocks", "60"
     )
     result = document["results"][0]
     numbers = tiles(app)
@@ -107,7 +107,7 @@ def test_capacity_shows_stored_runs(
     db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     """What other policies hit in the store's runs are points beside LRU's curve."""
-    told(capsys, "simulate", "chats", "--db", db, "--policies", "belady", "--capacity-blocks", "60")
+    told(capsys, "simulate", "chats", "--db", db, "--policy", "belady", "--capacity-blocks", "60")
     app = shown(db, monkeypatch, "capacity")
     assert any('"name":"belady*"' in chart.proto.spec for chart in app.get("plotly_chart"))
 
@@ -141,7 +141,7 @@ def test_validation(
     """What `kvscope validate` measured on a server stands beside its prediction, as in --json."""
     profile = tmp_path / "latency.toml"
     profile.write_text(PROFILE)
-    asked = ["--sequential", "--max-requests", "40", "--latency", str(profile), "--policies", "lru"]
+    asked = ["--sequential", "--max-requests", "40", "--latency", str(profile), "--policy", "lru"]
     with fake_server(Behaviour(**TAKES)) as url:
         run(["validate", "--db", db, "--url", url, *asked, "--slo", "50ms", "--json"])
     (told,) = json.loads(capsys.readouterr().out)["runs"]

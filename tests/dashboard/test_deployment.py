@@ -315,7 +315,7 @@ def test_the_lab_replays_with_the_deployments_latency(
 def test_a_tier_is_recommended(
     db: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
-    """Words, sizes and file of `tune --tiers`; without a GPU there is no such choice."""
+    """Words, sizes and file of `tune --compare-tiers`; without a GPU there is no such choice."""
     app = shown(db, monkeypatch, "recommendation")
     assert not app.button_group
     small = Deployment(gpu="h100", model="llama3-8b", num_gpu_blocks=60, gpu_hour=2.5)
@@ -323,14 +323,14 @@ def test_a_tier_is_recommended(
     asked = {
         "slo": "10ms",
         "compare": "memory below the GPU",
-        "tier_sizes": "8MiB,64MiB",
+        "tier_size": "8MiB,64MiB",
         "offload": "vllm@0.33:store_threshold=2",
     }
     app = shown(db, monkeypatch, "recommendation", **asked)
     app.button(key="tune").click().run()
     settled(app, "Recommendation")
     document = told(
-        capsys, "tune", "chats", "--tiers", "--db", db, "--slo", "10ms", "--tier-sizes",
+        capsys, "tune", "chats", "--compare-tiers", "--db", db, "--slo", "10ms", "--tier-size",
         "8MiB,64MiB", "--offload", "vllm@0.33:store_threshold=2", "--output", "-",
     )  # fmt: skip
     for sentence in document["words"]:

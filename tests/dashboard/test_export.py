@@ -56,10 +56,10 @@ def test_the_command_gives_the_pages_answer(
 @pytest.mark.parametrize(
     "options",
     [
-        TuneOptions(slo=0.25, percentile=0.999, gpu="h100", tp=2, tiers=True, gpu_hour=2.5),
+        TuneOptions(slo=0.25, percentile=0.999, gpu="h100", tp=2, compare_tiers=True, gpu_hour=2.5),
         TuneOptions(slo=1.5, capacity_blocks=(60,), hbm=80 * 2**30, deployment="-"),
         FleetOptions(slo=2.0, replicas=(1, 2, 4), closed_loop=True, router="session,min-ttft"),
-        SimulateOptions(policies="lru,tlru", slo=0.2, tiers="hbm=1GiB"),
+        SimulateOptions(policy="lru,tlru", slo=0.2, tiers="hbm=1GiB"),
         AnalyzeOptions(capacity=(10 * 2**30, 2**29), warmup=0.25, model="llama3-8b"),
     ],
 )

@@ -105,9 +105,7 @@ def test_runs_and_jobs(
     app = shown(db, monkeypatch, "runs")
     assert "Reports" in titles(app)
     background_cache.settle()
-    told(
-        capsys, "simulate", "chats", "--db", db, "--policies", "lru,tlru", "--capacity-blocks", "60"
-    )
+    told(capsys, "simulate", "chats", "--db", db, "--policy", "lru,tlru", "--capacity-blocks", "60")
     output = str(tmp_path / "out.toml")
     told(
         capsys, "tune", "chats", "--db", db, "--slo", "5s", "--view", "unloaded", "--output", output
@@ -153,7 +151,7 @@ def test_side_by_side(
     assert list(facts.loc["requests"]) == ["600", "300", "-50.0%"]
     assert facts.loc["ideal hit rate", "change"][0] in "+-0"
     for policy in ("lru", "belady"):  # run 1, run 2
-        told(capsys, "simulate", "chats", "--db", db, "--policies", policy, *BLOCKS)
+        told(capsys, "simulate", "chats", "--db", db, "--policy", policy, *BLOCKS)
     app = shown(db, monkeypatch, "compare", compare="Runs", left_run="1", right_run="2")
     facts = table_with(app, "lru, run 1", "belady, run 2").set_index("figure")
     assert facts.loc["hit rate", "change"].startswith("+")

@@ -30,7 +30,7 @@ def test_lab(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     app.button(key="run").click().run()
     settled(app, "Policies")
     document = told(
-        capsys, "simulate", "chats", "--db", db, "--policies", "lru,fifo", "--slo", "20ms",
+        capsys, "simulate", "chats", "--db", db, "--policy", "lru,fifo", "--slo", "20ms",
         "--capacity-blocks", "60", "--model", "llama3-8b",
     )  # fmt: skip
     table = next(one.value for one in app.dataframe if "evictions" in one.value.columns)
@@ -53,7 +53,7 @@ def test_who_gains_and_who_pays(db: str, monkeypatch: pytest.MonkeyPatch, capsys
     app.selectbox(key="other").set_value("fifo").run()
     table = table_with(app, "p50 LRU (ms)", "p95 then")
     document = told(
-        capsys, "simulate", "chats", "--db", db, "--policies", "lru,fifo", "--slo", "20ms",
+        capsys, "simulate", "chats", "--db", db, "--policy", "lru,fifo", "--slo", "20ms",
         "--capacity-blocks", "40",
     )  # fmt: skip
     by_policy = {
@@ -75,7 +75,7 @@ def test_what_xi_does(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams)
     settled(app, "Effect of xi")
     app.select_slider(key="xi").set_value(256).run()
     document = told(
-        capsys, "simulate", "chats", "--db", db, "--policies", "tlru", "--slo", "20ms",
+        capsys, "simulate", "chats", "--db", db, "--policy", "tlru", "--slo", "20ms",
         "--capacity-blocks", "60", "--param", "tlru.xi_tokens=256",
     )  # fmt: skip
     result = document["results"][0]
@@ -97,7 +97,7 @@ def test_tiers(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> Non
     app.button(key="run").click().run()
     settled(app, "Tiers")
     document = told(
-        capsys, "simulate", "chats", "--db", db, "--policies", "lru", "--slo", "20ms",
+        capsys, "simulate", "chats", "--db", db, "--policy", "lru", "--slo", "20ms",
         "--tiers", tiers, "--model", "llama3-8b",
     )  # fmt: skip
     expected = [
@@ -128,8 +128,8 @@ def test_the_newest_stored_runs_open_by_themselves(
 ) -> None:
     """Those of the newest setting, without a sweep of a parameter; nothing is replayed."""
     command = ("simulate", "chats", "--db", db, "--capacity-blocks", "60", "--slo", "20ms")
-    told(capsys, *command, "--policies", "lru,fifo")
-    told(capsys, *command, "--policies", "tlru", "--param", "tlru.xi_tokens=100,200,300,400,500")
+    told(capsys, *command, "--policy", "lru,fifo")
+    told(capsys, *command, "--policy", "tlru", "--param", "tlru.xi_tokens=100,200,300,400,500")
     app = shown(db, monkeypatch, "lab")
     assert "The newest stored runs of this trace" in words(app)
     assert set(table_with(app, "policy", "evictions")["policy"]) == {"lru", "fifo"}
@@ -150,7 +150,7 @@ def test_an_engine(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) ->
     app.button(key="run").click().run()
     settled(app, "Policies")
     document = told(
-        capsys, "simulate", "chats", "--db", db, "--policies", "lru,tlru", "--slo", "20ms",
+        capsys, "simulate", "chats", "--db", db, "--policy", "lru,tlru", "--slo", "20ms",
         "--capacity-blocks", "60", "--capacity-model", "engine",
     )  # fmt: skip
     table = next(one.value for one in app.dataframe if "evictions" in one.value.columns)

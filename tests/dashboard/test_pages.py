@@ -152,7 +152,7 @@ def test_every_page(visit: Visit, served: Served, width: int, scheme: str) -> No
 
     The lab opens with stored runs, whose times differ little.
     """
-    command = ("simulate", "chats", "--db", served.db, "--policies", "lru,belady")
+    command = ("simulate", "chats", "--db", served.db, "--policy", "lru,belady")
     assert run([*command, "--capacity-blocks", "60"]) == 0
     tab = visit(PATHS[0], width, scheme)
     for path in PATHS:
@@ -282,7 +282,7 @@ def test_alongside_a_command_line(
     tab = link("/runs")
     tab.get_by_role("heading", name="Stored runs").wait_for()
     command = ("chats", "--db", served.db)
-    assert run(["simulate", *command, "--policies", "lru,belady", "--capacity-blocks", "60"]) == 0
+    assert run(["simulate", *command, "--policy", "lru,belady", "--capacity-blocks", "60"]) == 0
     tab.get_by_role("link", name="Compare two of them").wait_for()
     output = str(tmp_path / "recommendation.toml")
     where = ("--gpu", "h100", "--model", "llama3-8b")  # other tests look at a cache alone

@@ -247,7 +247,7 @@ def test_too_little_memory_is_refused(
 
 
 TAKEN = (
-    ("simulate", "--policies", "lru,tlru,belady", "--capacity-blocks", "20000", "--slo", "1s"),
+    ("simulate", "--policy", "lru,tlru,belady", "--capacity-blocks", "20000", "--slo", "1s"),
     ("fleet", "--slo", "1s", "--capacity-blocks", "20000", "--router", "random"),
     ("explain", "--capacity-blocks", "20000"),
     ("retention",),

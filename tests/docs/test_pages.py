@@ -102,7 +102,7 @@ def test_the_rows_stand_in_the_output(
         ("docs/fit.md", "fit", {("text 1", "hyperexponential")}),
         (
             "docs/simulate.md",
-            "simulate --policies lru --capacity-blocks 100,200",
+            "simulate --policy lru --capacity-blocks 100,200",
             {("lru", 100), ("lru", 200)},
         ),
     ],

@@ -79,7 +79,7 @@ def test_the_command_line_has_the_policy(capsys: pytest.CaptureFixture[str]) -> 
     document = simulated(
         capsys,
         *("sample_traces/to-c.jsonl.gz", "--db", ":memory:", "--capacity-blocks", "5000"),
-        *("--policies", "long-first,lru", "--param", "long-first.long_tokens=2k,1M"),
+        *("--policy", "long-first,lru", "--param", "long-first.long_tokens=2k,1M"),
     )
     toys = [result for result in document["results"] if result["policy"] == "long-first"]
     (lru,) = [result for result in document["results"] if result["policy"] == "lru"]

@@ -69,10 +69,10 @@ def test_a_policy_that_needs_a_value_is_refused_without_it() -> None:
     """`ttl` without a time to live would be LRU; the others take their defaults."""
     for policy in POLICIES:
         if policy.name != "ttl":
-            check_required(policy, {}, "--policies")
-    check_required(by_name("ttl"), {"ttl_s": 60.0}, "--policies")
-    with pytest.raises(UsageError, match=r"--policies: ttl needs ttl_s: .*add --param ttl.ttl_s="):
-        check_required(by_name("ttl"), {}, "--policies")
+            check_required(policy, {}, "--policy")
+    check_required(by_name("ttl"), {"ttl_s": 60.0}, "--policy")
+    with pytest.raises(UsageError, match=r"--policy: ttl needs ttl_s: .*add --param ttl.ttl_s="):
+        check_required(by_name("ttl"), {}, "--policy")
 
 
 def test_the_plugins_policies() -> None:

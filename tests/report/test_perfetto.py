@@ -165,7 +165,7 @@ def test_an_engine_is_the_run_with_most_hits(tmp_path: Path, capsys: Streams) ->
     """The queued TTFTs are those of that run; a cache alone has none, which is said before."""
     path = tmp_path / "engine.json"
     trace = write_short(tmp_path)
-    words = ("simulate", trace, "--db", ":memory:", "--capacity-blocks", "3000", "--policies")
+    words = ("simulate", trace, "--db", ":memory:", "--capacity-blocks", "3000", "--policy")
     words = (*words, "lru,wa", "--perfetto", str(path))
     refused = streams_of(capsys, *words, code=ExitCode.USAGE)
     assert "--capacity-model engine" in refused.err

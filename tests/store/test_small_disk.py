@@ -159,7 +159,7 @@ def test_a_full_disk_costs_no_stored_trace(
     assert run(["synth", "to-c", "-n", "2000", "-o", more]) == ExitCode.DONE
     assert run(["ingest", more, "--db", store]) == ExitCode.FAILED
     assert f"{store}: the disk is full (" in capsys.readouterr().err
-    replay = ["simulate", "trace", "--db", store, "--policies", "lru", "--capacity-blocks", "9"]
+    replay = ["simulate", "trace", "--db", store, "--policy", "lru", "--capacity-blocks", "9"]
     assert run(replay) == ExitCode.DONE
     assert run(["doctor", "--db", store]) == ExitCode.DONE
     assert "trace: sound" in capsys.readouterr().out
@@ -173,7 +173,7 @@ def test_a_read_only_disk(disk: Path, db: str, capsys: Streams) -> None:
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     for command in (["traces"], ["runs", "trace"], ["doctor"]):
         assert run([*command, "--db", store]) == ExitCode.DONE
-    replay = ["simulate", "trace", "--db", store, "--policies", "lru", "--capacity-blocks", "9"]
+    replay = ["simulate", "trace", "--db", store, "--policy", "lru", "--capacity-blocks", "9"]
     assert run(replay) == ExitCode.DONE
     assert "not all runs were stored: " in capsys.readouterr().err
     for command in (["traces", "remove", "trace"], ["runs", "remove", "trace", "--all"]):

@@ -90,7 +90,7 @@ def test_tune_and_fleet_have_one_number(
     """With LRU behind the router that `tune` names, with its interval, on the same requests."""
     with kvscope.open_trace(SAMPLES / f"{name}.jsonl.gz") as trace:
         where: dict[str, Any] = {"gpu": gpu, "model": "llama3-8b"}
-        tuned = kvscope.tune(trace, slo=slo, policies="lru", **where).to_dict()
+        tuned = kvscope.tune(trace, slo=slo, policy="lru", **where).to_dict()
         (lru,) = tuned["recommendation"]["fewest"]
         study = kvscope.simulate_fleet(trace, slo=slo, router=lru["router"], **where).to_dict()
     assert lru["router"] == "session"
@@ -106,7 +106,7 @@ def test_arrivals_at_a_multiple_of_the_rate(tmp_path: Path) -> None:
     fast.write_text(
         "".join(json.dumps(row | {"timestamp": row["timestamp"] / 2}) + "\n" for row in rows)
     )
-    where: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "slo": "3s", "policies": "lru"}
+    where: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "slo": "3s", "policy": "lru"}
     fewest_of = []
     for path, scale in ((SAMPLES / "agent.jsonl.gz", 2.0), (fast, 1.0)):
         with kvscope.open_trace(path) as trace:

@@ -87,11 +87,11 @@ def test_every_kind_of_change_is_an_option(tight: Mapping[str, Any]) -> None:
 
 def test_the_cheapest_that_meets_the_slo_is_named() -> None:
     """An SLO that LRU meets needs no other option; one that nothing meets has none."""
-    loose = plan_of("5s", policies="lru")
+    loose = plan_of("5s", policy="lru")
     assert loose["to_meet"] == 0
     assert loose["rows"][0]["slo"] == "meets"
     assert all(row["change"]["replicas"] == 1 for row in loose["rows"])
-    hopeless = plan_of("10ms", policies="lru")
+    hopeless = plan_of("10ms", policy="lru")
     assert hopeless["to_meet"] is None
     assert hopeless["unreachable"]
     assert {row["slo"] for row in hopeless["rows"]} == {"misses"}
@@ -110,7 +110,7 @@ def test_what_is_not_certain_is_undecided(tight: Mapping[str, Any]) -> None:
 
 def test_other_machines_are_options() -> None:
     """Each with its own pool, latency and price, and as many replicas as meet the SLO with LRU."""
-    plan = plan_of("200ms", also="l40s@0.9,2xh100,h100:fp8", policies="lru")
+    plan = plan_of("200ms", also="l40s@0.9,2xh100,h100:fp8", policy="lru")
     by_machine = {
         (each["tp"], each["gpu"], each["weight_dtype"]): row
         for row in plan["rows"]
@@ -119,7 +119,7 @@ def test_other_machines_are_options() -> None:
     machines = (1, "h100", "bf16"), (1, "l40s", "bf16"), (2, "h100", "bf16"), (1, "h100", "fp8")
     assert by_machine.keys() == {*machines}
     _, slow, fast, small = (by_machine[machine] for machine in machines)
-    stated = plan_of("200ms", weight_dtype="fp8", policies="lru")["rows"][0]
+    stated = plan_of("200ms", weight_dtype="fp8", policy="lru")["rows"][0]
     figures = "capacity_blocks", "hit_rate", "ttft_ms", "within_slo", "price_per_hour"
     assert [small[name] for name in figures] == [stated[name] for name in figures]
     assert small["capacity_blocks"] > plan["rows"][0]["capacity_blocks"]
@@ -134,7 +134,7 @@ def test_other_machines_are_options() -> None:
 
 def test_no_option_is_named_that_rejects_more_or_harms() -> None:
     """A percentile forgives rejected requests, and one of TTFT forgives a slower median."""
-    tuned = kvscope.tune(SAMPLE, slo="200ms", policies="lru", db=":memory:", **DEPLOYMENT)
+    tuned = kvscope.tune(SAMPLE, slo="200ms", policy="lru", db=":memory:", **DEPLOYMENT)
     plan = tuned.recommendation.plan
     assert plan is not None
     best = plan.cheapest
@@ -154,20 +154,20 @@ def test_an_option_is_judged_at_both_ends() -> None:
     """An interval within the SLO is undecided where a slower prefill misses it."""
     (fast,) = (
         row
-        for row in plan_of("190ms", also="2xh100", policies="lru")["rows"]
+        for row in plan_of("190ms", also="2xh100", policy="lru")["rows"]
         if row["change"]["tp"] == 2
     )
     target = fast["ttft_ms"]["p95"]
     assert target["high"] < 190 < 1.65 * target["value"]
     assert fast["slo"] == "undecided"
-    loose = plan_of("1s", also="2xh100", policies="lru")["rows"]
+    loose = plan_of("1s", also="2xh100", policy="lru")["rows"]
     assert [row["slo"] for row in loose if row["change"]["tp"] == 2] == ["meets"]
 
 
 def test_memory_is_an_option_in_all_sizes() -> None:
-    """With --tiers the plan says whether to add some, and has the document of `tune`."""
+    """With --compare-tiers the plan says whether to add some, and has the document of `tune`."""
     result = kvscope.tune_tiers(
-        SAMPLE, slo="200ms", tier_sizes="28GiB,220GiB", policies="lru", db=":memory:", **DEPLOYMENT
+        SAMPLE, slo="200ms", tier_size="28GiB,220GiB", policy="lru", db=":memory:", **DEPLOYMENT
     )
     made = result.to_dict()
     tiers = [row["change"]["tier"] for row in made["rows"] if row["change"]["tier"]]
@@ -184,12 +184,12 @@ def test_memory_is_an_option_in_all_sizes() -> None:
 
 
 def test_fewer_replicas_above_a_tier_are_an_option() -> None:
-    """Where they cost less than what LRU needs without; each is what `fleet --offload` replays.
+    """Where they cost less than what LRU needs without; each is what `fleet --tier-size` replays.
 
-    With --tiers, memory is still weighed for as many replicas as now.
+    With --compare-tiers, memory is still weighed for as many replicas as now.
     """
     named = {**DEPLOYMENT, "gpu": "l40s", "gpu_hour": 0.9, "slo": "550ms", "db": ":memory:"}
-    made = kvscope.tune(SAMPLE, policies="lru", **named).to_dict()
+    made = kvscope.tune(SAMPLE, policy="lru", **named).to_dict()
     rows = [row for row in made["rows"] if row["change"]["replicas"] > 1]
     assert [row["change"]["tier"] is None for row in rows] == [False, True]
     tiered, plain = rows
@@ -209,7 +209,7 @@ def test_fewer_replicas_above_a_tier_are_an_option() -> None:
     p95_ms = tiered["ttft_ms"]["p95"]["value"]
     assert fleet["ttft_at_percentile_ms"] == pytest.approx(p95_ms, rel=1e-9)
     assert fleet["latencies"]["attainment"] == tiered["within_slo"]["value"]
-    weighed = kvscope.tune_tiers(SAMPLE, policies="lru", tier_sizes="97GiB", **named).to_dict()
+    weighed = kvscope.tune_tiers(SAMPLE, policy="lru", tier_size="97GiB", **named).to_dict()
     added = weighed["add_tier"]
     assert added is None or weighed["rows"][added]["change"]["replicas"] == 1
     assert any(row["change"]["tier"] and row["change"]["replicas"] > 1 for row in weighed["rows"])
@@ -222,7 +222,7 @@ def test_routers_are_options() -> None:
     """
     draws = "production-stack-prefixaware@0.1.12"
     asked: dict[str, Any] = {"slo": "200ms", "router": f"session,{draws}", "db": ":memory:"}
-    made = kvscope.tune_fleet(SAMPLE, policies="lru", **asked, **DEPLOYMENT).to_dict()
+    made = kvscope.tune_fleet(SAMPLE, policy="lru", **asked, **DEPLOYMENT).to_dict()
     routed = [row for row in made["rows"] if row["change"]["router"]]
     rows = {row["change"]["router"].partition(" ")[0]: row for row in routed}
     assert rows.keys() == {"session", draws}
@@ -251,7 +251,7 @@ def test_routers_are_options() -> None:
 
 def test_one_replica_needs_no_router() -> None:
     """Then the plan has none, whatever was asked."""
-    made = kvscope.tune_fleet(SAMPLE, slo="5s", policies="lru", db=":memory:", **DEPLOYMENT)
+    made = kvscope.tune_fleet(SAMPLE, slo="5s", policy="lru", db=":memory:", **DEPLOYMENT)
     rows = made.to_dict()["rows"]
     assert {row["change"]["router"] for row in rows} == {None}
     assert all(row["change"]["replicas"] == 1 for row in rows)

@@ -1,4 +1,4 @@
-"""recommendation.toml of `kvscope tune --tiers`: what its readers find in it."""
+"""recommendation.toml of `kvscope tune --compare-tiers`: what its readers find in it."""
 
 from __future__ import annotations
 

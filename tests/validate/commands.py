@@ -23,7 +23,7 @@ def asked(trace: str, *options: str) -> list[str]:
     folder = Path(trace).parent
     return [
         *("validate", trace, "--db", str(folder / "store.duckdb")),
-        *("--latency", str(folder / "latency.toml"), "--policies", "lru", *options),
+        *("--latency", str(folder / "latency.toml"), "--replay", "lru", *options),
     ]
 
 

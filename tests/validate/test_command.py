@@ -18,7 +18,7 @@ from tests.validate.commands import TAKES, Printed, asked, document, tolerant
 def test_hits_are_those_predicted(trace: str, capsys: Printed, outputs: str) -> None:
     """Request by request on a server with the same rules, whoever says the outputs."""
     with fake_server(Behaviour(**TAKES)) as url:
-        run(asked(trace, "--url", url, "--sequential", "--outputs", outputs, "--json"))
+        run(asked(trace, "--url", url, "--sequential", "--answers", outputs, "--json"))
     told = document(capsys)
     (only,) = told["runs"]
     assert (only["mismatched_requests"], only["mismatched_tokens"]) == (0, 0)
@@ -61,7 +61,7 @@ def test_without_a_profile_no_ttft_is_judged(
     (tmp_path / "latency.toml").unlink()
     with fake_server(Behaviour(**TAKES)) as url:
         command = ["validate", trace, "--db", ":memory:", "--url", url, "--sequential", "--json"]
-        assert run([*command, "--policies", "lru"]) == 0
+        assert run([*command, "--replay", "lru"]) == 0
     told = document(capsys)
     assert [(check["name"], check["passed"]) for check in told["checks"]] == [
         ("hits", True),
@@ -73,7 +73,7 @@ def test_without_a_profile_no_ttft_is_judged(
 def test_another_cache_than_predicted_is_not_confirmed(trace: str, capsys: Printed) -> None:
     """Exit code 4: the server has a tenth of the blocks that it is said to have."""
     with fake_server(Behaviour(blocks=10, **TAKES)) as url:
-        options = ["--sequential", "--blocks", "1000", "--json"]
+        options = ["--sequential", "--capacity-blocks", "1000", "--json"]
         options += ["--slo", "1h", "--fail-on", "verdict!=confirmed,mismatched>1%,attainment<1"]
         assert run(asked(trace, "--url", url, *options)) == 4
     printed = capsys.readouterr()
@@ -164,7 +164,7 @@ def test_a_policy_that_learns_is_predicted_for_its_first_run_alone(
         for policies, told in (("recommendation", True), ("lru", False)):
             twice = ["--url", url, "--sequential", "--repeats", "2", "--recommendation", learned]
             capsys.readouterr()
-            run([*asked(trace, *twice), "--policies", policies])
+            run([*asked(trace, *twice), "--replay", policies])
             assert ("hits are predicted for the first run" in capsys.readouterr().err) == told
 
 

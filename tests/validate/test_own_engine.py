@@ -114,12 +114,12 @@ def recommending(folder: Path, name: str = "tlru") -> list[str]:
     advice = folder / "recommendation.toml"
     both = ADVICE.replace(", next_prompt_tokens = 50.0", "")  # which etlru has none of
     advice.write_text(both.replace('"tlru"', f'"{name}"'))
-    return ["--policies", "both", "--recommendation", str(advice)]
+    return ["--replay", "both", "--recommendation", str(advice)]
 
 
 def own(folder: Path, *options: str) -> list[str]:
     """Return the options that start an engine."""
-    sizes = ("--blocks", "60", "--engine-block-size", "16")
+    sizes = ("--capacity-blocks", "60", "--engine-block-size", "16")
     python = fake_vllm.interpreter(folder)
     return ["--model", "a/model", "--python", python, "--sequential", *sizes, *options]
 
@@ -132,7 +132,7 @@ def test_a_policy_that_no_engine_runs_is_refused_in_a_line(
     more = recommending(tmp_path, "etlru")
     assert run(asked(trace, *own(tmp_path, "--server-log", str(log)), *more)) == 2
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error")]
-    assert "neither vLLM nor kvscope's plugin runs etlru; tune with --policies lru," in line
+    assert "neither vLLM nor kvscope's plugin runs etlru; tune with --policy lru," in line
     assert not log.exists()
 
 
@@ -142,7 +142,7 @@ def test_a_recommendation_that_lies_here_is_named(
     """Nobody validates by accident what was tuned for another trace."""
     recommending(tmp_path)
     monkeypatch.chdir(tmp_path)
-    options = asked(trace, *own(tmp_path, "--json"), "--policies", "both")
+    options = asked(trace, *own(tmp_path, "--json"), "--replay", "both")
     run(options)
     streams = capsys.readouterr()
     run([one for one in options if one != "--json"])
@@ -158,13 +158,13 @@ def test_what_fit_exported_is_validated(trace: str, capsys: Printed, tmp_path: P
     assert run(made) == 0
     capsys.readouterr()
     options = own(tmp_path, "--recommendation", str(path), "--json", "--max-requests", "30")
-    run(asked(trace, *options, "--policies", "both"))
+    run(asked(trace, *options, "--replay", "both"))
     printed = document(capsys)
     assert [one["policy"] for one in printed["runs"]] == ["lru", "wa"]
     assert printed["slo_ms"] is None
     unnamed = ["--model", "a/model", "--python", fake_vllm.interpreter(tmp_path)]
-    assert run(asked(trace, *unnamed, "--policies", "both", "--recommendation", str(path))) == 2
-    assert "--blocks: the size of the cache is unknown" in capsys.readouterr().err
+    assert run(asked(trace, *unnamed, "--replay", "both", "--recommendation", str(path))) == 2
+    assert "--capacity-blocks: the size of the cache is unknown" in capsys.readouterr().err
 
 
 DEPLOYMENT = """schema = 1
@@ -186,7 +186,7 @@ def test_one_replica_of_a_deployment_is_started(
     (tmp_path / "kvscope.toml").write_text(DEPLOYMENT)
     python = fake_vllm.interpreter(tmp_path)
     command = ["validate", trace, "--db", "store.duckdb", "--model", "a/model", "--python", python]
-    command += ["--policies", "lru", "--sequential"]
+    command += ["--replay", "lru", "--sequential"]
     run([*command, "--json"])
     first = document(capsys)
     flags = " ".join(first["engine"]["flags"])
@@ -206,7 +206,7 @@ def test_one_replica_of_a_deployment_is_started(
     with open_store("store.duckdb") as store:
         known = results.all_validations(store, traces.find(store, None))
     assert [each["deployment"]["tp"] for each in known] == [4, 2]
-    run([*command, "--deployment", "-", "--blocks", "30", "--json"])
+    run([*command, "--deployment", "-", "--capacity-blocks", "30", "--json"])
     assert document(capsys)["deployment"] is None
 
 
@@ -263,7 +263,7 @@ def test_one_that_starts_for_lru_alone_leaves_that(
 ) -> None:
     """Exit code 5; what was measured is printed, and stored as what ended early."""
     monkeypatch.setenv("FAKE_VLLM", "fails-with-plugin")
-    enough = own(tmp_path, "--blocks", "1000", "--json")
+    enough = own(tmp_path, "--capacity-blocks", "1000", "--json")
     assert run(asked(trace, *enough, *recommending(tmp_path), *tolerant(trace))) == 5
     streams = capsys.readouterr()
     assert "| ValueError: no such model" in streams.err
@@ -287,7 +287,7 @@ def test_an_engine_that_dies_in_the_middle_shows_its_last_words(
     monkeypatch.setenv("FAKE_PIDS", str(pids))
     monkeypatch.setenv("FAKE_DIES_AT", str(3 + 40))
     python = fake_vllm.interpreter(tmp_path)
-    own = ["--model", "a/model", "--python", python, "--blocks", "60", "--sequential"]
+    own = ["--model", "a/model", "--python", python, "--capacity-blocks", "60", "--sequential"]
     assert run(asked(trace, *own, "--engine-block-size", "16", "--json")) == 5
     streams = capsys.readouterr()
     assert "| RuntimeError: engine core died" in streams.err
@@ -326,7 +326,16 @@ def test_ctrl_c_leaves_nothing_running(trace: str, tmp_path: Path) -> None:
     """Exit code 130, partial results, and neither the engine nor its children."""
     pids, log = tmp_path / "pids", tmp_path / "log"
     python = fake_vllm.interpreter(tmp_path)
-    own = ["--model", "a/model", "--python", python, "--blocks", "60", "--sequential", "--json"]
+    own = [
+        "--model",
+        "a/model",
+        "--python",
+        python,
+        "--capacity-blocks",
+        "60",
+        "--sequential",
+        "--json",
+    ]
     with subprocess.Popen(
         [
             sys.executable,

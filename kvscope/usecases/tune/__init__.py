@@ -54,7 +54,7 @@ WINDOWS = "--warmup, --validation, --judge"
 COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
 COMMON_MODEL = "llama3-8b"
 """What LRU is shown on while no machine is named."""
-_OF_TIERS = ("tier_sizes", "offload", "dram_price", "ssd_price", "ssd_writes_per_day")
+_OF_TIERS = ("tier_size", "offload", "dram_price", "ssd_price", "ssd_writes_per_day")
 
 
 class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
@@ -95,7 +95,9 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         "all",
     )
     hbm: opt.Hbm = None
-    policies: str | None = opt.Names("Policies that may replace LRU.", default=contenders())
+    policy: str | None = opt.Names(
+        "Policies to replay, and that may replace LRU.", default=contenders()
+    )
     param: opt.Params = None
     rate_scale: opt.RateScale = 1.0
     outputs: opt.Outputs = "carried"
@@ -129,38 +131,38 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     fleet: bool = opt.option(
         "Compare routers too, each with the fewest replicas that meet the SLO.", value=False
     )
-    tiers: bool = opt.option(
+    compare_tiers: bool = opt.option(
         "Compare memory below the GPU's pool in all sizes, and say whether to add some; see"
         " docs/tune.md.",
         value=False,
     )
-    tier_sizes: tuple[values.TierSize, ...] | None = opt.option(
-        "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB;"
+    tier_size: tuple[values.TierSize, ...] | None = opt.option(
+        "With --compare-tiers: sizes of the CPU memory below the pool, for example 32GiB,64GiB;"
         " dram:64GiB+ssd:1TiB has an SSD below.",
         "SIZE,...",
         values.listed(values.tier_size),
         "up to 16 times the pool",
     )
     offload: tuple[str, ...] | None = opt.option(
-        "With --tiers: ways to offload to compare, as in `kvscope simulate --offload`.",
+        "With --compare-tiers: ways to offload to compare, as in `kvscope simulate --offload`.",
         "ENGINE,...",
         values.listed(values.called),
         "by engine",
     )
     dram_price: float | None = opt.option(
-        "With --tiers: price of a GiB of CPU memory for an hour, 0 for memory that is there.",
+        "With --compare-tiers: price of a GiB of CPU memory for an hour, 0 for what is there.",
         "PRICE",
         values.memory_price,
         "0.004237",
     )
     ssd_price: float | None = opt.option(
-        "With --tiers: price of a GiB of SSD for an hour, 0 for a drive that is there.",
+        "With --compare-tiers: price of a GiB of SSD for an hour, 0 for what is there.",
         "PRICE",
         values.memory_price,
         "0.00011",
     )
     ssd_writes_per_day: float | None = opt.option(
-        "With --tiers: writes of its whole capacity a day that the SSD is rated for.",
+        "With --compare-tiers: writes of its whole capacity a day that the SSD is rated for.",
         "WRITES",
         values.drive_writes,
         "1.3",
@@ -250,7 +252,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         "--capacity": options.capacity or options.capacity_blocks,
         "--percentile": options.percentile or options.max_violations,
         WINDOWS: next((share for share in named_shares if share is not None), None),
-        "--policies": options.policies,
+        "--policy": options.policy,
     }
     target = Target(
         slo_s,
@@ -264,11 +266,11 @@ def tune_request(options: TuneOptions) -> TuneRequest:
     engine = where.engine.name if where else VLLM
     hybrid = where is not None and where.kv_groups is not None
     routers, params = _routers(options, where)
-    variants = policies_to_try(options.policies, params, engine, hybrid=hybrid)
-    if options.policies is not None and setting.capacity_model == "engine":
-        check_engine_runs(variants, "--policies")
+    variants = policies_to_try(options.policy, params, engine, hybrid=hybrid)
+    if options.policy is not None and setting.capacity_model == "engine":
+        check_engine_runs(variants, "--policy")
     if engine == SGLANG:
-        check_sglang_runs(variants, "--policies")
+        check_sglang_runs(variants, "--policy")
     shares = (
         WARMUP if options.warmup is None else options.warmup,
         VALIDATION if options.validation is None else options.validation,
@@ -347,7 +349,7 @@ def machine_requests(options: TuneOptions) -> list[TuneRequest]:
         return []
     requests, model = [], options.model or COMMON_MODEL
     for gpu in COMMON_GPUS:
-        where = replace(options, gpu=gpu, model=model, policies=None, param=None)
+        where = replace(options, gpu=gpu, model=model, policy=None, param=None)
         try:
             requests.append(tune_request(where))
         except UsageError as error:
@@ -401,43 +403,45 @@ def _routers(
 
 
 def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> TierRequest | None:
-    """Return the memory to compare, None without --tiers; UsageError for what is not simulated."""
-    if not options.tiers:
+    """Return the memory to compare, None for none. Raises UsageError for what is not simulated."""
+    if not options.compare_tiers:
         for name in _OF_TIERS:
             if getattr(options, name) is not None:
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError("a tier alone has it", where=option, remedy="add --tiers")
+                raise UsageError("a tier alone has it", where=option, remedy="add --compare-tiers")
         return None
     if where is None or where.model is None:
         raise UsageError(
-            "needs an engine with a pool", where="--tiers", remedy="name it: --gpu and --model"
+            "needs an engine with a pool",
+            where="--compare-tiers",
+            remedy="name it: --gpu and --model",
         )
     if where.engine.shortens_hits:
-        raise not_beside(where.engine.drafter, "a CPU tier", "--tiers")
+        raise not_beside(where.engine.drafter, "a CPU tier", "--compare-tiers")
     if where.engine.name != VLLM:
         raise UsageError(
             f"tiers below {where.engine} are not simulated",
-            where="--tiers",
+            where="--compare-tiers",
             remedy="leave it out, or take vLLM (--engine vllm@0.33)",
         )
     if where.model.hybrid and where.kv_groups is None:
         raise UsageError(
             where.not_switchable or f"the layers of {where.model.name} are not simulated",
-            where="--tiers",
+            where="--compare-tiers",
             remedy="leave it out for this model",
         )
     from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload  # late: loads NumPy
 
-    if any(size.pool for size in options.tier_sizes or ()):
+    if any(size.pool for size in options.tier_size or ()):
         raise UsageError(
             "a pool that replicas share is none of the plan's memory below each of them",
-            where="--tier-sizes",
-            remedy="take kvscope fleet --offload, or ssd",
+            where="--tier-size",
+            remedy="take kvscope fleet --tier-size, or ssd",
         )
     offload = options.offload or (own_offload(where.engine),)
     for text in offload:
-        OffloadSpec.parse(text, files=any(size.files_bytes for size in options.tier_sizes or ()))
-    return TierRequest(options.tier_sizes, offload, _prices(options))
+        OffloadSpec.parse(text, files=any(size.files_bytes for size in options.tier_size or ()))
+    return TierRequest(options.tier_size, offload, _prices(options))
 
 
 def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:
@@ -473,8 +477,12 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
     of_ranks = "not compared for the ranks of one engine (--dp), but by kvscope fleet"
     for wrong, what, option in (
         *(
-            (where.dp > 1 and bool(getattr(options, name)), of_ranks, f"--{name}")
-            for name in ("also", "fleet", "tiers")
+            (where.dp > 1 and bool(given), of_ranks, flag)
+            for flag, given in (
+                ("--also", options.also),
+                ("--fleet", options.fleet),
+                ("--compare-tiers", options.compare_tiers),
+            )
         ),
         (options.view == "unloaded", "a deployment's TTFT is queued", "--view unloaded"),
         (options.outputs != "carried", "an engine caches outputs", "--outputs"),

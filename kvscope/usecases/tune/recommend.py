@@ -286,7 +286,7 @@ def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumpti
             ", ".join(f"{number:,}" for number in windows) + " requests",
             "a warm cache, and enough requests in every window",
         ),
-        ("--policies", contenders(tuned.engine, hybrid=hybrid), why),
+        ("--policy", contenders(tuned.engine, hybrid=hybrid), why),
     ]
     if tuned.deployment is None:
         model = tuned.model.name if tuned.model else "none"
@@ -381,7 +381,7 @@ def tier_offer(
     every = dict.fromkeys([*stated, *alone])  # an SSD's CPU memory without the SSD, too
     candidates = dict.fromkeys(TierCandidate(spec.text, *size) for spec in ways for size in every)
     for each in candidates:
-        each.require_chunk(page_bytes, "--tier-sizes")
+        each.require_chunk(page_bytes, "--tier-size")
     return TierOffer(
         candidates=tuple(candidates),
         block_bytes=block_bytes,
@@ -419,9 +419,10 @@ class OnGroups(Struct, frozen=True):
             return
         where, remedy = f"--offload {spec.text}", error.remedy
         if spec.files and self._refusal(replace(spec, files=False)) is None:
-            where = "--tier-sizes"
+            where = "--tier-size"
         elif self._refusal(OffloadSpec(spec.release)):
-            where, remedy = "--tiers", (error.remedy or "").replace("--offload", "--tiers")
+            where = "--compare-tiers"
+            remedy = (error.remedy or "").replace("--offload", where)
         raise UsageError(error.what, where=where, remedy=remedy) from error
 
     def intervals(

@@ -232,8 +232,8 @@ class Recommendation(Struct, frozen=True):
 
     `rows` are the options, the deployment as it is first, then by price. `do_now` and `canary` are
     the row of the policy to change to, `to_meet` that to meet the SLO with, `add_tier` that with
-    the memory to add, where `--tiers` asks for it: null for none, `tier_doubt` says why. `recorded`
-    is null where the trace has no TTFTs. The present hardware stays within `reachable_ms`;
+    the memory to add, with `--compare-tiers`: null for none, `tier_doubt` says why. `recorded` is
+    null where the trace has no TTFTs. The present hardware stays within `reachable_ms`;
     `unreachable`: no cache meets the SLO. `changes` are the contenders, the preferred one first.
     `infinite` is an infinite cache on the validation window, `limit` one on both later windows, as
     `oracles` are, which know the future and bound no TTFT; `explored` is on the training window.

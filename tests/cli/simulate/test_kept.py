@@ -27,7 +27,7 @@ def test_the_same_run_is_not_repeated(
     trace: str, options: tuple[str, ...], capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the store has is found, whatever else is asked beside it; other sources repeat it."""
-    asked = (trace, *options, "--policies", "lru")
+    asked = (trace, *options, "--policy", "lru")
     first = simulated(capsys, *asked, "--capacity-blocks", "1,2")
     replayed: list[int] = []
     replay = sweep.make_run
@@ -71,7 +71,7 @@ def test_ctrl_c_keeps_what_is_finished(
     monkeypatch.setattr(executor, "cores", lambda: 1)
     monkeypatch.setattr(simulate, "STORE_EVERY_S", -1.0)  # each run as it ends
     before = signal.getsignal(signal.SIGINT)
-    asked = ["simulate", trace, *options, "--policies", "lru", "--json"]
+    asked = ["simulate", trace, *options, "--policy", "lru", "--json"]
     assert run([*asked, "--capacity-blocks", "1,2,3,4,5,6"]) == 130
     assert signal.getsignal(signal.SIGINT) is before
     written = capsys.readouterr()
@@ -83,7 +83,7 @@ def test_ctrl_c_keeps_what_is_finished(
 
 def test_refit_is_for_those_who_fit(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """`--refit` reaches wa and nobody else; what --param says stands."""
-    at = ("--capacity-blocks", "4", "--policies", "lru,wa")
+    at = ("--capacity-blocks", "4", "--policy", "lru,wa")
     usual = simulated(capsys, trace, *options, *at)["results"]
     assert [one["params"].get("refit_s") for one in usual] == [None, 600]
     soon = simulated(capsys, trace, *options, *at, "--refit", "2m")["results"]

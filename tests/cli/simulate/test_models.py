@@ -16,7 +16,7 @@ Streams = pytest.CaptureFixture[str]
 
 def test_tenants_apart_share_nothing(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """With a salt for each conversation, the later turn still hits its own."""
-    asked = (trace, *options, "--policies", "lru", "--capacity-blocks", "3")
+    asked = (trace, *options, "--policy", "lru", "--capacity-blocks", "3")
     apart = simulated(capsys, *asked, "--isolate", "conversation")
     assert apart["isolate"] == "conversation"
     assert apart["results"][0]["hit_tokens"] == 2 * BLOCK
@@ -27,7 +27,7 @@ def test_a_sample_says_its_error(tmp_path: Path, capsys: Streams) -> None:
     folder = str(tmp_path / "dataset")
     sample = "sample_traces/to-c.jsonl.gz"
     streams_of(capsys, "ingest", sample, "--into", folder, "--memory", "4GiB", "--workers", "1")
-    asked = (folder, "--policies", "lru,fifo")
+    asked = (folder, "--policy", "lru,fifo")
     at = ("--capacity-blocks", "20000")
     exact = simulated(capsys, *asked, *at)["results"]
     part = simulated(capsys, *asked, *at, "--sample", "50%")["results"]
@@ -43,7 +43,7 @@ def test_an_engine_gives_running_requests_their_blocks(
     trace: str, options: tuple[str, ...], capsys: Streams
 ) -> None:
     """The last request's four blocks and its output do not fit into four; in five they do."""
-    asked = (trace, *options, "--policies", "lru", "--capacity-model", "engine")
+    asked = (trace, *options, "--policy", "lru", "--capacity-model", "engine")
     document = simulated(capsys, *asked, "--capacity-blocks", "4,5", "--slo", "1s")
     assert (document["max_num_seqs"], document["max_num_batched_tokens"]) == (128, 2048)
     small, large = document["results"]
@@ -53,7 +53,7 @@ def test_an_engine_gives_running_requests_their_blocks(
     assert large["hit_tokens"] == 2 * BLOCK
     assert large["preemptions"] == 0
     assert small["queued_ttft_ms"]["p99"] > 0
-    kept = simulated(capsys, trace, *options, "--policies", "lru", "--capacity-blocks", "5")
+    kept = simulated(capsys, trace, *options, "--policy", "lru", "--capacity-blocks", "5")
     assert kept["results"][0]["capacity_model"] == "cache"
     told = " ".join(streams_of(capsys, "runs", *options[:2], "--policy", "lru").out.split())
     assert "Capacity: an engine's block pool" in told
@@ -69,7 +69,7 @@ def test_the_usual_policies_are_those_that_a_model_can_run(
     usual = simulated(capsys, trace, *options, *at)["results"]
     assert [one["policy"] for one in usual] == ["lru", "tlru", "wa", "gittins"]
     tiers = ("--tiers", "hbm=2blocks,dram=9blocks:read=1GB/s", "--model", "vicuna-7b")
-    every = simulated(capsys, trace, *options, *tiers, "--policies", "all")["results"]
+    every = simulated(capsys, trace, *options, *tiers, "--policy", "all")["results"]
     assert {"lru", "tlru"} <= {one["policy"] for one in every} < {one.name for one in POLICIES}
 
 
@@ -78,7 +78,7 @@ def test_tiers_tell_what_each_gave_and_cost(
 ) -> None:
     """Of the last turn's two blocks HBM has one; the other, 256 MiB, is read at 1 GiB/s."""
     tiers = "hbm=2blocks, dram=9blocks:read=1GiB/s:latency=1s"
-    asked = (trace, *options, "--policies", "lru", "--model", "vicuna-7b", "--tiers", tiers)
+    asked = (trace, *options, "--policy", "lru", "--model", "vicuna-7b", "--tiers", tiers)
     for mode, dram_hits in (("exclusive", 1), ("write-through", 1)):
         document = simulated(capsys, *asked, "--tier-mode", mode)
         assert document["tier_mode"] == mode
@@ -97,7 +97,7 @@ def test_tiers_tell_what_each_gave_and_cost(
 def test_tiers_have_a_table(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """A row a tier, with its hit rate and the wait; the summary names the tiers."""
     tiers = ["--tiers", "hbm=2blocks,dram=9blocks:read=1GiB/s", "--model", "vicuna-7b"]
-    assert run(["simulate", trace, *options, *tiers, "--policies", "lru", "--full"]) == 0
+    assert run(["simulate", trace, *options, *tiers, "--policy", "lru", "--full"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "Capacity: hbm=2blocks,dram=9blocks:read=1GiB/s together, exclusive." in words
     assert "Hits by tier" in words
@@ -108,7 +108,7 @@ def test_other_tools_definitions_are_reproduced(
     trace: str, options: tuple[str, ...], capsys: Streams
 ) -> None:
     """libCacheSim counts all blocks; kvcache-simulator the last half of the requests' tokens."""
-    asked = (trace, *options, "--policies", "lru", "--capacity-blocks", "3")
+    asked = (trace, *options, "--policy", "lru", "--capacity-blocks", "3")
     flat = simulated(capsys, *asked, "--compat", "libcachesim")["results"][0]
     assert flat["block_hit_rate"] == pytest.approx(2 / 7)
     assert flat["misses"] is None

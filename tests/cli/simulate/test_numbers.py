@@ -25,7 +25,7 @@ def test_the_numbers_are_the_hand_computed_ones(
         capsys,
         trace,
         *options,
-        *("--policies", "lru,belady", "--capacity-blocks", "1,2,3", "--slo", "1s"),
+        *("--policy", "lru,belady", "--capacity-blocks", "1,2,3", "--slo", "1s"),
     )
     lru, belady = by_policy(document, "lru"), by_policy(document, "belady")
     assert [lru[at]["token_hit_rate"] for at in (1, 2, 3)] == pytest.approx([0, 1 / 7, 2 / 7])
@@ -46,11 +46,11 @@ def test_points_end_where_lru_loses_nothing(
     trace: str, options: tuple[str, ...], capsys: Streams
 ) -> None:
     """The largest capacity of a spread gives LRU its ideal hit rate; it is added to those named."""
-    document = simulated(capsys, trace, *options, "--policies", "lru", "--points", "3")
+    document = simulated(capsys, trace, *options, "--policy", "lru", "--points", "3")
     assert document["results"][-1]["capacity_blocks"] == 3
     assert document["results"][-1]["token_hit_rate"] == pytest.approx(2 / 7)
     both = ("--points", "1", "--capacity-blocks", "1")
-    more = simulated(capsys, trace, *options, "--policies", "lru", *both)
+    more = simulated(capsys, trace, *options, "--policy", "lru", *both)
     assert [one["capacity_blocks"] for one in more["results"]] == [1, 3]
 
 
@@ -62,7 +62,7 @@ def test_parameters_take_units_and_make_variants(
         capsys,
         trace,
         *options,
-        *("--policies", "tlru,ttl", "--capacity-blocks", "2", "--slo", "1s"),
+        *("--policy", "tlru,ttl", "--capacity-blocks", "2", "--slo", "1s"),
         *("--param", "tlru.next_prompt_tokens=0,1k", "--param", "tlru.leaves=leaf,any"),
         *("--param", "ttl.ttl_s=500ms,10m"),
     )
@@ -84,9 +84,9 @@ def test_what_follows_from_the_slo_is_said(
 ) -> None:
     """The xi that an SLO gives is told on stderr, unless one was chosen."""
     asked = ["simulate", trace, *options, "--capacity-blocks", "2", "--slo", "1s"]
-    assert run([*asked, "--policies", "tlru"]) == 0
+    assert run([*asked, "--policy", "tlru"]) == 0
     assert "xi_tokens is 990, what by hand computes in 1000 ms" in capsys.readouterr().err
-    assert run([*asked, "--policies", "tlru", "--param", "tlru.xi_tokens=5"]) == 0
+    assert run([*asked, "--policy", "tlru", "--param", "tlru.xi_tokens=5"]) == 0
     assert "xi_tokens is" not in capsys.readouterr().err
 
 
@@ -95,7 +95,7 @@ def test_the_first_screen_says_who_wins(
 ) -> None:
     """Hit rate, tail and the gap to the best known, at the capacity in bytes and blocks."""
     asked = ["simulate", trace, *options, "--capacity-blocks", "2", "--slo", "1s"]
-    assert run([*asked, "--model", "vicuna-7b", "--policies", "lru,tlru,belady"]) == 0
+    assert run([*asked, "--model", "vicuna-7b", "--policy", "lru,tlru,belady"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "Most hits at 0.5 GiB: lru, 14.3%; optimum 28.6% (gap +14.3 pp)." in words
     assert "Lowest p95 TTFT at 0.5 GiB: lru, 1.55 s; best known 1.03 s (gap -512 ms)." in words

@@ -22,4 +22,4 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Return a store in memory, 10 ms and 1 ms a token, tlru alone, in a temporary folder."""
     monkeypatch.chdir(tmp_path)
     profile = str(write_profile(tmp_path))
-    return ("--db", ":memory:", "--latency", profile, "--policies", "tlru")
+    return ("--db", ":memory:", "--latency", profile, "--policy", "tlru")

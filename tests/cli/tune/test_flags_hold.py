@@ -82,7 +82,7 @@ def test_the_flags_keep_the_promise(
         trace = write_trace(tmp_path / "in-turn.jsonl", in_turn())
     found = document(
         capsys,
-        *(str(trace), "--db", MEMORY, "--slo", slo, "--policies", "wa,tlru"),
+        *(str(trace), "--db", MEMORY, "--slo", slo, "--policy", "wa,tlru"),
         *("--num-gpu-blocks", str(blocks + 1), "--latency", "latency.toml"),
     )
     best = found["recommendation"]

@@ -51,7 +51,7 @@ def test_rows_are_what_tune_says_of_the_gpu(plain: tuple[str, ...], capsys: Stre
     assert answer["command"] == "tune-machines"
     assert [row["gpu"] for row in answer["machines"]] == [*COMMON_GPUS]
     row = answer["machines"][2]
-    named = ("--gpu", "h100", "--model", "llama3-8b", "--policies", "tlru", "--output", "-")
+    named = ("--gpu", "h100", "--model", "llama3-8b", "--policy", "tlru", "--output", "-")
     later = document(capsys, *plain, "--rate-scale", "2", *named)["recommendation"]["lru"]["later"]
     assert {key: row[key] for key in later.keys() & row.keys()} == {
         key: value for key, value in later.items() if key in row
@@ -65,12 +65,12 @@ def test_a_deployment_of_an_earlier_command_answers(
     told(capsys, *plain)
     states = ("--gpu", "h100", "--model", "llama3-8b")
     streams_of(capsys, "analyze", *plain[:3], *states)
-    assert "Recommendation: " in told(capsys, "--db", "k.duckdb", "--policies", "tlru")
+    assert "Recommendation: " in told(capsys, "--db", "k.duckdb", "--policy", "tlru")
     assert "Which machine?" in told(capsys, *plain, "--forget")
     Path("kvscope.toml").write_text(
         'schema = 1\ngpu = "h200"\nmodel = "llama3-8b"\n', encoding="utf-8"
     )
-    assert "1 x h200" in told(capsys, *plain, "--forget", "--policies", "tlru")
+    assert "1 x h200" in told(capsys, *plain, "--forget", "--policy", "tlru")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_without_times_or_with_a_condition(
     """Queues need times: a cache study. A condition on a recommendation is refused."""
     requests = [replace(each, arrival_s=0.0) for each in in_turn()]
     path = str(write_trace(tmp_path / "at-once.jsonl", requests))
-    out, err = streams_of(capsys, "tune", path, *plain[1:], "--policies", "tlru", "--json")
+    out, err = streams_of(capsys, "tune", path, *plain[1:], "--policy", "tlru", "--json")
     assert "no GPU is simulated: queues need arrival times, which the trace lacks" in err
     assert json.loads(out)["command"] == "tune"
     assert run(["tune", *plain, "--fail-on", "verdict!=keep-lru"]) == ExitCode.USAGE

@@ -35,7 +35,7 @@ def test_the_report_is_self_contained_and_escaped(
 
 def test_what_was_assumed_is_said(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """Without --latency: which preset, and what another speed of prefill would change."""
-    asked = (trace, *options[:2], "--policies", "tlru", "--view", "unloaded", "--slo", "30ms")
+    asked = (trace, *options[:2], "--policy", "tlru", "--view", "unloaded", "--slo", "30ms")
     words = told(capsys, *asked)
     assert "--latency llama2-7b-a100" in words
     assert "With prefill half as long: " in words

@@ -159,12 +159,12 @@ def test_unreachable(trace: str, options: tuple[str, ...], capsys: Streams) -> N
     assert "has a p95 TTFT of 26 ms." in words
     assert re.search(r"Do now, free: tlru, ξ \d+: p95 TTFT 330 ms -> ", words)
     assert re.search(r"tlru misses it \(\d+ ms, .*lru misses it \(330 ms", words)
-    words = told(capsys, trace, *options[:4], "--policies", "lru", "--slo", "20ms", *HERE)
+    words = told(capsys, trace, *options[:4], "--policy", "lru", "--slo", "20ms", *HERE)
     assert "Recommendation: unreachable" in words
     assert "LRU has a p95 TTFT of 330 ms on the validation window" in words
     assert "Faster prefill or shorter prompts remain." in words
     capacity = ("--slo", "20ms", *HERE, "--section", "capacity")
-    words = told(capsys, trace, *options[:4], "--policies", "lru", *capacity)
+    words = told(capsys, trace, *options[:4], "--policy", "lru", *capacity)
     assert "none; an infinite cache does not meet it" in words
 
 
@@ -174,7 +174,7 @@ def test_add_capacity(trace: str, options: tuple[str, ...], capsys: Streams) -> 
     words = told(capsys, trace, *options, *here)
     assert "Recommendation: do now" in words
     assert re.search(r"meets it at [\d,]+ blocks.*: p95 TTFT ", words)
-    words = told(capsys, trace, *options[:4], "--policies", "lru", *here)
+    words = told(capsys, trace, *options[:4], "--policy", "lru", *here)
     assert "Recommendation: add-capacity" in words
     assert re.search(r"Add capacity: LRU has .* at 100 blocks, beyond the SLO of 100 ms\.", words)
     assert re.search(r"meets it at [\d,]+ blocks.*: p95 TTFT ", words)

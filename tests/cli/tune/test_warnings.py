@@ -22,7 +22,7 @@ def test_latencies_of_another_model_and_of_shorter_prompts(
 ) -> None:
     """A preset of a 7B model that was measured to 2,048 tokens says so for 70B and 3,200 tokens."""
     path = str(write_trace(tmp_path / "long.jsonl", in_turn(blocks=200)))
-    alike = (path, *options[:2], "--policies", "tlru", "--slo", "10s", "--capacity-blocks", "3500")
+    alike = (path, *options[:2], "--policy", "tlru", "--slo", "10s", "--capacity-blocks", "3500")
     words = told(capsys, *alike, "--model", "llama3-70b")
     other = words.index("TTFT is that of llama2-7b (llama2-7b-a100), not of llama3-70b")
     longer = words.index("100% of the prompts are longer than the 2,048 tokens that llama2-7b-a100")
@@ -101,7 +101,7 @@ def test_a_preset_of_another_model_keeps_its_band(
 ) -> None:
     """The line stands before the verdict, and the verdict is repeated at both ends."""
     preset = ("--latency", "llama2-7b-a100", "--model", "llama3-70b", "--num-gpu-blocks", "360")
-    asked = (trace, *options[:2], "--policies", "tlru", *preset, "--slo", "10s", "--output", "-")
+    asked = (trace, *options[:2], "--policy", "tlru", *preset, "--slo", "10s", "--output", "-")
     words = told(capsys, *asked)
     assert "not of llama3-70b: leave out --latency, or measure it with kvscope calibrate" in words
     assert "prefill 0.65x as long" in words

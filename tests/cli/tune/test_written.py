@@ -15,7 +15,7 @@ from tests.cli.shell import streams_of
 from tests.cli.tune.asked import DEPLOYED, HERE, document
 
 Streams = pytest.CaptureFixture[str]
-GITTINS = ("--policies", "gittins")
+GITTINS = ("--policy", "gittins")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_file_is_what_was_recommended(
 ) -> None:
     """Target, policy, capacity and latency, by `read_recommendation`."""
     slo = () if "--slo" in more else ("--slo", "200ms")
-    base = options[:-2] if "--policies" in more else options
+    base = options[:-2] if "--policy" in more else options
     printed = document(capsys, trace, *base, *slo, *more)
     best, target = printed["recommendation"], printed["target"]
     read = read_recommendation(Path("recommendation.toml"))
@@ -85,7 +85,7 @@ def test_a_switch_is_not_replaced_by_another_verdict(
     assert "replace it with --force" in streams_of(capsys, *keep).err
     assert path.read_bytes() == written
     tuned = kvscope.tune(
-        trace, slo="200ms", latency=options[3], policies="tlru", capacity_blocks=1000
+        trace, slo="200ms", latency=options[3], policy="tlru", capacity_blocks=1000
     )
     tuned.save(path)
     assert path.read_bytes() == written
@@ -131,7 +131,7 @@ def test_a_switch_without_flags_is_not_written(
     """An engine would run what the file says; a hybrid model's hits are not simulated."""
     monkeypatch.chdir(tmp_path)
     profile = str(write_profile(tmp_path))
-    options = ("--db", str(tmp_path / "k.duckdb"), "--latency", profile, "--policies", "tlru")
+    options = ("--db", str(tmp_path / "k.duckdb"), "--latency", profile, "--policy", "tlru")
     config = tmp_path / "config.json"
     config.write_text(json.dumps(HYBRID))
     hybrid = (*options, *DEPLOYED[4:], "--model", str(config), "--slo", "200ms")
