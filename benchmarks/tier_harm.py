@@ -69,7 +69,7 @@ def measured(
         given = {name: value for name, value in deployment.items() if name != "tiers"}
         given |= TIERS[deployment.get("tiers", "")]
         if not hybrid:  # tiers alone
-            given["policies"] = "lru"
+            given["policy"] = "lru"
         return tune_request(
             TuneOptions(
                 slo=slo_s, percentile=percentile, rate_scale=rate, compare_tiers=True, **given

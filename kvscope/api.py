@@ -204,7 +204,7 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
             for path in writes.values():
                 check_replaceable(path, force=arguments["force"])
             request = case.check(parsed(case.options, arguments))
-        with _subject(arguments.get("trace", ...), arguments["db"]) as subject:
+        with _subject(arguments.get("trace", ...), arguments["db"], writes) as subject:
             return result_class(name)(case, case.run(subject, request, LogMonitor()))
 
     run.__name__ = run.__qualname__ = USE_CASES[name].function
@@ -214,17 +214,17 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
 
 
 def _reads(arguments: Mapping[str, Any], writes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments that may name files to read; of an open trace its store and source."""
-    reads = {name: value for name, value in arguments.items() if name not in writes}
-    source = reads.get("trace")
-    if isinstance(source, OpenTrace):
-        return reads | {"trace": source.facts.source, "db": source.store.path}
-    return reads | ({"trace": fspath(source)} if isinstance(source, PathLike) else {})
+    """Return the arguments that may name files to read."""
+    return {
+        name: fspath(value) if isinstance(value, PathLike) else value
+        for name, value in arguments.items()
+        if name not in writes
+    }
 
 
 @contextmanager
-def _subject(source: Any, db: str) -> Iterator[Opened]:
-    """Yield what a use case works on: a trace, or the store alone."""
+def _subject(source: Any, db: str, writes: Mapping[str, str]) -> Iterator[Opened]:
+    """Yield what a use case works on: a trace, or the store alone; neither is in `writes`."""
     if source is ...:
         from kvscope.store.file import StoreFile
 
@@ -233,6 +233,7 @@ def _subject(source: Any, db: str) -> Iterator[Opened]:
         return
     is_open = isinstance(source, OpenTrace)  # by its user, who closes it
     with nullcontext(source) if is_open else open_trace(source, db=db) as opened:
+        check_outputs(writes, {"trace": opened.facts.source, "db": opened.store.path})
         yield Opened(opened.store, opened.facts.name, lambda _: opened.facts)
 
 

@@ -135,10 +135,14 @@ def is_file(text: str) -> bool:
     return text == STANDARD_INPUT or not missing_from(text)
 
 
-def check_source(stores: Stores, source: str | None) -> None:
-    """Raise InputError where `source` names neither a file nor a stored trace."""
-    if source is None or not is_file(source):
-        stored_trace(stores, source)
+def file_of(stores: Stores, source: str | None) -> str:
+    """Return the path that `source` is, or from which the trace was read that it names.
+
+    Raises InputError where it names neither a file nor a stored trace.
+    """
+    if source is not None and is_file(source):
+        return source
+    return stored_trace(stores, source).source
 
 
 def stored_trace(stores: Stores, name: str | None) -> Trace:

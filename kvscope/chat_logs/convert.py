@@ -39,6 +39,7 @@ from kvscope.ingest.formats.base import (
     Identifier,
     Rejects,
     common_keys,
+    field_names,
     reason_of,
 )
 from kvscope.ingest.formats.exporter import milliseconds, stated
@@ -354,9 +355,8 @@ def detect(head: bytes, path: str) -> type[LogFormat]:
     if not keys:
         what = "no JSON lines; an object over several lines becomes one with `jq -c .`"
         raise InputError(what, where=path)
-    names = ", ".join(sorted(keys)[:6])
     raise InputError(
-        f"no prompts in lines with {names}",
+        f"no prompts in lines with {field_names(sorted(keys))}",
         where=path,
         remedy="give them `messages` or `prompt`, or name the format with --format",
     )

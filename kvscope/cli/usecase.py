@@ -16,7 +16,16 @@ import typer
 from msgspec import Struct
 
 from kvscope.app import values
-from kvscope.app.options import AS_STORED, OUTPUT, Option, Reading, Target, standard_output
+from kvscope.app.options import (
+    AS_STORED,
+    OUTPUT,
+    Option,
+    Reading,
+    Target,
+    check_outputs,
+    standard_output,
+    targets_of,
+)
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import (
@@ -107,12 +116,12 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     if not case.remembers:
         request = case.check(options)
 
-    from kvscope.app.traces import check_source, keep_stated, stated_for, store_for
+    from kvscope.app.traces import file_of, keep_stated, stated_for, store_for
 
     with store_for(common.db, common.trace, note) as store:
         with store.reading() if case.remembers else nullcontext():  # opened once for both
             if case.takes_trace:
-                check_source(store, common.trace)
+                _check_outputs(case, options, common, path, file_of(store, common.trace))
             remembered = case.remembers and not common.forget
             stated = stated_for(store, common.trace) if remembered else {}
         if case.remembers:
@@ -165,6 +174,17 @@ def _end(
         end_on(gates, case.figures(result), baseline)
     if case.fails is not None and case.fails(result):
         raise typer.Exit(ExitCode.CHECK_FAILED)
+
+
+def _check_outputs(
+    case: AnyUseCase, options: Any, common: _Common, path: str | None, source: str
+) -> None:
+    """Raise UsageError for a file to write from which the trace was read, stored or not."""
+    writes = {
+        f"--{name.replace('_', '-')}": getattr(options, name) for name in targets_of(case.options)
+    }
+    writes |= {"--html": common.printing.html, "--output": path}
+    check_outputs({flag: to for flag, to in writes.items() if to}, {"trace": source})
 
 
 def _target_of(case: AnyUseCase, path: str | None, *, force: bool) -> str | None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import InputError
 from kvscope.ingest.columns import Columns, Gaps
-from kvscope.ingest.formats.base import TraceFormat, Turns
+from kvscope.ingest.formats.base import TraceFormat, Turns, field_names
 from kvscope.ingest.limits import MAX_TOKENS
 
 _LEAST_FOLLOWING = 3
@@ -43,14 +43,12 @@ _TELLING = re.compile(
     r"|_len$|tokens|hash|block|_(s|ms|us|ns)$",
     re.IGNORECASE,
 )
-_MOST_NAMES = 6
 
 
 def unread_notes(chosen: type[TraceFormat], head: bytes) -> list[str]:
     """Return a note that names the fields of times, sessions, lengths and hashes not read."""
     names = [name for name in chosen.unread(head) if _TELLING.search(name)]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return [f"fields not read: {', '.join(names[:_MOST_NAMES])}{more}"] if names else []
+    return [f"fields not read: {field_names(names)}"] if names else []
 
 
 def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: str) -> Turns:

@@ -96,10 +96,10 @@ def explained(path: str, error: duckdb.Error) -> KvscopeError | None:
         return KvscopeError(
             "too little memory for this trace", where=path, remedy="free some, or take a sample"
         )
+    if re.search(r"not a valid DuckDB|sqlite|in-memory database", text, re.IGNORECASE):
+        return InputError(f"not a kvscope store ({_kind(path)})", where=path, remedy=_OTHER)
     if not isinstance(error, _DAMAGE) and "Corrupt" not in text:
         return None
-    if "not a valid DuckDB" in text or "sqlite" in text.lower():
-        return InputError(f"not a kvscope store ({_kind(path)})", where=path, remedy=_OTHER)
     if re.search(r"version number|newer version of DuckDB|storage version", text):
         return StoreVersionError(
             "a newer DuckDB wrote it", where=path, remedy=f"upgrade duckdb, or {_OTHER}"

@@ -174,7 +174,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
     `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
     Raises UsageError for two of different kinds, InputError for what is not there.
     """
-    from kvscope.app.traces import check_source, load_trace, open_dataset
+    from kvscope.app.traces import file_of, load_trace, open_dataset
     from kvscope.store.folder import is_dataset
 
     left, right, stores = request.left, request.right, opened.stores
@@ -197,7 +197,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
         return compare_runs(names, (run, other_run), (trace, other_trace))
 
     for name in names:
-        check_source(stores, name)
+        file_of(stores, name)
 
     def analyzed(name: str) -> Analysis:
         own = open_dataset(name).stores if is_dataset(name) else stores

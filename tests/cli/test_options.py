@@ -136,8 +136,12 @@ def test_only_own_reports_are_replaced(tmp_path: Path, capsys: Streams) -> None:
     for words in (analyze, [*export, str(notes)], [*export, str(trace)]):
         assert "replace it with --force" in streams_of(capsys, *words, code=ExitCode.USAGE).err
     assert notes.read_text() == "mine\n"
-    assert run([*export, str(trace), "--force"]) == ExitCode.USAGE
-    assert "the file is read, too" in capsys.readouterr().err
+    simulate = ["simulate", "a", "--db", store, "--capacity-blocks", "9", "--perfetto"]
+    for words in (export, [*analyze[:-1]], simulate):
+        assert run([*words, str(trace), "--force"]) == ExitCode.USAGE
+        assert "the file is read, too" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="the file is read, too"):
+        kvscope.fit("a", db=store, export=str(trace), force=True)
     assert trace.read_bytes() == before
     analysis = kvscope.analyze(str(trace))
     with pytest.raises(UsageError, match="no report or settings"):

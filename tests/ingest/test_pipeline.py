@@ -254,7 +254,17 @@ BAILIAN = '{"chat_id": %d, "timestamp": %d, "input_length": 40, "output_length":
         (['[{"a": 1}]'], "knows: one JSON array", "`jq -c '.[]'`"),
         (
             ["time,tokens", "1,2"],
-            "knows: text that begins with 'time,tokens'",
+            "knows: text that begins with time, tokens;",
+            "see `kvscope formats`",
+        ),
+        (
+            ["Write to alice@example.com, or", "call her"],
+            "knows: text that begins with text of 26 characters, or;",
+            "see `kvscope formats`",
+        ),
+        (
+            ['{"alice@example.com": 1}'] * 8,
+            "knows: JSON lines with text of 17 characters;",
             "see `kvscope formats`",
         ),
         (

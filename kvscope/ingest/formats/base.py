@@ -48,6 +48,8 @@ _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 _object_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _TRUNCATED = "Input data was truncated"  # msgspec's words
 _MOST_KINDS = 5
+_MOST_NAMES = 6
+_FIELD = re.compile(r"[A-Za-z_]{1,32}")
 _LONGEST_REASON = 300
 """Characters: a reason repeats values, which may be as long as their line."""
 
@@ -281,6 +283,13 @@ def described(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else "a boolean"
     return "a number" if isinstance(value, int | float) else "a value"
+
+
+def field_names(names: Sequence[str]) -> str:
+    """Return the first names of fields for a message; of what may be text of a log the length."""
+    shown = [name if _FIELD.fullmatch(name) else described(name) for name in names[:_MOST_NAMES]]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(shown)}{more}"
 
 
 def counted(left_out: Counter[str]) -> list[str]:

@@ -12,7 +12,7 @@ from kvscope.core.trace import Trace
 from kvscope.ingest.formats.agentic import AgenticMooncake
 from kvscope.ingest.formats.agents import ClaudeCode, Codex, TraceLab
 from kvscope.ingest.formats.bailian import Bailian, BailianExport
-from kvscope.ingest.formats.base import TraceFormat, common_keys
+from kvscope.ingest.formats.base import TraceFormat, common_keys, field_names
 from kvscope.ingest.formats.dynamo import DynamoTraces
 from kvscope.ingest.formats.exporter import Advance, Exporter
 from kvscope.ingest.formats.lengths import LengthsCsv
@@ -78,8 +78,6 @@ ENGINE_LOGS = (
 )
 """Lines of engines' logs: what they hold, what such a log is, what to do about it."""
 
-_MOST_NAMES = 6
-
 
 def by_name(name: str) -> type[TraceFormat]:
     """Return the format called `name`, in any case. Raises UsageError if there is none."""
@@ -128,12 +126,11 @@ def _description(head: bytes) -> tuple[str, str]:
         names = sorted(common_keys(head))
         if not names:
             return "JSON, but no object with fields on each line", see
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        looks = f"JSON lines with {', '.join(names[:_MOST_NAMES])}{more}"
+        looks = f"JSON lines with {field_names(names)}"
         return looks, _nearest(names, [x for x in FORMATS if x not in {LengthsCsv, Parquet}]) or see
-    line = text.split("\n", 1)[0].strip()
-    looks = f"text that begins with {line[:40]!r}"
-    return looks, _nearest([name.strip() for name in line.split(",")], [LengthsCsv]) or see
+    columns = [name.strip() for name in text.split("\n", 1)[0].split(",")]
+    looks = f"text that begins with {field_names(columns)}"
+    return looks, _nearest(columns, [LengthsCsv]) or see
 
 
 def _nearest(names: list[str], candidates: Sequence[type[TraceFormat]]) -> str | None:
