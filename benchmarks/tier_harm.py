@@ -143,7 +143,7 @@ def _judged(tuned: Recommendation, window: Window, blocks: int) -> dict[str, Any
     cost = 0.0
     if chosen is not None:
         written = offer.written_bytes_s(first, window.evaluator.workload)
-        cost = offer.price_hour(chosen, written)
+        cost = offer.price_hour(chosen, 1, written)
     hour = offer.replica_hour or 0.0
     return {
         **result,

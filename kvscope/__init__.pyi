@@ -272,6 +272,7 @@ def tune(
     offload: str | Sequence[str] | None = None,
     dram_price: str | float | None = None,
     ssd_price: str | float | None = None,
+    pool_price: str | float | None = None,
     ssd_writes_per_day: str | float | None = None,
     db: str = ':memory:',
 ) -> TuneResult: ...

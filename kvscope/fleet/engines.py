@@ -152,7 +152,7 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
     replicas = len(sent.opened)
     each, at = machines.each, (sent.replica, sent.place)
     rows: Any = each.requests[at]
-    hit_blocks, read_blocks = np.maximum(rows.hits, 0).astype(np.int32), None
+    hit_blocks, read_blocks, stored = np.maximum(rows.hits, 0).astype(np.int32), None, 0
     pool = each.offload.pool[0, 0]
     if each.offload.members.size:
         if each.offload.state.stuck.any():
@@ -162,6 +162,8 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
         size = int(each.state.block_size[0, 0])
         loaded = loaded_blocks(rows, members, size)
         hit_blocks += loaded
+        tiers: Any = each.offload.state[:replicas, 0]
+        stored = int((tiers.stored - tiers.read_chunks).sum())
         if each.offload.state.storage.any():
             read_blocks = np.minimum(members.read, loaded).astype(np.int32)
     return FleetReplay(
@@ -179,4 +181,5 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
         pool=PoolUse(int(pool.chunks), int(pool.evictions), int(pool.full))
         if pool.shared
         else None,
+        stored_chunks=stored,
     )

@@ -48,7 +48,7 @@ class FleetReplay(Struct, frozen=True):
     Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` its prefill or
     the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N) counts blocks.
     With files below CPU tiers, `read_blocks` of the hits came from there; `pool` where those are
-    shared.
+    shared. `stored_chunks` were written to the tiers of all.
     """
 
     replicas: int
@@ -63,6 +63,7 @@ class FleetReplay(Struct, frozen=True):
     evictions: Int64s
     read_blocks: Int32s | None = None
     pool: PoolUse | None = None
+    stored_chunks: int = 0
 
     @property
     def ttft_s(self) -> Float64s:

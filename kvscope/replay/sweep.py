@@ -260,7 +260,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
         served = replace(served, queued_ttft_s=done.ttft_s + outside_s, tpot_s=done.tpot_s)
     if engine.offload is not None:
-        chunk = _chunk_blocks(engine, workload.prompts.block_size)
+        chunk = chunk_blocks(engine, workload.prompts.block_size)
         served = replace(served, stored_blocks=done.stored_chunks * chunk)
     counted = slice(served.first, None)
     return ServedReplay(
@@ -273,7 +273,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     )
 
 
-def _chunk_blocks(engine: EngineSettings, block_size: int) -> int:
+def chunk_blocks(engine: EngineSettings, block_size: int) -> int:
     """Return how many blocks of so many tokens have the bytes of a chunk."""
     size = engine.groups.block_tokens if engine.groups else block_size
     return (engine.offload.blocks_per_chunk if engine.offload else 0) * size // block_size

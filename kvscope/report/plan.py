@@ -252,8 +252,18 @@ def memory_in_words(tuned: Recommendation) -> list[str]:
 
 def memory_to_set(tuned: Recommendation) -> Iterator[str]:
     """Yield what is to be known of the tier to add before it is set."""
-    if tuned.plan.tier is not None and tuned.plan.tier.full_s is not None:
-        yield "PATH: a folder on that SSD; vLLM fills what space is free."
+    tier = tuned.tier
+    if tier is not None and tier.files_bytes:
+        if not tier.pool:
+            yield "PATH: a folder on that SSD; vLLM fills what space is free."
+        elif tier.pool.evicts:
+            size = units.format_size(tier.files_bytes)
+            yield (
+                "PATH: one folder for all replicas, where you delete the files used least recently"
+                f" above {size}, as vLLM does not."
+            )
+        else:
+            yield "PATH: one folder for all replicas; vLLM fills what space is free."
         yield (
             "Where prompts that are read at once do not fit into the CPU memory, requests never"
             " start: do not take less of it, and replay again before more load comes."
@@ -287,14 +297,16 @@ def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Itera
     yield f"It {_frees(tuned, option)}, for {_cost(option, offer)}.{missed}"
     tier = option.tier
     if wear := option.wear:
-        daily = significant(option.written_bytes_s * _DAY_S / 2**40)
+        writing = option.replicas if tier and tier.pool else 1
+        daily = significant(writing * option.written_bytes_s * _DAY_S / 2**40)
         rated = f"{daily} TiB a day are written, {significant(wear)} times what the drive is rated"
         worn = " for: it wears out sooner by that factor, which the price counts."
         yield rated + (" for." if wear <= 1 else worn)
     if option.full_s is not None and tier is not None:
         size, after = units.format_size(tier.files_bytes), units.duration_in_words(option.full_s)
+        where = "shared pool" if tier.pool else "SSD"
         yield (
-            f"vLLM deletes none of its files: the SSD of {size} is full after"
+            f"vLLM deletes none of its files: the {where} of {size} is full after"
             f" {after} at the earliest, and nothing new is written from then on. Delete old files"
             " before that, or the gain fades."
         )
@@ -353,11 +365,15 @@ def _memory_named(tuned: Recommendation, option: PlanOption) -> str:
     tier = option.tier
     if tier is None:
         return NONE
-    sizes = " and ".join(
-        f"{units.format_size(size)} of {_MEMORY[kind]}" for kind, size in tier.tiers
+    own = " and ".join(
+        f"{units.format_size(size)} of {_MEMORY[kind]}"
+        for kind, size in tier.tiers
+        if kind in _MEMORY
     )
     each = " below each pool" if option.replicas > 1 else ""
-    return f"{sizes}{each} ({tier.offload}, with {tuned.called(option.policy)} in the pool)"
+    if tier.pool:
+        each += f" and {units.format_size(tier.files_bytes)} of files that all replicas share"
+    return f"{own}{each} ({tier.offload}, with {tuned.called(option.policy)} in the pool)"
 
 
 def _frees(tuned: Recommendation, option: PlanOption) -> str:

@@ -6,11 +6,12 @@ rest is for `kvscope simulate` and `kvscope validate`, and for people.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -36,6 +37,7 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
+from kvscope.replay.tier_spec import Tier
 from kvscope.tuning.comparison import Canary, WindowTrial
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.rule import Grade, Verdict
@@ -145,14 +147,20 @@ class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
     hours: Number | None = None
 
 
-class MemoryTable(msgspec.Struct, forbid_unknown_fields=True):
-    """Memory below the pool, over all GPUs of the engine, and the times of copies."""
+class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Memory below the pool, over all GPUs of the engine, and the times of copies.
+
+    Of a pool that all replicas share also what their links carry together, None without a limit,
+    and what leaves, None for nothing.
+    """
 
     kind: TierKind
     bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     read_bytes_per_s: Bandwidth
     write_bytes_per_s: Bandwidth
     latency_s: Seconds = msgspec.field(name="latency_ms")
+    pool_bytes_per_s: Bandwidth | None = None
+    evict: Literal["lru"] | None = None
 
     @property
     def text(self) -> str:
@@ -163,6 +171,14 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True):
         )
         latency = f"{_shifted(self.latency_s, 6)}us"
         return f"{self.kind}={size}:read={read}GB/s:write={write}GB/s:latency={latency}"
+
+
+def _pool_of(tier: Tier) -> tuple[float | None, Literal["lru"] | None]:
+    """Return what all replicas' links to a pool carry, and what leaves it, as in a MemoryTable."""
+    if tier.pool is None:
+        return None, None
+    carried = tier.pool.bytes_per_s
+    return carried if math.isfinite(carried) else None, "lru" if tier.pool.evicts else None
 
 
 class TierTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -188,6 +204,7 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
                 tier.read.bytes_per_s,
                 tier.write_bytes_per_s,
                 Seconds(tier.read.latency_s),
+                *_pool_of(tier),
             )
             for (kind, size), tier in zip(
                 candidate.tiers, offer.below(candidate).tiers, strict=True

@@ -35,7 +35,7 @@ from kvscope.tuning.tuner import End, Tuner, TuningResult, eligible_at, lossless
 
 SLOW_COPIES = 3.0
 """Times as long as modelled that a copy may take: a tier has to do no harm there too."""
-FULL_SSD = End("an SSD full of other files")
+FULL_SSD = End("room for files full of others")
 _SEARCHED = 2  # routers whose parameters are searched
 _ROUTER_ROWS = 4  # routers that are options, the best of those to compare
 _TRIED_AT_ENDS = 3  # tiers, until one does no harm there
@@ -158,10 +158,11 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def full_s(self) -> float | None:
-        """In how many seconds files fill their SSD, at the earliest; None without files."""
-        if self.tier is None or not self.tier.files_bytes:
+        """In how many seconds files fill their room, at the earliest; None where none are left."""
+        if self.tier is None or not self.tier.keeps_files:
             return None
-        return self.tier.files_bytes / max(self.written_bytes_s, 1e-9)
+        writing = self.replicas if self.tier.pool else 1
+        return self.tier.files_bytes / max(writing * self.written_bytes_s, 1e-9)
 
 
 class TierDoubt(Struct, frozen=True):
@@ -386,7 +387,8 @@ class Planner:
         tier = tiered[0].tier if tiered else None
         if offer is None or tier is None or lru is None or lru.replicas is None:
             return
-        with_tier = hour + (offer.price_hour(tier) if self._replica_hour else 0.0)
+        below = offer.price_hour(tier, self._result.replicas) if self._replica_hour else 0.0
+        with_tier = hour + below
         most = math.ceil(lru.replicas * hour / with_tier)
         if replicas := self._fewest(tiered[0], range(self._result.replicas + 1, most)):
             yield replace(tiered[0], replicas=replicas)
@@ -543,15 +545,15 @@ class Planner:
     def _fails_at(self, free: PlanOption, option: PlanOption, *, pays: bool) -> Iterator[str]:
         """Yield the ends at which a tier harms, or saves less than its price if it is to pay.
 
-        Beside those of pool, latency and session starts: slow copies, and files that fill the SSD,
-        as no engine deletes any. They are then no more than CPU memory whose misses are looked up
-        in vain.
+        Beside those of pool, latency and session starts: slow copies, and files that fill their
+        room, as no engine deletes any. They are then no more than CPU memory whose misses are
+        looked up in vain.
         """
         result, tier = self._result, option.tier
         slow = End(f"copies {SLOW_COPIES:g}x as long")
         ends = [(each.end, 1.0, tier) for each in result.ends]
         ends.append((slow, SLOW_COPIES, tier))
-        if tier is not None and tier.files_bytes:
+        if tier is not None and tier.keeps_files:
             ends.append((FULL_SSD, 1.0, replace(tier, files_bytes=1)))
         for end, copies, there in ends:
             windows = self._tuner.at_end(end)
@@ -597,8 +599,8 @@ class Planner:
         if offer is not None and change.tier is not None:
             workload = self._tuner.windows.later.evaluator.workload
             written = offer.written_bytes_s(judged.later, workload) / change.replicas
-            tier_hour = offer.price_hour(change.tier, written)
-            wear = offer.wear(change.tier, written)
+            tier_hour = offer.price_hour(change.tier, change.replicas, written)
+            wear = offer.wear(change.tier, change.replicas, written)
         saves = None
         if machine is None and price is not None:
             used = self._result.lru.later.utilization * self._result.replicas

@@ -7,7 +7,7 @@ long as later requests do not change where they begin. Other routers are those o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,12 @@ from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.replay.derived_traces import select
 from kvscope.replay.metrics import ServedRequests, serve
-from kvscope.replay.sweep import engine_of, serve_replay
+from kvscope.replay.sweep import chunk_blocks, engine_of, serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.balancers import Session, VllmDp
 from kvscope.routers.base import Router
 from kvscope.tuning.target import Target
+from kvscope.vllm_sim import EngineSettings
 
 SESSION: Router = Session()
 """The router in front of a deployment's replicas, where none is named."""
@@ -115,26 +116,45 @@ def together(
     )
 
 
-def fleet_sweep(workload: Workload, capacity_blocks: int, target: Target) -> FleetSweep:
-    """Return fleets of a workload, each replica as the workload's setting has one engine."""
+def fleet_sweep(
+    workload: Workload,
+    capacity_blocks: int,
+    target: Target,
+    above: Callable[[EngineSettings], EngineSettings] | None = None,
+) -> FleetSweep:
+    """Return fleets of a workload, each replica as the workload's setting has one engine.
+
+    `above` puts it above a tier.
+    """
     setting, prompts = workload.setting, workload.prompts
     if (scale := setting.rate_scale) != 1:
         prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
         workload = Workload(prompts, replace(setting, rate_scale=1.0), workload.windows)
-    simulated = setting.capacity_model == "engine"
+    engine = None
+    if setting.capacity_model == "engine":
+        engine = engine_of(setting, capacity_blocks, prompts.block_size)
+        engine = above(engine) if above else engine
     return FleetSweep(
         workload,
         capacity_blocks,
         Slo(target.slo_s, target.percentile, target.tpot_slo_s),
-        engine=engine_of(setting, capacity_blocks, prompts.block_size) if simulated else None,
+        engine=engine,
     )
 
 
 def serve_fleet(
-    workload: Workload, capacity_blocks: int, target: Target, fleet: Fleet, seed: int
+    workload: Workload,
+    capacity_blocks: int,
+    target: Target,
+    fleet: Fleet,
+    seed: int,
+    above: Callable[[EngineSettings], EngineSettings] | None = None,
 ) -> ServedRequests:
-    """Return how a fleet serves all requests of a workload, each replica with so many blocks."""
-    sweep = fleet_sweep(workload, capacity_blocks, target)
+    """Return how a fleet serves all requests of a workload, each replica with so many blocks.
+
+    `above` is that of `fleet_sweep`.
+    """
+    sweep = fleet_sweep(workload, capacity_blocks, target, above)
     done = sweep.replay(fleet, seed)
     setting, prompts = workload.setting, workload.prompts
     served = serve(prompts, setting.definition, done.hit_blocks, workload.profile)
@@ -142,7 +162,10 @@ def serve_fleet(
     if setting.holds_running:
         later = prompts.output_tokens.astype(np.int64) - 1
         tpot_s = np.where(later > 0, (done.end_s - done.token_s) / np.maximum(later, 1), np.nan)
-    return replace(served, queued_ttft_s=done.ttft_s, tpot_s=tpot_s)
+    each = chunk_blocks(sweep.engine, prompts.block_size) if sweep.engine else 0
+    pool = done.pool  # whose files no replica writes again
+    stored_blocks = each * (pool.held + pool.evictions if pool else done.stored_chunks)
+    return replace(served, queued_ttft_s=done.ttft_s, tpot_s=tpot_s, stored_blocks=stored_blocks)
 
 
 def _first(workload: Workload) -> int:

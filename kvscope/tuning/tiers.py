@@ -28,7 +28,7 @@ from kvscope.tuning.trial import Advance, EngineTier, Evaluator, Trial
 from kvscope.tuning.tuner import Tuner
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
-TierKind = Literal["dram", "ssd"]
+TierKind = Literal["dram", "ssd", "shared"]
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 STATED = "stated"
 """The source of a price of your own."""
@@ -81,7 +81,7 @@ class TierCandidate(Struct, frozen=True):
     """CPU memory of `size_bytes` below a pool; `offload` is how it works, as `--offload` takes it.
 
     `files_bytes` are those of an SSD below, where vLLM keeps files; 0 without. With a `pool`, all
-    replicas share them, over a network.
+    replicas share them, over a network, and `files_bytes` are those of all.
     """
 
     DOCUMENT: ClassVar[str] = "offload gib files_gib"
@@ -108,7 +108,7 @@ class TierCandidate(Struct, frozen=True):
         """
         tiers = []
         for kind, size_bytes in self.tiers:
-            pool = self.pool if kind == "ssd" else None
+            pool = self.pool if kind == "shared" else None
             name, links = "remote" if pool else kind, gpus if kind == "dram" else 1
             read = Read(READS[name].latency_s, READS[name].bytes_per_s * links / copies)
             blocks = max(1, size_bytes // block_bytes)
@@ -122,13 +122,23 @@ class TierCandidate(Struct, frozen=True):
         return OffloadSpec.parse(self.offload, files=self.files_bytes > 0)
 
     @property
+    def shares_files(self) -> bool:
+        """Whether the files are those of all replicas."""
+        return self.pool is not None
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether files are left until they fill their room: vLLM deletes none."""
+        return self.files_bytes > 0 and not (self.pool and self.pool.evicts)
+
+    @property
     def gib(self) -> float:
         """The CPU memory in GiB."""
         return self.size_bytes / 2**30
 
     @property
     def files_gib(self) -> float:
-        """The SSD's files in GiB, 0 without."""
+        """The files in GiB, 0 without."""
         return self.files_bytes / 2**30
 
     @property
@@ -139,7 +149,8 @@ class TierCandidate(Struct, frozen=True):
     @property
     def tiers(self) -> tuple[tuple[TierKind, int], ...]:
         """The kind of memory and the size of each tier, from the pool down."""
-        below: tuple[tuple[TierKind, int], ...] = (("ssd", self.files_bytes),)
+        files: TierKind = "shared" if self.pool else "ssd"
+        below: tuple[tuple[TierKind, int], ...] = ((files, self.files_bytes),)
         return ("dram", self.size_bytes), *(below if self.files_bytes else ())
 
 
@@ -198,15 +209,25 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
         return trial.stored_blocks * self.block_bytes / span_s
 
-    def price_hour(self, candidate: TierCandidate, written_bytes_s: float = 0.0) -> float:
-        """Return the price of a replica's tiers for an hour, worn by such a rate of writes."""
-        tiers = candidate.tiers
-        return sum(self.prices[kind].hour(size, written_bytes_s) for kind, size in tiers)
+    def price_hour(
+        self, candidate: TierCandidate, replicas: int, written_bytes_s: float = 0.0
+    ) -> float:
+        """Return the price of a replica's tiers for an hour, each worn by such a rate of writes.
 
-    def wear(self, candidate: TierCandidate, written_bytes_s: float) -> float:
+        Of a pool that all `replicas` share, it is a replica's part.
+        """
+        hour = 0.0
+        for kind, size in candidate.tiers:
+            sharing = replicas if kind == "shared" else 1
+            hour += self.prices[kind].hour(size, sharing * written_bytes_s) / sharing
+        return hour
+
+    def wear(self, candidate: TierCandidate, replicas: int, written_bytes_s: float) -> float:
         """Return the writes to what wears most, as a multiple of those that it is rated for."""
-        tiers = candidate.tiers
-        return max(self.prices[kind].wear(size, written_bytes_s) for kind, size in tiers)
+        return max(
+            self.prices[kind].wear(size, written_bytes_s * (replicas if kind == "shared" else 1))
+            for kind, size in candidate.tiers
+        )
 
 
 TierAt = tuple[TierCandidate, Policy]
@@ -354,7 +375,7 @@ class TierSearch:
                 self.rejected[candidate] = trial
                 continue
             written = self.offer.written_bytes_s(trial, evaluator.workload) / self._replicas
-            cost_hour = self.offer.price_hour(candidate, written)
+            cost_hour = self.offer.price_hour(candidate, self._replicas, written)
             replayed.append(_Replayed(candidate, policy, trial, cost_hour))
         return replayed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from threading import Event
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -42,6 +43,11 @@ class EngineTier(Struct, frozen=True):
     offload: str
     block_bytes: int
     tiers: tuple[Tier, ...]
+
+    @property
+    def pool(self) -> bool:
+        """Whether all replicas share one of them."""
+        return any(tier.pool for tier in self.tiers)
 
     def under(self, engine: EngineSettings, block_size: int) -> EngineSettings:
         """Return an engine above the tiers; a block of the trace has `block_size` tokens."""
@@ -204,14 +210,12 @@ class Evaluator:
     ) -> Evaluator:
         """Return an evaluator of so many replicas on the executor, each with a tier or without.
 
-        They are behind the same router, where none is named; `seed` is for those that draw. Raises
-        ValueError for a tier behind another router than `session`.
+        They are behind the same router, where none is named; `seed` is for those that draw.
         """
         workload = workload or self.workload
         router = router or (self._routed[0] if self._routed else SESSION)
-        routed = None if isinstance(router, Session) else (router, replicas, seed)
-        if routed and tier:
-            raise ValueError("tiers are replayed behind `session` alone")
+        apart = isinstance(router, Session) and not (tier and tier.pool)
+        routed = None if apart else (router, replicas, seed)
         parts = split_over(workload, 1 if routed else replicas)
         if tier is not None:
             parts = tuple(
@@ -293,7 +297,10 @@ class Evaluator:
         if self._routed is not None:
             router, replicas, seed = self._routed
             fleet = Fleet(router, policy, replicas)
-            return serve_fleet(self.workload, capacity_blocks, self.target, fleet, seed)
+            above, size = None, self.workload.prompts.block_size
+            if self._tier is not None:
+                above = partial(self._tier.under, block_size=size)
+            return serve_fleet(self.workload, capacity_blocks, self.target, fleet, seed, above)
         request = ReplayRequest(policy, capacity_blocks)
         if self._tier is not None:
             request = self._tier.request(policy, capacity_blocks)

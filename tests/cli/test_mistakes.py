@@ -300,7 +300,7 @@ OPTIONS: Rows = {
         ("--tier-size tape:1GiB", 2, "'tape:1GiB' is no CPU memory"),
         ("--tier-size 64GiB,ssd:1TiB", 2, "'ssd:1TiB' is no CPU memory, with an SSD below or"),
         ("--tier-size ssd:1TiB+64GiB", 2, "is no CPU memory"),
-        ("--tier-size 1GiB+shared:1TiB", 2, "take kvscope fleet --tier-size, or ssd"),
+        ("--tier-size 1GiB+shared:1TiB", 2, "one replica shares no pool; say how many there are"),
         (
             "--tier-size 4GiB+ssd:1TiB --offload vllm@0.33:store_threshold=2",
             2,

@@ -79,6 +79,34 @@ def test_files_below_cpu_memory(
     assert both["price_hour"] == pytest.approx(cost)
 
 
+def test_files_that_all_replicas_share(capsys: Streams, trace: str) -> None:
+    """An option is that fleet above its pool, at a part of its price; CPU memory alone is another.
+
+    What `kvscope fleet` says of it is the same.
+    """
+    pool = "dram:8GiB+shared:64GiB:bandwidth=40GB/s:evict=lru"
+    fleet = (trace, "--db", ":memory:", *ENGINE, "--replicas", "2", "--slo", "300ms")
+    memory = ("--compare-tiers", "--tier-size", pool, "--offload", PLAIN, "--pool-price", "0.001")
+    others = ("--policy", "lru", "--gpu-hour", "2", "--warmup", "0", *NO_FILE)
+    made = document(capsys, "tune", *fleet, *memory, *others)
+    row, more = (row for row in rows(made) if row["change"]["tier"]["shared"])
+    assert (row["change"]["replicas"], more["change"]["replicas"] > 2) == (2, True)
+    tier = row["change"]["tier"]
+    assert (tier["gib"], tier["files_gib"], tier["full_s"]) == (8, 64, None)
+    daily = 2 * tier["written_bytes_s"] * 86_400 / (64 << 30)
+    assert tier["wear"] == pytest.approx(daily / 1.3)
+    assert tier["price_hour"] == pytest.approx(8 * 0.004237 + 64 * 0.001 * max(1, tier["wear"]) / 2)
+    assert row["price_per_hour"] == pytest.approx(2 * (2 + tier["price_hour"]))
+    assert {each["change"]["tier"]["files_gib"] for each in rows(made)} <= {0, 64}
+    split = made["split"]
+    warmup = 500 - split["validation_requests"] - split["held_out_requests"]
+    share = f"{100 * (warmup + 0.5) / 500}%"
+    behind = ("--router", "session", "--tier-size", pool, "--warmup", share)
+    (same,) = document(capsys, "fleet", *fleet, *behind)["fleets"]
+    assert same["hit_rate"] == pytest.approx(row["hit_rate"])
+    assert same["ttft_at_percentile_ms"] == pytest.approx(row["ttft_ms"]["p95"]["value"])
+
+
 def test_the_file_is_replayed_with_its_pool_alone(
     capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

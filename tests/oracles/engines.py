@@ -186,6 +186,7 @@ def _done(
 ) -> FleetReplay:
     rows = [engines[to].machine.requests[at] for to, at in zip(replica, place, strict=True)]
     hits, read, pool = np.array([max(row.hits, 0) for row in rows], dtype=np.int32), None, None
+    stored = 0
     offload = engines[0].machine.offload
     if len(offload.members):
         members = [
@@ -197,6 +198,8 @@ def _done(
             for member, row, hit in zip(members, rows, hits, strict=True)
         ]
         hits += np.array(loaded, dtype=np.int32)
+        tiers = [each.machine.offload.state[0] for each in engines]
+        stored = sum(int(tier.stored - tier.read_chunks) for tier in tiers)
         if offload.state[0].storage:
             read = np.array(
                 [min(x.read, y) for x, y in zip(members, loaded, strict=True)], dtype=np.int32
@@ -217,6 +220,7 @@ def _done(
         evictions=np.array([each.machine.state[0].evictions for each in engines]),
         read_blocks=read,
         pool=pool,
+        stored_chunks=stored,
     )
 
 

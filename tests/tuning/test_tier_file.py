@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
-from kvscope.replay.tier_spec import parse_tiers
+from kvscope.replay.tier_spec import READS, SharedPool, parse_tiers
 from kvscope.tuning.file import (
     AddedTier,
     EngineTable,
@@ -98,6 +98,22 @@ def test_times_of_copies_are_exact() -> None:
         assert tier.read.bytes_per_s == stated.read_bytes_per_s
         assert tier.write_bytes_per_s == stated.write_bytes_per_s
         assert tier.read.latency_s == pytest.approx(stated.latency_s, rel=1e-15)
+
+
+def test_a_pool_that_replicas_share(tmp_path: Path, result: TuningResult) -> None:
+    """Its link and what leaves it are kept; the link of all is the pool's own."""
+    pool = SharedPool(40e9, evicts=True)
+    candidate = TierCandidate("vllm@0.33", WHOLE, 10 * WHOLE, pool)
+    tier = rounded(tmp_path / "r.toml", result, candidate, gpus=4).tier
+    assert tier is not None
+    memory, files = tier.memory
+    assert (memory.kind, memory.pool_bytes_per_s, memory.evict) == ("dram", None, None)
+    assert (files.kind, files.pool_bytes_per_s, files.evict) == ("shared", 40e9, "lru")
+    assert files.read_bytes_per_s == READS["remote"].bytes_per_s
+    endless = replace(candidate, pool=SharedPool())
+    again = rounded(tmp_path / "again.toml", result, endless).tier
+    assert again is not None
+    assert (again.memory[1].pool_bytes_per_s, again.memory[1].evict) == (None, None)
 
 
 @pytest.mark.parametrize(("present", "stays"), [("", False), ("keep-lru", False), ("switch", True)])

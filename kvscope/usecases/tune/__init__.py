@@ -54,7 +54,7 @@ WINDOWS = "--warmup, --validation, --judge"
 COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
 COMMON_MODEL = "llama3-8b"
 """What LRU is shown on while no machine is named."""
-_OF_TIERS = ("tier_size", "offload", "dram_price", "ssd_price", "ssd_writes_per_day")
+_OF_TIERS = ("tier_size", "offload", "dram_price", "ssd_price", "pool_price", "ssd_writes_per_day")
 
 
 class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
@@ -138,7 +138,8 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     )
     tier_size: tuple[values.TierSize, ...] | None = opt.option(
         "With --compare-tiers: sizes of the CPU memory below the pool, for example 32GiB,64GiB;"
-        " dram:64GiB+ssd:1TiB has an SSD below.",
+        " dram:64GiB+ssd:1TiB has an SSD below, dram:64GiB+shared:8TiB a pool that all replicas"
+        " share (options as in `kvscope fleet --tier-size`).",
         "SIZE,...",
         values.listed(values.tier_size),
         "up to 16 times the pool",
@@ -160,6 +161,12 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         "PRICE",
         values.memory_price,
         "0.00011",
+    )
+    pool_price: float | None = opt.option(
+        "With --compare-tiers: price of a GiB of a shared pool for an hour.",
+        "PRICE",
+        values.memory_price,
+        "the SSD's",
     )
     ssd_writes_per_day: float | None = opt.option(
         "With --compare-tiers: writes of its whole capacity a day that the SSD is rated for.",
@@ -432,11 +439,11 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
         )
     from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload  # late: loads NumPy
 
-    if any(size.pool for size in options.tier_size or ()):
+    if where.engines == 1 and any(size.pool for size in options.tier_size or ()):
         raise UsageError(
-            "a pool that replicas share is none of the plan's memory below each of them",
+            "one replica shares no pool",
             where="--tier-size",
-            remedy="take kvscope fleet --tier-size, or ssd",
+            remedy="say how many there are (--replicas 2), or take ssd",
         )
     offload = options.offload or (own_offload(where.engine),)
     for text in offload:
@@ -448,14 +455,14 @@ def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:
     """Return the price of each kind of memory: as stated, or as the data file has it."""
     from kvscope.tuning.tiers import STATED, tier_prices
 
-    prices: dict[TierKind, TierPrice] = {"dram": tier_prices().dram, "ssd": tier_prices().ssd}
-    stated: dict[TierKind, float | None] = {"dram": options.dram_price, "ssd": options.ssd_price}
-    for kind, price in stated.items():
-        if price is not None:
-            prices[kind] = replace(prices[kind], gib_hour=price, source=STATED)
+    def stated(price: TierPrice, own: float | None) -> TierPrice:
+        return price if own is None else replace(price, gib_hour=own, source=STATED)
+
+    ssd = stated(tier_prices().ssd, options.ssd_price)
     if options.ssd_writes_per_day is not None:
-        prices["ssd"] = replace(prices["ssd"], writes_per_day=options.ssd_writes_per_day)
-    return prices
+        ssd = replace(ssd, writes_per_day=options.ssd_writes_per_day)
+    dram = stated(tier_prices().dram, options.dram_price)
+    return {"dram": dram, "ssd": ssd, "shared": stated(ssd, options.pool_price)}
 
 
 def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:

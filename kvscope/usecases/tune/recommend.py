@@ -366,7 +366,7 @@ def tier_offer(
             candidates=tuple(TierCandidate(own_offload(where.engine), size) for size in sizes),
             block_bytes=block_bytes,
             gpus=where.tp,
-            prices={"dram": known.dram, "ssd": known.ssd},
+            prices={"dram": known.dram},
             replica_hour=hour,
         )
     stated = asked.sizes or tuple(
@@ -377,8 +377,8 @@ def tier_offer(
     for spec in ways:
         allowed.require(spec)
     page_bytes = allowed.page_bytes(block_bytes, trace.block_size)
-    alone = (each._replace(files_bytes=0) for each in stated if each.files_bytes)
-    every = dict.fromkeys([*stated, *alone])  # an SSD's CPU memory without the SSD, too
+    alone = (TierSize(each.size_bytes) for each in stated if each.files_bytes)
+    every = dict.fromkeys([*stated, *alone])  # the CPU memory without files, too
     candidates = dict.fromkeys(TierCandidate(spec.text, *size) for spec in ways for size in every)
     for each in candidates:
         each.require_chunk(page_bytes, "--tier-size")

@@ -88,12 +88,14 @@ class CategoryGain(Struct, frozen=True):
 class RowTier(Struct, frozen=True):
     """Memory below the pool of each replica; `offload` is how it works, as `--offload` has it.
 
-    `files_gib` are those of an SSD below CPU memory (0: none), which files fill in `full_s`. Its
-    price for an hour is `price_hour`, and `wear` times what its memory is rated for is written.
+    `files_gib` are those of an SSD below CPU memory, or of a pool that all replicas share with
+    `shared` (0: none), which files fill in `full_s`. A replica's price for an hour is
+    `price_hour`, and `wear` times what its memory is rated for is written.
     """
 
     DOCUMENT: ClassVar[str] = (
         "offload=option.tier.offload gib=option.tier.gib files_gib=option.tier.files_gib"
+        " shared=option.tier.shares_files"
         " full_s=option.full_s written_bytes_s=option.written_bytes_s wear=option.wear"
         " price_hour=option.tier_hour"
     )
