@@ -293,7 +293,10 @@ def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Itera
         f" {percent_change(-gain.low)}), within the SLO {within}, hit rate {hits} on the later"
         " requests."
     )
-    missed = "" if option.judged.meets(tuned.tuning.target) else " The SLO is missed with it, too."
+    missed = ""
+    if not option.judged.meets(tuned.tuning.target):
+        doubt = " That the SLO is met with it is not certain."
+        missed = doubt if option.meets else " The SLO is missed with it, too."
     yield f"It {_frees(tuned, option)}, for {_cost(option, offer)}.{missed}"
     tier = option.tier
     if wear := option.wear:

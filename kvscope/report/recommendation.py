@@ -465,8 +465,8 @@ def _verdict(tuned: Recommendation) -> Section:
         f" {count(split.validation_requests)} (choice), held-out {count(split.held_out_requests)}."
     )
     what = tuned.deployment.summary if tuned.deployment else CACHE_STUDY
-    what_to_do = "add memory" if tuned.tier else _TITLES.get(tuned.grade, tuned.verdict)
-    title = f"Recommendation: {'not certain' if tuned.uncertain else what_to_do}"
+    what_to_do = "not certain" if tuned.uncertain else _TITLES.get(tuned.grade, tuned.verdict)
+    title = f"Recommendation: {'add memory' if tuned.tier else what_to_do}"
     first = (*tuned.warnings, *_layouts(tuned))
     words = (*verdict_in_words(tuned), *_drafting(tuned))
     return Section.of(title, *first, *words, f"For: {what}.", how)

@@ -190,6 +190,9 @@ def test_a_verdict_that_changes_at_an_end_has_no_flags(result: Recommendation) -
     assert "Do now" not in words
     assert other.do_now_row is None is other.canary_row
     assert _deployed(result).do_now_row is not None
+    tiered = replace(other, plan=replace(other.plan, tier=other.plan.today))
+    assert tiered.do_now_row is None
+    assert "Do now" not in "\n".join(verdict_in_words(tiered))
 
 
 def test_a_verdict_that_changes_with_session_starts_has_no_flags(result: Recommendation) -> None:

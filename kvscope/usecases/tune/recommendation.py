@@ -285,8 +285,9 @@ class Recommendation(Struct, frozen=True):
     @property
     def uncertain(self) -> bool:
         """Whether the change of policy does not hold at both ends of what is uncertain."""
-        judged = self.deployment is not None and self._tier is None
-        return judged and self.tuning.choice is not None and bool(self.tuning.disagreeing)
+        tuning = self.tuning
+        judged = self.deployment is not None and tuning.choice is not None
+        return judged and bool(tuning.disagreeing)
 
     @property
     def recommended(self) -> WindowTrial:
