@@ -105,7 +105,8 @@ class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
 class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
     """The engine that the figures are of, one of `replicas`.
 
-    `kv_groups` are those of a hybrid model, as `KvGroups.text`.
+    `kv_groups` are those of a hybrid model, as `KvGroups.text`. Of one engine with `dp` ranks, each
+    is a replica.
     """
 
     summary: str
@@ -114,6 +115,7 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
     max_num_seqs: Count
     max_num_batched_tokens: Count
     kv_groups: str = ""
+    dp: Count | None = None
 
     @classmethod
     def of(cls, where: ResolvedDeployment, kv_groups: str = "") -> Self:
@@ -125,6 +127,7 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
             where.max_num_seqs,
             where.max_num_batched_tokens,
             kv_groups,
+            where.dp if where.dp > 1 else None,
         )
 
     def simulated(self, setting: RunSetting) -> RunSetting:

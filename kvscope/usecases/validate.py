@@ -519,13 +519,20 @@ def _advice(options: ValidateOptions, note: Note) -> PolicyFile | None:
         note(f"no {path} here: only LRU is validated")
         return None
     advice = read_policy_file(path)
-    tier = advice.tier if isinstance(advice, RecommendationFile) else None
-    if tier is not None and options.replay != "lru":
-        raise UsageError(
-            "it recommends a tier, which validate does not start",
-            where=str(path),
-            remedy="validate the pool alone with --replay lru, or name another file",
-        )
+    if isinstance(advice, RecommendationFile):
+        if advice.tier is not None and options.replay != "lru":
+            raise UsageError(
+                "it recommends a tier, which validate does not start",
+                where=str(path),
+                remedy="validate the pool alone with --replay lru, or name another file",
+            )
+        ranks = advice.deployment and advice.deployment.dp
+        if ranks:
+            raise UsageError(
+                f"it is for {ranks} ranks of one engine, which validate does not start",
+                where=str(path),
+                remedy="name a file for an engine without --dp",
+            )
     if options.recommendation is None:
         note(f"using {path} of this folder: {advice.policy.name}, for the trace {advice.trace}")
     return advice

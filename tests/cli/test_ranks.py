@@ -101,6 +101,9 @@ def test_every_command_sends_requests_as_the_balancer_does(capsys: Streams, shor
     assert today["ttft_ms"]["p95"]["value"] == replayed["latencies"]["ttft_ms"]["p95"]
     assert today["price_per_hour"] == 20
     assert {row["change"]["replicas"] for row in tuned["rows"]} == {8}
+    to = ("validate", short, "--model", "served", "--recommendation", "recommendation.toml")
+    assert run(to) == ExitCode.USAGE
+    assert "it is for 8 ranks of one engine, which validate does not" in capsys.readouterr().err
     screen = streams_of(capsys, "tune", short, *where, "--slo", "2s", "--policy", "lru").out
     assert "today: 8 ranks, lru" in screen
     explained = document(capsys, "explain", short, *where)
