@@ -314,6 +314,7 @@ def simulate_fleet(
     param: Sequence[str] | None = None,
     time_model: Literal['queue', 'engine'] | None = None,
     closed_loop: bool = False,
+    rate_scale: float = 1.0,
     router_seeds: str | int = 3,
     warmup: str | float = 0.5,
     on: str | None = None,

@@ -246,7 +246,9 @@ def _target(study: FleetStudy) -> str:
     target = f"{rank} TTFT ≤ {units.duration_in_words(slo.ttft_s)}"
     if slo.tpot_s is not None:
         target += f" and {rank} TPOT ≤ {units.duration_in_words(slo.tpot_s)}"
-    return f"{target} on requests {count(first)} to {count(requests)}"
+    scale = study.request.setting.rate_scale
+    faster = "" if scale == 1 else f", {scale:g} times as fast"
+    return f"{target} on requests {count(first)} to {count(requests)}{faster}"
 
 
 def _reached(study: FleetStudy, run: FleetRun) -> str:

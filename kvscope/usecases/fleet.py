@@ -22,6 +22,7 @@ from kvscope.app.requests import (
     DEFAULT_PERCENTILE,
     Capacities,
     FleetRequest,
+    above_zero,
     check_engine_runs,
     check_sglang_runs,
     hit_definition,
@@ -41,6 +42,7 @@ from kvscope.usecases.base import Opened, UseCase
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.core.executor import Executor
+    from kvscope.core.runs import RunSetting
     from kvscope.core.trace import Prompts, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.kv_groups import KvGroups
@@ -106,6 +108,7 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     closed_loop: bool = opt.option(
         "Let a turn arrive its think time after the simulated end of the previous one.", value=False
     )
+    rate_scale: opt.RateScale = 1.0
     router_seeds: int = opt.Count("Seeds to replay routers with that draw at random.", value=3)
     warmup: float = opt.Share(
         "Share of the requests, from the start, that fill the caches and are not counted: by"
@@ -194,7 +197,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
     if options.time_model == "engine":
         _check_engine_runs(variants, options, on_sglang=engine is None)
     return FleetRequest(
-        setting=run_setting(hit_definition(None, "carried", options.warmup), profile, slo_s=slo_s),
+        setting=_setting(options, profile, slo_s),
         slo=Slo(slo_s, options.percentile or DEFAULT_PERCENTILE, options.tpot_slo),
         routers=tuple(
             router for kind in kinds for router in router_variants(kind, assigned.get(kind, []))
@@ -213,6 +216,18 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         on=options.on,
         perfetto=options.perfetto,
     )
+
+
+def _setting(options: FleetOptions, profile: LatencyProfile, slo_s: float) -> RunSetting:
+    """Return how requests count and arrive. Raises UsageError for think times at another rate."""
+    if options.closed_loop and options.rate_scale != 1:
+        raise UsageError(
+            "a turn arrives its think time after another, at any rate",
+            where="--rate-scale",
+            remedy="leave --closed-loop out",
+        )
+    setting = run_setting(hit_definition(None, "carried", options.warmup), profile, slo_s=slo_s)
+    return replace(setting, rate_scale=above_zero(options.rate_scale))
 
 
 def _check_ranks(where: ResolvedDeployment, replicas: tuple[int, ...]) -> None:
@@ -384,7 +399,8 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         "trace model=request.model deployment=request.deployment latency"
         " time_model=request.time_model loop slo_ms=request.slo.ttft_s"
         " percentile=request.slo.percentile tpot_slo_ms=request.slo.tpot_s"
-        " warmup=request.setting.definition.warmup capacity_blocks capacity_tokens capacity_bytes"
+        " warmup=request.setting.definition.warmup rate_scale=request.setting.rate_scale"
+        " capacity_blocks capacity_tokens capacity_bytes"
         " tier pool_sizes"
         " verdict words fewest fewest_interval chosen price_hour pooled on_engines lines=ranked"
         " fleets curves"
@@ -560,7 +576,8 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
         )
         request = replace(request, setting=setting)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
-    workload = Workload(prompts, request.setting, Windows(1.0, 1))
+    prompts = replace(prompts, arrival_s=prompts.arrival_s / request.setting.rate_scale)
+    workload = Workload(prompts, replace(request.setting, rate_scale=1.0), Windows(1.0, 1))
     estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")

@@ -332,6 +332,8 @@ OPTIONS: Rows = {
         ("--capacity 1GiB", 2, "bytes need a model"),
         ("--gpu l4 --model llama3-8b --traffic replica", 2, "a fleet needs the traffic of all"),
         (f"{_GPU} --engine sglang --time-model engine --closed-loop", 2, "has an open loop; leave"),
+        (f"{_GPU} --rate-scale 2 --closed-loop", 2, "at any rate; leave --closed-loop out"),
+        (f"{_GPU} --rate-scale 0", 2, "--rate-scale: not above 0: 0"),
         (f"{_GPU} --engine sglang --time-model engine --policy wa", 2, "SGLang has no policy wa"),
         ("--gpu l4 --model gemma3-4b --policy tlru", 2, "not replayed on fleets of hybrid models"),
     ),

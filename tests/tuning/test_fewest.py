@@ -99,7 +99,7 @@ def test_tune_and_fleet_have_one_number(
 
 
 def test_arrivals_at_a_multiple_of_the_rate(tmp_path: Path) -> None:
-    """Of `tune --rate-scale 2` as of a trace with its arrivals in half the time."""
+    """Of `tune` and `fleet` with `--rate-scale 2` as of a trace that arrives in half the time."""
     with gzip.open(SAMPLES / "agent.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for line in lines]
     fast = tmp_path / "fast.jsonl"
@@ -107,13 +107,16 @@ def test_arrivals_at_a_multiple_of_the_rate(tmp_path: Path) -> None:
         "".join(json.dumps(row | {"timestamp": row["timestamp"] / 2}) + "\n" for row in rows)
     )
     where: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "slo": "3s", "policy": "lru"}
-    fewest_of = []
+    fewest_of, fleets = [], []
     for path, scale in ((SAMPLES / "agent.jsonl.gz", 2.0), (fast, 1.0)):
         with kvscope.open_trace(path) as trace:
             tuned = kvscope.tune(trace, rate_scale=scale, **where).to_dict()
+            study = kvscope.simulate_fleet(trace, rate_scale=scale, router="session", **where)
+        fleets.append(study.to_dict()["fewest"])
         fewest_of.append(tuned["recommendation"]["fewest"])
     assert fewest_of[0] == fewest_of[1]
     assert fewest_of[0][0]["replicas"] > 1
+    assert fleets == [each[0]["replicas"] for each in fewest_of]
 
 
 def latencies(slow: int) -> np.ndarray:
