@@ -18,6 +18,7 @@ from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 from kvscope.chat_logs.hashing import Tokens, tokens_of
 from kvscope.chat_logs.messages import for_mistral, plain_text
 from kvscope.chat_logs.parts import parts_of
+from kvscope.chat_logs.tokenizer_process import TokenizerProcess
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import content_of
 from kvscope.core.trace import Part
@@ -96,8 +97,6 @@ class HuggingFaceTokenizer(Tokenizer):
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             raise InputError(f"not a tokenizer: {error}", where=str(path)) from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         config = _json(folder / "tokenizer_config.json")
         special = _special_tokens(_json(folder / "special_tokens_map.json") | config)
         missing = [text for text in special.values() if self._tokenizer.token_to_id(text) is None]
@@ -105,6 +104,7 @@ class HuggingFaceTokenizer(Tokenizer):
             [tokenizers.AddedToken(text, special=True, normalized=False) for text in missing]
         )
         self._special = _boundaries(self._tokenizer)
+        self._process = TokenizerProcess(self._tokenizer.to_str())
         self._pieces: dict[str, Tokens] = {}
         self._piece_characters = 0
         self._token_ends: dict[str, array[int]] = {}  # of pieces in which parts end
@@ -174,8 +174,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return whole
 
     def _encoded(self, texts: Sequence[str], *, special: bool = False) -> list[Tokens]:
-        encodings = self._tokenizer.encode_batch_fast([*texts], add_special_tokens=special)
-        return [tokens_of(encoding.ids) for encoding in encodings]
+        return self._process.ids(texts, special=special) if texts else []
 
     def _rendered(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of rendered prompts; pieces between special tokens are encoded once.
@@ -220,8 +219,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _ends_in(self, piece: str) -> array[int]:
         """Return the character behind each token of a piece."""
         if (ends := self._token_ends.get(piece)) is None:
-            encoding = self._tokenizer.encode(piece, add_special_tokens=False)
-            ends = self._token_ends[piece] = array("I", (end for _, end in encoding.offsets))
+            ends = self._token_ends[piece] = self._process.ends(piece)
         return ends
 
     def _added(self, config: Mapping[str, Any], special: Mapping[str, str], end: str) -> list[int]:

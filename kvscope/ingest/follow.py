@@ -11,6 +11,7 @@ from typing import BinaryIO
 from kvscope.ingest.limits import MAX_LINE_BYTES
 
 CHUNK_BYTES = 8 << 20  # of one read, so that a long file is read in steps
+LAST_BYTES = 4096  # of what was read; other bytes there are of a file that was truncated
 FILES_AT_START = 2  # of a folder: the file being written, and the one before
 _NUMBER = re.compile(r"-\d+(?=\.[^.]*$)")
 
@@ -19,10 +20,11 @@ class Follower:
     """Returns the whole lines that are new since the last call; waits for the rest of others.
 
     A file that is replaced (rotated) is read to its end, then the new one from its beginning, and
-    one that was truncated is read again from its beginning. In a folder, files are read in order of
-    their names, as a recording writes them. `switches` counts the files that followed another one;
-    `recordings` those that belong to another recording: in a folder, another name but for the
-    number at its end. A line longer than MAX_LINE_BYTES is dropped.
+    one that was truncated from its beginning, also where it has grown beyond its size before. In a
+    folder, files are read in order of their names, as a recording writes them. `switches` counts
+    the files that followed another one; `recordings` those that belong to another recording: in a
+    folder, another name but for the number at its end. A line longer than MAX_LINE_BYTES is
+    dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +32,7 @@ class Follower:
         self.switches = self.recordings = 0
         self._file: BinaryIO | None = None
         self._current: Path | None = None
-        self._rest = b""
+        self._rest = self._last = b""
         self._too_long = False
 
     def lines(self) -> list[bytes]:
@@ -51,8 +53,17 @@ class Follower:
             self._file = None
 
     def _read(self) -> bytes:
+        """Return what follows what was read, nothing of a file that is another by now."""
         assert self._file is not None  # noqa: S101  (`lines` opened it)
-        return self._file.read(CHUNK_BYTES)
+        data = b"" if self._is_truncated() else self._file.read(CHUNK_BYTES)
+        self._last = (self._last + data[-LAST_BYTES:])[-LAST_BYTES:]
+        return data
+
+    def _is_truncated(self) -> bool:
+        """Return whether what was read is no longer there."""
+        assert self._file is not None  # noqa: S101
+        place = self._file.tell() - len(self._last)
+        return os.pread(self._file.fileno(), len(self._last), place) != self._last
 
     def _split(self, data: bytes) -> list[bytes]:
         *whole, rest = (self._rest + data).split(b"\n")
@@ -74,11 +85,10 @@ class Follower:
         """Return whether the current file is truncated or replaced, or another one follows it."""
         assert self._file is not None  # noqa: S101
         assert self._current is not None  # noqa: S101
-        opened = os.fstat(self._file.fileno())
-        if opened.st_size < self._file.tell():
+        if self._is_truncated():
             return True
         with suppress(FileNotFoundError):
-            named = self._current.stat()
+            opened, named = os.fstat(self._file.fileno()), self._current.stat()
             if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
                 return True
         return self._after(self._current) is not None
@@ -106,7 +116,7 @@ class Follower:
             if self._current is not None and _recording(following) != _recording(self._current):
                 self.recordings += 1
         self._file, self._current = file, following
-        self._rest, self._too_long = b"", False
+        self._rest, self._last, self._too_long = b"", b"", False
         return True
 
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="make setup installs it")
 
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from kvscope.chat_logs.hashing import Hasher, salt, tokens_of
 from kvscope.chat_logs.template import ChatTemplate
@@ -19,6 +19,7 @@ from kvscope.chat_logs.tokenizer import HuggingFaceTokenizer, Text
 from kvscope.core.errors import InputError
 from tests.chat_logs.models import SPECIAL, TEMPLATE, write_model
 from tests.chat_logs.test_hash import ANSWER, MORE, SYSTEM, USER, Line, hashed, tokens, write
+from tests.long import long
 
 DATED = "{{ '<|im_start|>' + strftime_now('%d %b %Y') }}" + TEMPLATE
 FRUIT = "pomegranate"
@@ -151,16 +152,16 @@ def test_a_template_that_cannot_be_compiled_is_named(source: str) -> None:
         ChatTemplate({"default": source}, {}, "file")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ raise_exception('No: ' + messages[0].content) }}",
-        "{% for a in range(99999) %}{{ messages[0].content * 9999 }}{% endfor %}",
-        "{{ messages[0].content.nothing.at_all }}",
-        "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(messages[0].content) }}",
-        "{{ 1 / 0 }}",
-    ],
+HARMFUL = (
+    "{{ raise_exception('No: ' + messages[0].content) }}",
+    "{% for a in range(99999) %}{{ messages[0].content * 9999 }}{% endfor %}",
+    "{{ messages[0].content.nothing.at_all }}",
+    "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(messages[0].content) }}",
+    "{{ 1 / 0 }}",
 )
+
+
+@pytest.mark.parametrize("source", HARMFUL)
 def test_what_a_template_does_costs_a_line_and_repeats_no_text(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +173,29 @@ def test_what_a_template_does_costs_a_line_and_repeats_no_text(
     with pytest.raises(InputError, match="the chat template") as caught:
         hashed(tmp_path / "model", tmp_path, bad)
     assert FRUIT not in f"{caught.value}{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("lines", [1_000, long(100_000)])
+def test_of_a_large_log_the_lines_are_lost_that_break_a_library(
+    tmp_path: Path, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One in a hundred, in each of these ways and by a word that the tokenizer has no token for."""
+    branches = [
+        f"{{% if messages[0].content == '{FRUIT} {at}' %}}{source}{{% endif %}}"
+        for at, source in enumerate(HARMFUL)
+    ]
+    write_model(tmp_path / "model", "".join(branches) + "{{ messages[0].content }}")
+    tokenizer = Tokenizer(models.WordLevel({"hello": 0, "world": 1}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    said = [
+        f"{FRUIT} {at // 100 % (len(HARMFUL) + 1)}" if at % 100 == 50 else "hello world " * 8
+        for at in range(lines)
+    ]
+    log = ({"messages": [{"role": "user", "content": each}]} for each in said)
+    made = hashed(tmp_path / "model", tmp_path, *log, max_bad=0.01)
+    assert [line["input_length"] for line in made] == [16] * (lines - lines // 100)
+    assert FRUIT not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,25 @@ def test_an_export_keeps_them_apart(tmp_path: Path, to: str) -> None:
         assert hits(load_prompts(store, ingest(store, str(back)).trace)) == [0, 0, 3, 3]
 
 
+@pytest.mark.parametrize("to", ["bailian", "parquet"])
+def test_an_export_keeps_that_sessions_have_no_common_clock(tmp_path: Path, to: str) -> None:
+    """Each session's requests are timed among themselves alone, when read again too."""
+    path, back = tmp_path / "trace.jsonl", tmp_path / "back"
+    entry = {"type": "n", "in": 32, "out": 16, "hash_ids": [1, 2]}
+    sessions = [
+        {"id": name, "block_size": 16, "requests": [entry | {"t": at} for at in (0.0, 2.0)]}
+        for name in "abc"
+    ]
+    path.write_text("".join(json.dumps(each) + "\n" for each in sessions))
+    with open_store(MEMORY) as store:
+        first = ingest(store, str(path))
+        export(store, first.trace, to, str(back))
+        again = ingest(store, str(back))
+        own, read = (load_prompts(store, each.trace).clock.tolist() for each in (first, again))
+    assert own == read
+    assert len(set(own)) == 3
+
+
 STATED = (
     {"retain": [{"to": 1024, "priority": 80, "ttl_s": 300.0}, {"from": 1024, "ttl_s": 60}]},
     None,

@@ -76,6 +76,10 @@ def test_truncation(tmp_path: Path) -> None:
         path.write_text("two\n")
         assert all_lines(follower) == [b"two"]
         assert follower.switches == 1
+        longer = [f"{line} of what is longer than all before" for line in range(9)]
+        path.write_text("\n".join([*longer, ""]))
+        assert all_lines(follower) == [line.encode() for line in longer]
+        assert follower.switches == 2
 
 
 def test_the_files_of_a_folder(tmp_path: Path) -> None:

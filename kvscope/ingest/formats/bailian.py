@@ -40,9 +40,9 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     block_size: int | None = None
     delay_s: float | None = None  # decoded as ms
     waits_for: Identifier | None = None
+    clock: Identifier | None = None  # of kvscope's exports
     session_id: ClassVar[None] = None
     scope: ClassVar[None] = None
-    clock: ClassVar[None] = None
 
 
 class Bailian(RowFormat):
@@ -54,6 +54,7 @@ class Bailian(RowFormat):
     fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
     default_block_size = 16
     divides = True
+    places_sessions = True  # of an export whose rows have a clock
     row = _BailianRow
 
     @classmethod
@@ -76,8 +77,7 @@ class BailianExport(LineExporter):
     """Everything but how conversations are known: an inferred parent is written as a given one.
 
     Also lost: ids that were strings (their digests are written), cache salts (numbers are), what
-    the original block hashes were, whether a parent that the trace names was missing from it, and
-    that sessions have no common clock.
+    the original block hashes were, and whether a parent that the trace names was missing from it.
     """
 
     name = Bailian.name
@@ -90,6 +90,7 @@ class BailianExport(LineExporter):
             "parent_chat_id": ROOT if row.parent_chat_id is None else row.parent_chat_id,
             "user_id": row.user_id,
             "timestamp": row.arrival_s,
+            "clock": row.clock,
             "input_length": row.input_tokens,
             "output_length": row.output_tokens,
             "type": row.type,
