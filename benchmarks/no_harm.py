@@ -60,7 +60,10 @@ SEEN = 0.8
 FACTORS = (0.6, 0.8, 1.0, 1.3)
 LEVELS = (0.5, 0.7, 0.3, 0.85)
 """Caches: where LRU gets these shares of the possible hits."""
-ENGINE = {"gpu": "a100-80", "model": "llama3-8b"}
+ENGINES: tuple[dict[str, Any], ...] = (
+    {"gpu": "a100-80", "model": "llama3-8b"},
+    {"gpu": "a100-80", "model": "llama3-8b", "engine": "sglang"},
+)
 MOST_REPLICAS = 64
 DEVELOPMENT = (
     ("to-c", 12_000, 101),
@@ -379,7 +382,7 @@ def _deployments(options: argparse.Namespace, name: str) -> Sequence[dict[str, A
         return known[1:2] if options.short else known
     if options.short:
         return [{"level": LEVELS[0]}]
-    engines = [ENGINE] if name.startswith(ON_ENGINES) else []
+    engines = ENGINES if name.startswith(ON_ENGINES) else ()
     return [*({"level": level} for level in LEVELS), *engines]
 
 
