@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +143,12 @@ def file_of(stores: Stores, source: str | None) -> str:
     if source is not None and is_file(source):
         return source
     return stored_trace(stores, source).source
+
+
+def sources_of(stores: Stores, names: Collection[object]) -> list[str]:
+    """Return from where the stored traces were read that are among `names`."""
+    with stores.reading() as store:
+        return [trace.source for trace in traces.all_traces(store) if trace.name in names]
 
 
 def stored_trace(stores: Stores, name: str | None) -> Trace:

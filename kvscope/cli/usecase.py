@@ -22,6 +22,7 @@ from kvscope.app.options import (
     Option,
     Reading,
     Target,
+    arguments_of,
     check_outputs,
     standard_output,
     targets_of,
@@ -116,12 +117,11 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     if not case.remembers:
         request = case.check(options)
 
-    from kvscope.app.traces import file_of, keep_stated, stated_for, store_for
+    from kvscope.app.traces import keep_stated, stated_for, store_for
 
     with store_for(common.db, common.trace, note) as store:
         with store.reading() if case.remembers else nullcontext():  # opened once for both
-            if case.takes_trace:
-                _check_outputs(case, options, common, path, file_of(store, common.trace))
+            _check_outputs(case, options, common, path, store)
             remembered = case.remembers and not common.forget
             stated = stated_for(store, common.trace) if remembered else {}
         if case.remembers:
@@ -177,14 +177,20 @@ def _end(
 
 
 def _check_outputs(
-    case: AnyUseCase, options: Any, common: _Common, path: str | None, source: str
+    case: AnyUseCase, options: Any, common: _Common, path: str | None, store: StoreFile
 ) -> None:
-    """Raise UsageError for a file to write from which the trace was read, stored or not."""
-    writes = {
-        f"--{name.replace('_', '-')}": getattr(options, name) for name in targets_of(case.options)
-    }
+    """Raise UsageError for a file to write from which a trace was read, stored or not."""
+    from kvscope.app.traces import file_of, sources_of
+
+    if case.takes_trace:
+        sources = [file_of(store, common.trace)]
+    else:
+        named = [getattr(options, name) for name in arguments_of(case.options)]
+        sources = sources_of(store, named) if named else []
+    flags = {name: "--" + name.replace("_", "-") for name in targets_of(case.options)}
+    writes = {flag: getattr(options, name) for name, flag in flags.items()}
     writes |= {"--html": common.printing.html, "--output": path}
-    check_outputs({flag: to for flag, to in writes.items() if to}, {"trace": source})
+    check_outputs({flag: to for flag, to in writes.items() if to}, {"trace": sources})
 
 
 def _target_of(case: AnyUseCase, path: str | None, *, force: bool) -> str | None:

@@ -170,6 +170,8 @@ def schema(command: str) -> dict[str, Any]:
     made = msgspec.json.schema(DOCUMENTS[command])
     for part in _parts(made):
         part.pop("default", None)
+        if isinstance(about := part.get("description"), str):
+            part["description"] = inspect.cleandoc(about)  # as Python 3.13 has it
         if part.get("type") == "object" and "properties" in part:
             part["required"] = list(part["properties"])
         if part.get("type") == "number":

@@ -4,6 +4,7 @@ from tests.attack.attack import Attack
 from tests.attack.interruptions import FullDisk, Kills, TwoProcesses
 from tests.attack.logs import Logs
 from tests.attack.names import Names
+from tests.attack.outputs import Outputs
 from tests.attack.parsers import Parsers
 from tests.attack.settings import Files, Plugin
 from tests.attack.stores import Stores
@@ -20,6 +21,7 @@ ATTACKS: tuple[type[Attack], ...] = (
     Files,
     Plugin,
     Names,
+    Outputs,
     Kills,
     FullDisk,
     TwoProcesses,
