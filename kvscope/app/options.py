@@ -188,7 +188,8 @@ On = Annotated[
 ]
 FOR_PERFETTO = (
     " for ui.perfetto.dev: a process a replica; queue, prefill and decode of each counted request;"
-    " how many wait and run. Steps and evictions are not in it. Compressed if PATH ends in .gz."
+    " how many wait and run; an engine's steps and evicted blocks since the request before."
+    " Compressed if PATH ends in .gz."
 )
 Isolate = Annotated[
     Literal["user", "conversation"] | None,

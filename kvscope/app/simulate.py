@@ -23,6 +23,8 @@ from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
+from kvscope.fleet.replay import FleetReplay
+from kvscope.fleet.sweep import Fleet
 from kvscope.policies.base import Leaves
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES, by_name
@@ -32,11 +34,13 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
 from kvscope.replay.settings import with_groups, with_offload
-from kvscope.replay.sweep import WINDOWS, ServedReplay, engine_of, serve_replay, sweep, tier_request
+from kvscope.replay.sweep import WINDOWS, engine_of, serve_replay, sweep, tier_request
 from kvscope.replay.tier_spec import parse_tiers
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
+from kvscope.tuning.replicas import SESSION, fleet_sweep
+from kvscope.tuning.target import Target
 
 STORE_EVERY_S = 2.0
 
@@ -207,13 +211,22 @@ def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
 
     Rejected requests have none and are left out. `run` is one of the simulation's.
     """
-    served = served_again(simulation, run).served
+    served = serve_replay(*_again(simulation, run)).served
     times = served.ttft_s[served.first :]
     return times[np.isfinite(times)]
 
 
-def served_again(simulation: Simulation, run: Run) -> ServedReplay:
-    """Return how every request was served in one of the simulation's runs, by another replay."""
+def replayed_alone(simulation: Simulation, run: Run) -> tuple[FleetReplay, Prompts]:
+    """Return what the engine of one of the simulation's runs did, by another replay."""
+    workload, request = _again(simulation, run)
+    pool = request.tiers[0].capacity_blocks if request.tiers else request.capacity_blocks
+    settings = workload.setting, pool, workload.prompts.block_size, request.tiers
+    fleets = fleet_sweep(workload, pool, Target(1.0), lambda _: engine_of(*settings))
+    return fleets.replay(Fleet(SESSION, request.policy, 1)), workload.prompts
+
+
+def _again(simulation: Simulation, run: Run) -> tuple[Workload, ReplayRequest]:
+    """Return what replays one of the simulation's runs."""
     workload = simulation.workload
     if workload is None:
         raise ValueError("this simulation has no workload to replay")
@@ -223,7 +236,7 @@ def served_again(simulation: Simulation, run: Run) -> ServedReplay:
     else:
         request = ReplayRequest(policy, run.capacity_blocks)
     workload.prepare([policy])
-    return serve_replay(workload, request)
+    return workload, request
 
 
 def replay(

@@ -123,12 +123,15 @@ def _parents(known: Machine) -> Int32s:
 
 def _nothing_sent(replicas: int, count: int, *, closed: bool) -> SentRequests:
     request, replica, place, best = (np.zeros(count, dtype=np.int32) for _ in range(4))
+    steps, evicted = np.zeros((2, count), dtype=np.int64)
     request_at, uncached = (np.empty((replicas, count), dtype=np.int32) for _ in range(2))
     return SentRequests(
         request,
         replica,
         place,
         best,
+        steps,
+        evicted,
         request_at,
         uncached,
         np.empty((replicas, count if closed else 0), dtype=np.int32),
@@ -182,4 +185,5 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
         if pool.shared
         else None,
         stored_chunks=stored,
+        before=np.stack([sent.steps, sent.evicted], axis=1),
     )

@@ -43,7 +43,8 @@ class SentRequests(NamedTuple):
     """What became of R requests; arrays by request have their numbers in the trace.
 
     `request` lists them as they arrived, `replica` served each of them, as its `place`-th request,
-    and `best` are the most blocks that any replica held. Of the requests of replica n, by place,
+    and `best` are the most blocks that any replica held. By then the replica had planned `steps`
+    and evicted `evicted` blocks. Of the requests of replica n, by place,
     `request_at[n]` are their numbers and `uncached[n]` the tokens that the router took to be
     computed. `open` lists, in closed loop, the places of those that have not ended, `opened` (N)
     how many.
@@ -53,6 +54,8 @@ class SentRequests(NamedTuple):
     replica: Int32s
     place: Int32s
     best: Int32s
+    steps: Int64s
+    evicted: Int64s
     request_at: Int32s
     uncached: Int32s
     open: Int32s
@@ -193,6 +196,8 @@ def _send(
     if len(machines.sent) > replicas:
         queue_request(machines, replicas + replica, request, now_s)
     sent.replica[request], sent.place[request] = replica, place
+    state = machines.each.state[replica, 0]
+    sent.steps[request], sent.evicted[request] = state.steps, state.evictions
     sent.request_at[replica, place] = request
     if machines.requests[request].oversized:  # it is rejected, which ends it
         _end(request, now_s, arrivals)

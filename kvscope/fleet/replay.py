@@ -48,7 +48,9 @@ class FleetReplay(Struct, frozen=True):
     Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` its prefill or
     the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N) counts blocks.
     With files below CPU tiers, `read_blocks` of the hits came from there; `pool` where those are
-    shared. `stored_chunks` were written to the tiers of all.
+    shared. `stored_chunks` were written to the tiers of all. On simulated engines, `before` (R, 2)
+    are the steps that the replica had planned, and the blocks that it had evicted, when a request
+    came.
     """
 
     replicas: int
@@ -64,6 +66,7 @@ class FleetReplay(Struct, frozen=True):
     read_blocks: Int32s | None = None
     pool: PoolUse | None = None
     stored_chunks: int = 0
+    before: Int64s | None = None
 
     @property
     def ttft_s(self) -> Float64s:

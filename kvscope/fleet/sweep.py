@@ -189,6 +189,7 @@ class FleetSweep:
         hits, evictions = done.hit_blocks.copy(), done.evictions.copy()
         begin_s, token_s, end_s = done.begin_s.copy(), done.token_s.copy(), done.end_s.copy()
         read = None if done.read_blocks is None else done.read_blocks.copy()
+        before = None if done.before is None else done.before.copy()
         for number in np.unique(done.replica[done.replica >= 0]):
             own = np.flatnonzero(done.replica == number)
             known = Workload(
@@ -200,6 +201,8 @@ class FleetSweep:
             begin_s[own], token_s[own], end_s[own] = part.begin_s, part.token_s, part.end_s
             if read is not None and part.read_blocks is not None:
                 read[own] = part.read_blocks
+            if before is not None and part.before is not None:
+                before[own] = part.before
         return replace(
             done,
             hit_blocks=hits,
@@ -209,6 +212,7 @@ class FleetSweep:
             end_s=end_s,
             evictions=evictions,
             read_blocks=read,
+            before=before,
         )
 
     def _replay_blocks(self, fleet: Fleet, seed: int) -> FleetReplay:

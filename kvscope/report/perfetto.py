@@ -45,6 +45,8 @@ def _events(prompts: Prompts, done: FleetReplay, first: int) -> Iterator[Event]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": args}
         members = done.order[done.replica[done.order] == replica]
         yield from _counts(pid, since, times_us[members[answered[members]]])
+        if done.before is not None:
+            yield from _since_the_last(pid, since, times_us[members, 0], done.before[members])
         members = members[members >= first]
         for request in members[~answered[members]].tolist():
             at = {"ph": "i", "s": "p", "pid": pid, "tid": pid, "ts": int(times_us[request, 0])}
@@ -90,6 +92,15 @@ def _rows(times_us: Int64s) -> list[int]:
         rows.append(heappop(free) if free else len(busy))
         heappush(busy, (end, rows[-1]))
     return rows
+
+
+def _since_the_last(pid: int, since: int, at: Int64s, before: Int64s) -> Iterator[Event]:
+    """Yield at each arrival from `since` on the steps and the evictions since the one before."""
+    changes = np.diff(before, axis=0, prepend=0).tolist()
+    for ts, (steps, evicted) in zip(at.tolist(), changes, strict=True):
+        if ts >= since:
+            for name, count in (("steps", steps), ("evicted blocks", evicted)):
+                yield {"ph": "C", "name": name, "pid": pid, "ts": ts, "args": {"since": count}}
 
 
 def _counts(pid: int, since: int, times_us: Int64s) -> Iterator[Event]:

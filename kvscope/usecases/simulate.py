@@ -382,32 +382,15 @@ def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulatio
 
 def _write_perfetto(path: str, simulation: Simulation, monitor: Monitor) -> None:
     """Replay the best run once more, and write how each counted request was served."""
-    import numpy as np
-
-    from kvscope.app.simulate import served_again
-    from kvscope.fleet.replay import FleetReplay
+    from kvscope.app.simulate import replayed_alone
+    from kvscope.replay.curve import first_counted
     from kvscope.report.perfetto import write_perfetto
 
     runs = simulation.at(simulation.middle)
     best = max(runs, key=lambda run: hit_rate(run.setting, run.outcome))
     with monitor.steps("writing the timeline"):
-        again = served_again(simulation, best)
-        served, engine, setting = again.served, again.engine, best.setting
-        assert engine is not None  # noqa: S101  (checked with the options)
-        arrival_s = served.prompts.arrival_s / setting.rate_scale
-        done = FleetReplay(
-            replicas=1,
-            replica=np.zeros_like(served.hit_blocks),
-            hit_blocks=served.hit_blocks,
-            best_blocks=served.hit_blocks,
-            order=np.arange(len(arrival_s), dtype=np.int32),
-            arrival_s=arrival_s,
-            begin_s=arrival_s + engine.queue_s,
-            token_s=arrival_s + engine.ttft_s + setting.request_s,
-            end_s=engine.finish_s + setting.request_s,
-            evictions=np.array([engine.evictions]),
-        )
-        write_perfetto(path, served.prompts, done, served.first)
+        done, prompts = replayed_alone(simulation, best)
+        write_perfetto(path, prompts, done, first_counted(prompts, best.setting.definition))
     if path != STANDARD_STREAM:
         run = f"{best.policy} at {best.capacity_blocks:,} blocks"
         monitor.note(f"timeline of {run} written to {path}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.trace import Prompts
 from kvscope.fleet.replay import FleetReplay, PoolUse, asked
 from kvscope.policies.base import Policy
@@ -182,7 +182,12 @@ def _truth(
 
 
 def _done(
-    engines: Sequence[Engine], order: list[int], replica: Int32s, place: Int32s, best: Int32s
+    engines: Sequence[Engine],
+    order: list[int],
+    replica: Int32s,
+    place: Int32s,
+    best: Int32s,
+    before: Int64s,
 ) -> FleetReplay:
     rows = [engines[to].machine.requests[at] for to, at in zip(replica, place, strict=True)]
     hits, read, pool = np.array([max(row.hits, 0) for row in rows], dtype=np.int32), None, None
@@ -221,6 +226,7 @@ def _done(
         read_blocks=read,
         pool=pool,
         stored_chunks=stored,
+        before=before,
     )
 
 
@@ -260,6 +266,7 @@ def simulate(
     processed = np.zeros(replicas, dtype=np.int64)
     order: list[int] = []
     replica_of, place_of, best = np.zeros((3, count), dtype=np.int32)
+    before = np.zeros((count, 2), dtype=np.int64)
 
     while len(order) < count:
         while turns.step(engines, min(due.values(), default=math.inf)):
@@ -300,6 +307,8 @@ def simulate(
         to = int(router.choose(ask, path, view, memory, router.settings()))
         taken = int(expected[0]) if expected[0] >= 0 else held[to]
         place_of[request], replica_of[request] = len(engines[to].sent), to
+        state = engines[to].machine.state[0]
+        before[request] = state.steps, state.evictions
         for engine in (engines[to], late[to]):
             engine.send(request, now_s, tokens - min(taken * size, tokens))
         turns.follow(engines[to])  # it may be oversized
@@ -308,4 +317,4 @@ def simulate(
         best[request] = max(held)
     while turns.step(engines, math.inf):
         pass
-    return _done(engines, order, replica_of, place_of, best)
+    return _done(engines, order, replica_of, place_of, best, before)

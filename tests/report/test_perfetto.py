@@ -32,6 +32,8 @@ REQUIRED = {
 }
 """The fields of each phase by the Trace Event Format."""
 US = 1e6
+SINCE = "steps", "evicted blocks"
+"""What engines did since the request before."""
 
 
 @st.composite
@@ -122,6 +124,7 @@ def test_times_are_the_replays(
     processes = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert processes == {"replica 0", "replica 1", "replica 2"}
     for event in (event for event in events if event["ph"] == "C"):
+        assert event["name"] == "requests"  # nothing else is known without engines
         served = (done.replica == event["pid"] - 1) & np.isfinite(done.token_s)
         arrived, begun, ended = (
             served & (np.round(times * US) <= event["ts"])
@@ -177,4 +180,9 @@ def test_an_engine_is_the_run_with_most_hits(tmp_path: Path, capsys: Streams) ->
     assert sorted([*whole, *rejected]) == list(range(500))
     best = max(made["results"], key=lambda run: run["token_hit_rate"])
     assert len(rejected) == best["turned_away"] > 0
+    counted = {name: [event for event in events if event["name"] == name] for name in SINCE}
+    steps, evicted = ([event["args"]["since"] for event in counted[name]] for name in SINCE)
+    assert len(steps) == len(evicted) == 500
+    assert min(*steps, *evicted) == 0 < sum(steps)
+    assert 0.9 * best["evictions"] < sum(evicted) <= best["evictions"]  # some follow the last one
     assert ttft_of(whole) == pytest.approx(best["queued_ttft_ms"], abs=0.002)
