@@ -36,13 +36,13 @@ def terms(
 
 
 def test_published_pools() -> None:
-    """The rule's errors on 53 published pools are those of the evidence page."""
-    lines = pool_lines()
+    """The rule's errors on published pools to vLLM 0.19 are those of the evidence page."""
+    lines = [line for line in pool_lines() if not line.half]
     fitted = [line.error for line in lines if line.source == PLANNER]
     others = [line.error for line in lines if line.source != PLANNER]
-    assert (len(fitted), len(others)) == (31, 22)
+    assert (len(fitted), len(others)) == (31, 26)
     assert median_and_p90(fitted)[0] <= 0.005
-    assert median_and_p90(others)[0] <= 0.01
+    assert median_and_p90(others)[0] <= 0.015
     weights = [
         line.rule_weights_gib / line.weights_gib - 1
         for line in lines
@@ -50,8 +50,7 @@ def test_published_pools() -> None:
     ]
     assert median_and_p90(weights)[0] <= 0.005
     assert median_and_p90(weights)[1] <= 0.01
-    inside = [abs(line.rule_kv_gib - line.kv_gib) <= line.band_gib for line in lines]
-    assert sum(inside) >= 0.85 * len(lines)
+    assert sum(line.inside for line in lines) >= 0.85 * len(lines)
 
 
 def test_the_terms_add_up() -> None:
