@@ -2,8 +2,10 @@
 
 Streamlit hands every figure to plotly twice, with its theme as a new template or at least with new
 arrays, and plotly would draw it again. So figures go out without template and title, with a
-revision that declares their arrays unchanged, and without Streamlit's theme. A saved PNG is black
-on white; on the page, the style sheet in `app.py` colours texts.
+revision that declares their arrays unchanged, and without Streamlit's theme. The second figure may
+be a copy from before the first was drawn, without its ranges: another revision makes plotly keep
+them, or it would go on with its default axes. A saved PNG is black on white; on the page, the
+style sheet in `app.py` colours texts.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ _AXES = {
 }
 _LAYOUT = {
     "datarevision": 1,
+    "uirevision": 1,
     "autosize": True,  # else a figure without a width gets one when it is drawn
     "font": {"family": _FONT, "size": 12, "color": _INK},
     "paper_bgcolor": "white",

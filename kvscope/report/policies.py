@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from math import log10
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,6 @@ _CURVE_POINTS = 200
 _AROUND = 4  # of a single capacity, LRU's line goes so many times lower and higher
 _VISIBLE = 0.01  # of the ideal hit rate: where the curve begins
 _SMOOTH_POINTS = 300
-_MARGIN = 0.03  # powers of ten beside a logarithmic axis
 
 
 def screen(simulation: Simulation) -> list[Section]:
@@ -560,10 +558,6 @@ def lru_curve_chart(
             marker = {"color": style.VERMILION, "size": 10, "symbol": "x"}
             words = f"{memory[0]}, with running requests"
             chart.add_scatter(x=[size], y=[replayed], mode="markers", name=words, marker=marker)
-    # Stated, or a browser that draws the chart twice shows plotly's default axes at times.
-    ends = [log10(blocks * unit.per_block) for blocks in (first, largest)]
-    chart.update_xaxes(range=[ends[0] - _MARGIN, ends[1] + _MARGIN])
-    chart.update_yaxes(range=[0, 1.08 * (curve.ideal or 1.0)])
     return chart
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import plotly.io
 import pytest
+from plotly.offline import get_plotlyjs
 
+from dashboard.render import ready
+from kvscope.deployment.models import resolve_model
+from kvscope.report import overview
+from kvscope.store import traces
+from kvscope.store.db import open_store
+from kvscope.usecases.analyze import AnalyzeRequest, analyze
 from tests.dashboard.browsing import READY, Page, Served, chromium, tabs, visit
 from tests.long import long
 
@@ -72,6 +80,19 @@ _NO_PICKER = "delete window.showSaveFilePicker; delete Window.prototype.showSave
 
 _ALL_DRAWN = """() => [...document.querySelectorAll('.stPlotlyChart')]
     .every(one => one.querySelector('.main-svg'))"""
+
+# A figure given to plotly twice: [ranges of its axes, ranges after the second time].
+_DRAWN_TWICE = """async (node, spec) => {
+    const ranges = [];
+    for (const width of [{}, {width: node.clientWidth}]) {
+        const {data, layout} = JSON.parse(spec);
+        await Plotly.react(node, data, {...layout, ...width});
+        const axes = Object.entries(node._fullLayout).filter(([name]) => /^[xy]axis/.test(name));
+        ranges.push(axes.map(([name, axis]) => [name, ...axis.range]));
+    }
+    Plotly.purge(node);
+    return ranges;
+}"""
 
 _FOCUSED = """() => {
     const node = document.activeElement;
@@ -163,6 +184,24 @@ def test_the_keyboard_reaches_every_control(
         seen.append(page.evaluate(_FOCUSED))
         missing -= {control for control in missing if control in seen[-1]}
     assert not missing, seen
+
+
+def test_a_second_drawing_keeps_the_axes(
+    stored_chats: Path, new_tab: Callable[[int, str], Page]
+) -> None:
+    """Streamlit's second figure may be a copy from before plotly wrote the ranges of the first."""
+    with open_store(str(stored_chats)) as store:
+        options = AnalyzeRequest(model=resolve_model("llama3-8b"), hbm_bytes=2**30)
+        sections = overview.sections(analyze(store, traces.find(store, "chats"), options))
+    tab = new_tab(390, "light")
+    tab.set_content('<div id="chart" style="width: 358px"></div>')
+    tab.add_script_tag(content=get_plotlyjs())
+    for make in (make for section in sections for make in section.figures):
+        title, figure = ready(make())
+        spec = plotly.io.to_json(figure, validate=False)
+        first, second = tab.locator("#chart").evaluate(_DRAWN_TWICE, spec)
+        assert first == second, title
+    tab.close()
 
 
 def test_no_tools_cover_titles_on_a_phone(

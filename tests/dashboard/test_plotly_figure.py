@@ -33,6 +33,7 @@ def test_nothing_makes_plotly_draw_twice() -> None:
     assert title == "A title"
     assert not {"title", "template"} & layout.keys()
     assert (layout["datarevision"], layout["autosize"], layout["height"]) == (1, True, 300)
+    assert layout["uirevision"]
     assert sent["data"] == json.loads(chart.to_json())["data"]
     assert layout["yaxis"]["tickformat"] == ".0%"
     assert layout["yaxis"]["title"] == {"font": {"size": 14}, "standoff": 3, "text": "y"}
