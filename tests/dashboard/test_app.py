@@ -141,7 +141,7 @@ def test_validation(
     """What `kvscope validate` measured on a server stands beside its prediction, as in --json."""
     profile = tmp_path / "latency.toml"
     profile.write_text(PROFILE)
-    asked = ["--sequential", "--max-requests", "40", "--latency", str(profile), "--policy", "lru"]
+    asked = ["--sequential", "--max-requests", "40", "--latency", str(profile), "--replay", "lru"]
     with fake_server(Behaviour(**TAKES)) as url:
         run(["validate", "--db", db, "--url", url, *asked, "--slo", "50ms", "--json"])
     (told,) = json.loads(capsys.readouterr().out)["runs"]
