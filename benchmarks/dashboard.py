@@ -10,7 +10,13 @@ from functools import partial
 from benchmarks.processes import ProcessRun, interleaved, measure, median_of, note, worker
 from benchmarks.table import Table
 from benchmarks.traces import TraceFile
-from benchmarks.workers.browser import BESIDE_A_JOB, FIRST_OPEN, FRESH
+from benchmarks.workers.browser import (
+    BESIDE_A_JOB,
+    EMPTY,
+    EMPTY_BESIDE_IT,
+    FIRST_OPEN,
+    FRESH,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +64,14 @@ def _table(name: str, runs: list[ProcessRun]) -> Table:
         f" second visit, change of a widget. In Chromium{browser}, from click to last chart: first"
         " visit in a fresh dashboard, second visit, change of a slider, tab or model. First open:"
         " from the address to the Overview's first answer. Fresh open: the page of runs in a new"
-        " session, without a job and while `tune` runs, in turn. Replays and fits are excluded."
+        " session, and an app that draws one heading, without a job and while `tune` runs, in turn."
+        " Replays and fits are excluded."
     )
     return Table(f"Dashboard, {target.name}", description, COLUMNS, rows)
 
 
 def _target(runs: list[ProcessRun], page: str, target: Target) -> str:
-    if page == FRESH:
+    if page in {FRESH, EMPTY, EMPTY_BESIDE_IT}:
         return "-"
     if page == BESIDE_A_JOB:
         return f"{BESIDE_TIMES * float(_seconds(runs, FRESH, 'opened_s')):.2f} s"

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,10 +30,16 @@ FEWEST_CHARTS = {"overview": 1, "reuse": 3, "time": 3, "space": 3, "capacity": 2
 MODEL, OTHER_MODEL = "llama3-8b", "qwen2-7b"
 FIRST_OPEN = "first open"
 FRESH, BESIDE_A_JOB = "fresh open", "fresh open beside a job"
+EMPTY, EMPTY_BESIDE_IT = "empty Streamlit app", "empty Streamlit app beside a job"
 JOB = "recommendation?gpu=l40s&model=llama3-8b&slo=155ms&compare=routers"
 _FRESH_ROUNDS = 3
+_HEADING = "Stored runs"  # of the page of runs, and all that the empty app draws
 ANSWER = "Hit rate, "  # begins the title of the Overview's first answer
 _TIMEOUT_MS = 300_000
+_STREAMLIT = (
+    *("streamlit", "run", "--server.headless", "true", "--server.address", "127.0.0.1"),
+    *("--browser.gatherUsageStats", "false", "--server.fileWatcherType", "none"),
+)
 _DRAWN = """fewest => {
     const app = document.querySelector('[data-testid=stApp]');
     const shown = kind => [...document.querySelectorAll(kind)].filter(node => node.offsetParent);
@@ -63,62 +70,78 @@ def browser_times(db: str) -> PageTimes:
         return {}
     from playwright.sync_api import sync_playwright
 
+    app = Path(db).with_name("empty_app.py")
+    app.write_text(f"import streamlit\n\nstreamlit.header({_HEADING!r})\n")
+    with (
+        _server("kvscope", "dashboard", "--db", db, "--port") as address,
+        _server(*_STREAMLIT, str(app), "--server.port") as empty,
+        sync_playwright() as started,
+    ):
+        browser = started.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(_TIMEOUT_MS)
+        started_s = time.perf_counter()
+        page.goto(address, wait_until="commit")
+        page.get_by_text(ANSWER).first.wait_for()
+        answered_s = time.perf_counter() - started_s
+        _drawn(page, "overview")
+        opened = {"overview": time.perf_counter() - started_s}
+        opened |= {name: _visit(page, name) for name in list(TITLES)[1:]}
+        again = {name: _visit(page, name) for name in TITLES}
+        times: PageTimes = {FIRST_OPEN: {"opened_s": answered_s}}
+        for name in TITLES:
+            seconds = {"opened_s": opened[name], "seen_s": again[name]}
+            times[name] = {**seconds, "moved_s": _move(page, name)}
+        return times | _beside_a_job(browser, address, empty)
+
+
+@contextmanager
+def _server(*arguments: str) -> Iterator[str]:
+    """Run a module of Python with these arguments and a free port; yield the server's address."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "kvscope", "dashboard", "--db", db, "--port", str(port)]
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", *arguments, str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         address = f"http://127.0.0.1:{port}"
         _until_it_answers(server, address)
-        with sync_playwright() as started:
-            browser = started.chromium.launch(executable_path=chromium, args=FLAGS)
-            page = browser.new_page(viewport={"width": 1280, "height": 800})
-            page.set_default_timeout(_TIMEOUT_MS)
-            started_s = time.perf_counter()
-            page.goto(address, wait_until="commit")
-            page.get_by_text(ANSWER).first.wait_for()
-            answered_s = time.perf_counter() - started_s
-            _drawn(page, "overview")
-            opened = {"overview": time.perf_counter() - started_s}
-            opened |= {name: _visit(page, name) for name in list(TITLES)[1:]}
-            again = {name: _visit(page, name) for name in TITLES}
-            times: PageTimes = {FIRST_OPEN: {"opened_s": answered_s}}
-            for name in TITLES:
-                seconds = {"opened_s": opened[name], "seen_s": again[name]}
-                times[name] = {**seconds, "moved_s": _move(page, name)}
-            return times | _beside_a_job(browser, address)
+        yield address
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
 
 
-def _beside_a_job(browser: Any, address: str) -> PageTimes:
-    """Time the page of runs in a new session, in turn without a job and while one runs."""
-    opened: dict[str, list[float]] = {FRESH: [], BESIDE_A_JOB: []}
+def _beside_a_job(browser: Any, address: str, empty: str) -> PageTimes:
+    """Time new sessions of the page of runs and of the empty app, without and with a job."""
+    opened: dict[str, list[float]] = {
+        name: [] for name in (FRESH, EMPTY, BESIDE_A_JOB, EMPTY_BESIDE_IT)
+    }
     page = browser.new_page()
     page.set_default_timeout(_TIMEOUT_MS)
     page.goto(f"{address}/{JOB}")
     for _ in range(_FRESH_ROUNDS):
-        opened[FRESH].append(_fresh(browser, address))
+        opened[FRESH].append(_fresh(browser, f"{address}/runs"))
+        opened[EMPTY].append(_fresh(browser, empty))
         page.get_by_role("button", name="Tune", exact=True).click()
         stop = page.get_by_role("button", name="Stop", exact=True)
         stop.wait_for()
         time.sleep(2)  # past its beginning
-        opened[BESIDE_A_JOB].append(_fresh(browser, address))
+        opened[BESIDE_A_JOB].append(_fresh(browser, f"{address}/runs"))
+        opened[EMPTY_BESIDE_IT].append(_fresh(browser, empty))
         stop.click()  # it still runs
         page.get_by_text("Stopped before").wait_for()
     return {name: {"opened_s": median(seconds)} for name, seconds in opened.items()}
 
 
 def _fresh(browser: Any, address: str) -> float:
-    """Time the page of runs in a session and a browser's profile of its own."""
+    """Time a page with this heading in a session and a browser's profile of its own."""
     context = browser.new_context()
     page = context.new_page()
     page.set_default_timeout(_TIMEOUT_MS)
     began_s = time.perf_counter()
-    page.goto(f"{address}/runs", wait_until="commit")
-    page.get_by_role("heading", name="Stored runs", exact=True).wait_for()
+    page.goto(address, wait_until="commit")
+    page.get_by_role("heading", name=_HEADING, exact=True).wait_for()
     took_s = time.perf_counter() - began_s
     context.close()
     return took_s
