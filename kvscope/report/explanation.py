@@ -210,8 +210,6 @@ def capacities_chart(tuned: Recommendation) -> style.Figure:
     sizes = sizes_of(tuned)
     unit, series = sizes.axis, []
     for name, trials in best_by_capacity(tuned).items():
-        if len(trials) < 2:  # a point is no line
-            continue
         capacities = [blocks for blocks in sorted(trials) if blocks > 0]
         x = [blocks * unit.per_block for blocks in capacities]
         y = [trials[blocks].target_s * 1e3 for blocks in capacities]

@@ -532,7 +532,7 @@ def capacity_chart(study: FleetStudy) -> Figure:
         for name, rate in _rates(study).items()
     ]
     chart = style.lines("LRU's hit rate", f"{axis.axis} of a replica", "hit rate", series)
-    style.mark(chart, axis.per_block * study.capacity_blocks, "now")
+    style.mark(chart, axis.per_block * study.capacity_blocks, "now", at=0.1, side="right")
     return chart
 
 

@@ -444,7 +444,7 @@ def prefix_tree(request: ExplainedRequest, block_size: int) -> style.Figure:
             width = 1 + log2(branch.requests)
             nodes.append(_Node(f"{end} others", str(end), label, width, *_LOOKS["others"]))
         begin, above = end, str(end)
-    title = f"Prefix tree around request {request.request}"
+    title = f"Prefix tree around request {request.request} (grey: other requests leave it)"
     chart = style.figure(title, "", "", height=120 + 60 * len(ends))
     chart.add_icicle(
         ids=[each.name for each in nodes],
@@ -458,5 +458,4 @@ def prefix_tree(request: ExplainedRequest, block_size: int) -> style.Figure:
         tiling={"orientation": "v"},
         hovertemplate="%{label}<extra></extra>",
     )
-    chart.update_layout(margin={"l": 10, "r": 10, "t": 50, "b": 10})
-    return chart
+    return style.nested(chart)

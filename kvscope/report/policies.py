@@ -550,7 +550,9 @@ def lru_curve_chart(
     style.point(chart, at_blocks * unit.per_block, float(curve.rate(at_blocks)), "chosen")
     style.ideal_level(chart, curve.ideal)
     if working_set_blocks:
-        style.mark(chart, working_set_blocks * unit.per_block, "working set, peak", at=0.12)
+        side = "right" if memory and working_set_blocks > memory[1] else "left"
+        size = working_set_blocks * unit.per_block
+        style.mark(chart, size, "working set, peak", at=0.12, side=side)
     if memory:
         size = memory[1] * unit.per_block
         style.mark(chart, size, memory[0], at=0.24)

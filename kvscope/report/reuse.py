@@ -205,6 +205,6 @@ def skew_chart(skew: Skew) -> style.Figure:
     for name, tops in {"blocks, by reuse": skew.reuse, **users}.items():
         x = [0.0, *(top.top_share for top in tops), 1.0]
         y = [0.0, *(top.share for top in tops), 1.0]
-        series.append(style.Series(name, x, y, options=style.MARKED))
+        series.append(style.Series(name, x, y, options=style.POINTS))
     x_title, y_title = "top share of blocks or users", "share of reuse or hits"
     return style.lines("Skew", x_title, y_title, series, log="", shares="xy")

@@ -218,8 +218,7 @@ def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
         " (from block %{customdata[2]:,} on)"
         "<br>%{value:,} tokens hit from here on<extra></extra>",
     )
-    chart.update_layout(margin={"l": 10, "r": 10, "t": 50, "b": 10})
-    return chart
+    return style.nested(chart)
 
 
 def _hits(prefixes: Sequence[Prefix], shown: Sequence[Prefix]) -> dict[int, int]:

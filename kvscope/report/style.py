@@ -211,11 +211,12 @@ def logarithmic(chart: Figure, axis: str = "x") -> None:
     chart.update_layout({f"{axis}axis": ticks})
 
 
-def mark(chart: Figure, x: float, text: str, *, at: float = 1.0) -> None:
-    """Draw a vertical line at `x` of a logarithmic axis, its text alongside, `at` (0-1) high."""
+def mark(chart: Figure, x: float, text: str, *, at: float = 1.0, side: str = "left") -> None:
+    """Draw a vertical line at `x` of a logarithmic axis, its text at a `side`, `at` (0-1) high."""
     chart.add_vline(x=x, line_dash="dot", line_color=GREY)
+    anchor = "right" if side == "left" else "left"
     # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is
-    place = {"x": log10(x), "y": at, "yref": "paper", "xanchor": "right", "yanchor": "top"}
+    place = {"x": log10(x), "y": at, "yref": "paper", "xanchor": anchor, "yanchor": "top"}
     chart.add_annotation(text=text, showarrow=False, **place)
 
 
@@ -236,6 +237,12 @@ def slo_level(chart: Figure, slo_s: float | None) -> Figure:
 def ideal_level(chart: Figure, rate: float) -> Figure:
     """Draw the hit rate of an infinite cache; return the chart."""
     return level(chart, rate, f"infinite cache {rate:.1%}")
+
+
+def nested(chart: Figure) -> Figure:
+    """Lay out an icicle: no axes beside it, and no text that is too small to read; return it."""
+    texts = {"minsize": 10, "mode": "hide"}
+    return chart.update_layout(margin={"l": 10, "r": 10, "t": 50, "b": 10}, uniformtext=texts)
 
 
 def point(chart: Figure, x: float, y: float, name: str) -> None:
