@@ -5,8 +5,9 @@ And what is taken along of an answer: the HTML report, the JSON document, the sa
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,13 +20,14 @@ from kvscope.app.options import typed
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
-from kvscope.report.report import Report, page
+from kvscope.report.report import Report
 from kvscope.report.stored import ReportContent, StoredReport, question_of
-from kvscope.report.words import trace_in_words
 from kvscope.usecases.analyze import USE_CASE as ANALYZE
 from kvscope.usecases.analyze import Analysis, AnalyzeOptions
 from kvscope.usecases.base import AnyUseCase
 from kvscope.usecases.documents import to_json
+
+Files = dict[str, Callable[[], str]]
 
 
 def show(
@@ -42,7 +44,8 @@ def show(
     content = report(case, title, question, button, clicked=clicked)
     trace = sidebar.choices().trace
     if trace is not None:
-        export(case, trace, options, content)
+        words = [case.name, trace.name, "--db", connection.database(), *typed(options)]
+        draw_exports(words, stored_files(case.title, trace, content) if content else {})
     if content is not None:
         draw(content)
 
@@ -92,31 +95,36 @@ def _stored(case: AnyUseCase, trace: str | None) -> list[StoredReport]:
     return [each for each in reports if (each.trace, each.command) == (trace, case.title)]
 
 
-def export(
-    case: AnyUseCase, trace: Trace, options: Struct, shown: Report | ReportContent | None
-) -> None:
-    """Draw what opens the exports of a use case on a trace; what is not known has no button."""
-    with sidebar.corner(), st.popover("Export"):
-        words = ["kvscope", case.name, trace.name, "--db", connection.database(), *typed(options)]
-        st.code(shlex.join(words), language="bash", wrap_lines=True)
-        if isinstance(shown, Report):
-            _save(case, "HTML", shown.html)
-            _save(case, "JSON", lambda: to_json(shown.document()))
-        elif shown is not None:
-            title, lead = f"{case.title}: {trace.name}", trace_in_words(trace)
-            _save(case, "HTML", partial(page, title, lead, shown.sections))
-            if shown.document:
-                _save(case, "JSON", partial(str, shown.document))
+def export(case: AnyUseCase, things: Sequence[str], options: Struct | None, result: Any) -> None:
+    """Draw what opens the exports of a result: its command, and its files once it is known."""
+    more = typed(options) if options else []
+    words = [case.name, *things, "--db", connection.database(), *more]
+    draw_exports(words, {} if result is None else files(case.report(result)))
+
+
+def draw_exports(words: Sequence[str], saved: Files) -> None:
+    """Draw what opens a command and its files by form; each is made when its button is pressed."""
+    with st.session_state["corner"], st.popover("Export"):
+        st.code(shlex.join(["kvscope", *words]), language="bash", wrap_lines=True)
+        for form, made in saved.items():
+            name = f"{words[0]}.{form.lower()}"
+            st.download_button(form, made, name, key=f"export {name}", on_click="ignore")
+
+
+def files(shown: Report) -> Files:
+    """Return the files of a report: its page and its document."""
+    return {"HTML": shown.html, "JSON": lambda: to_json(shown.document())}
+
+
+def stored_files(title: str, trace: Trace, content: ReportContent) -> Files:
+    """Return the files of a stored report; one of an earlier version may lack its document."""
+    document = partial(json.loads, content.document or "null")
+    saved = files(Report(title, trace, document, list, lambda: content.sections))
+    return saved if content.document else {"HTML": saved["HTML"]}
 
 
 def export_analysis(trace: Trace, analysis: Analysis) -> None:
     """Draw the exports of an analysis for what is selected."""
     hbm = None if analysis.deployment else analysis.hbm_bytes
     options = AnalyzeOptions(hbm=hbm, **sidebar.of_deployment(AnalyzeOptions))
-    export(ANALYZE, trace, options, ANALYZE.report(analysis))
-
-
-def _save(case: AnyUseCase, form: str, made: Callable[[], str]) -> None:
-    """Draw a button that saves the result in a form, made when it is pressed."""
-    name = f"{case.name}.{form.lower()}"
-    st.download_button(form, made, name, key=f"export {name}", on_click="ignore")
+    export(ANALYZE, [trace.name], options, analysis)

@@ -187,15 +187,15 @@ def alike(run: Run) -> tuple[Any, ...]:
     return str(run.setting), str(run.deployment), run.policy, run.capacity_blocks
 
 
-def newest_simulation(trace: Trace) -> Simulation | None:
-    """Return the stored runs of a trace in the setting of its newest one; no sweep of parameters.
+def newest_simulation(trace: Trace, asked: RunSetting) -> Simulation | None:
+    """Return the newest stored runs of one setting of a trace: the one `asked`, if it has some.
 
-    None without runs.
+    Sweeps of parameters do not count. None without runs.
     """
     of_trace = [(key, run) for key, (owner, run) in stored_results().runs.items() if owner == trace]
     sizes = Counter(alike(run) for _, run in of_trace)
     plain = [(key, run) for key, run in of_trace if sizes[alike(run)] < SWEEP]
-    newest = next(iter(plain), None)
+    newest = next((each for each in plain if each[1].setting == asked), next(iter(plain), None))
     if newest is None:
         return None
     setting, where = alike(newest[1])[:2]

@@ -159,8 +159,8 @@ def _registry() -> _Registry:
 
 
 def all_jobs() -> list[Job]:
-    """Return the jobs of this process, the latest first."""
-    return _registry().jobs()
+    """Return the jobs of this process, the latest first; what could not be added is none."""
+    return [each for each in _registry().jobs() if not (each.key == "add" and each.error)]
 
 
 def current(key: str, request: Any = None) -> Job | None:

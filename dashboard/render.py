@@ -43,6 +43,7 @@ _AXES = {
     "zerolinecolor": _FAINT,
     "title": {"font": {"size": 14}, "standoff": 20},
     "automargin": True,
+    "ticks": "",  # beside a heat map plotly draws some
 }
 _LAYOUT = {
     "datarevision": 1,

@@ -12,7 +12,6 @@ from typing import Any, NoReturn, TypeVar
 import streamlit as st
 from msgspec import Struct
 from msgspec.structs import replace
-from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import background_cache, connection, data, job, query_params
 from dashboard.arguments import file_below
@@ -162,14 +161,14 @@ def _deployed(before: Mapping[str, Any]) -> Deployment | None:
     return replace(stated, gpu=resolve_gpu(before["gpu"]).name)
 
 
-def aim(name: str) -> str:
+def aim(name: str, usual_slo: str = "200ms") -> str:
     """Return the SLO (`slo`) or the `percentile` that was stated, else the usual one, as text."""
     path, before = deployment_file(), st.session_state.get("aims", {})
     stated = read_target(path) if path else {}
     if name in stated:
         return stated[name]
     if name not in before:
-        return {"slo": "200ms", "percentile": "p95"}[name]
+        return {"slo": usual_slo, "percentile": "p95"}[name]
     if name == "percentile":
         return units.format_percentile(before[name])
     short = units.format_duration(before[name])
@@ -313,13 +312,8 @@ def analysis(trace: Trace) -> Analysis:
 
 
 def page_head(title: str, *, needs_hashes: bool = True) -> Trace:
-    """Draw a page's title and return its trace; the page ends here if it cannot show that one.
-
-    `corner` is the place at the title's right.
-    """
-    left, right = st.columns([6, 1], vertical_alignment="bottom")
-    left.title(title)
-    st.session_state["corner"] = right.container()
+    """Draw a page's title and return its trace; the page ends here if it cannot show that one."""
+    draw_title(title)
     trace = choices().trace
     if trace is None:
         if choices().missing:
@@ -336,10 +330,11 @@ def page_head(title: str, *, needs_hashes: bool = True) -> Trace:
     return trace
 
 
-def corner() -> DeltaGenerator:
-    """Return the place at the right of the page's title."""
-    place: DeltaGenerator = st.session_state["corner"]
-    return place
+def draw_title(title: str) -> None:
+    """Draw a page's title, with a place for its exports at the right."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.title(title)
+        st.session_state["corner"] = st.container(width="content")
 
 
 def stop_without_trace() -> NoReturn:
@@ -473,22 +468,23 @@ def capacity(key: str, label: str) -> int | None:
     return blocks
 
 
-def replays(options: SimulateOptions, *, pool: bool = False) -> SimulateRequest:
-    """Return what to replay, timed as the sidebar says.
+def in_pool(options: SimulateOptions) -> SimulateOptions:
+    """Return the options in the pool of one engine's deployment, if they name no capacity."""
+    where = choices().deployment
+    if where is None or where.engines > 1 or options.capacity_blocks or options.tiers:
+        return replace(options, deployment=STANDARD_STREAM)
+    return replace(options, **of_deployment(DeploymentOptions))
 
-    Capacities are the page's; with `pool` that of one engine's deployment, where it names none.
-    """
-    selected = choices()
-    where, named = selected.deployment, options.capacity_blocks or options.tiers
-    if pool and where is not None and where.engines == 1 and not named:
-        request = simulate_request(replace(options, **of_deployment(DeploymentOptions)))
-        setting = timed_by(request.setting, selected.profile)
-        return replace(request, setting=setting, model=selected.model, deployment=where)
-    request = simulate_request(replace(options, deployment=STANDARD_STREAM))
+
+def replays(options: SimulateOptions) -> SimulateRequest:
+    """Return what options of `in_pool` replay, timed as the sidebar says."""
+    request, selected = simulate_request(options), choices()
+    pooled = options.deployment != STANDARD_STREAM
     return replace(
         request,
         setting=timed_by(request.setting, selected.profile),
-        model=request.model and selected.model,
+        model=selected.model if pooled or request.model else None,
+        deployment=selected.deployment if pooled else None,
     )
 
 

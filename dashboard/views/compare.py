@@ -7,16 +7,16 @@ from typing import TypeVar
 
 import streamlit as st
 
-from dashboard import data, query_params, render, sidebar
+from dashboard import answers, data, query_params, render, sidebar
 from kvscope.report import comparison
-from kvscope.usecases.diff import compare_runs, compare_traces
+from kvscope.usecases import diff
 
 T = TypeVar("T", str, int)
 
 
 def page() -> None:
     """Draw the comparison of traces, or that of runs."""
-    st.title("Compare")
+    sidebar.draw_title("Compare")
     of_traces, of_runs = query_params.tabs("compare", ("Traces", "Runs"))
     if of_traces.open:
         with of_traces:
@@ -36,7 +36,9 @@ def _traces() -> None:
     names = _pair("trace", list(known), first, str, str)
     left, right = (sidebar.analysis(known[name]) for name in names)
     cache_key = f"compare {known[names[0]]} {known[names[1]]} {selected.model}"
-    render.show(comparison.sections(compare_traces(names, (left, right))), cache_key=cache_key)
+    compared = diff.compare_traces(names, (left, right))
+    _export(names, compared)
+    render.show(comparison.sections(compared), cache_key=cache_key)
 
 
 def _runs() -> None:
@@ -49,7 +51,15 @@ def _runs() -> None:
     )
     left, right = (data.run_with_parts(*runs[each], each)[1] for each in ids)
     names = f"{left.policy}, run {ids[0]}", f"{right.policy}, run {ids[1]}"
-    render.show(comparison.sections(compare_runs(names, (left, right))))
+    compared = diff.compare_runs(names, (left, right))
+    _export((f"run:{ids[0]}", f"run:{ids[1]}"), compared)
+    render.show(comparison.sections(compared))
+
+
+def _export(sides: tuple[str, str], compared: diff.Comparison) -> None:
+    hbm, stated = sidebar.choices().hbm_bytes, sidebar.of_deployment(diff.DiffOptions)
+    options = diff.DiffOptions(left=sides[0], right=sides[1], hbm=hbm, **stated)
+    answers.export(diff.USE_CASE, sides, options, compared)
 
 
 def _pair(

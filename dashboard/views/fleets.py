@@ -54,8 +54,8 @@ def _options(*, pool: bool) -> FleetOptions:
     """Draw the SLO, the replicas, the routers and the policies; return them as options."""
     asked = sidebar.options_row(
         FleetOptions,  # not the Lab's SLO: its TTFTs are those of an idle engine
-        ("slo", "SLO (TTFT)", "2s", {"key": "fleet_slo"}),
-        ("percentile", "Percentile", "p95"),
+        ("slo", "SLO (TTFT)", sidebar.aim("slo", "2s"), {"key": "fleet_slo"}),
+        ("percentile", "Percentile", sidebar.aim("percentile")),
         ("tpot_slo", "SLO (TPOT)"),
         ("replicas", "Numbers of replicas", "1..16", {"key": "fleet_replicas"}),
     )

@@ -9,7 +9,7 @@ import streamlit as st
 from msgspec.structs import replace
 
 from dashboard import answers, data, job, query_params, render, sidebar, work
-from dashboard.wording import escape
+from dashboard.wording import escape, local_time
 from dashboard.work import Comparison
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
@@ -50,27 +50,32 @@ def _compare(trace: Trace) -> None:
         slo = ("slo", "SLO (TTFT)", sidebar.aim("slo"))
         asked = sidebar.options_row(SimulateOptions, slo, PARAMETERS, columns=2)
         asked |= _capacities()
-        offered = sidebar.replays(_options(asked, usable=True), pool=True).variants
+        offered = sidebar.replays(_options(asked, usable=True)).variants
         names = list(dict.fromkeys(each.policy.name for each in offered))
         usual = [name for name in USUAL if name in names]
         with query_params.synced("policies", usual, query_params.parse_list, allowed=names):
-            policies = st.multiselect(
+            chosen = st.multiselect(
                 "Policies",
                 names,
                 key="policies",
                 format_func=lambda name: f"{name} (oracle)" if by_name(name).hindsight else name,
             )
     options = _options(asked)
-    request = sidebar.replays(options, pool=True)
-    variants = tuple(each for each in request.variants if each.policy.name in policies)
+    request = sidebar.replays(options)
+    variants = tuple(each for each in request.variants if each.policy.name in chosen)
     question = (trace, replace(request, variants=variants)) if variants else None
-    known = data.newest_simulation(trace) if job.current("lab", question) is None else None
+    idle = job.current("lab", question) is None
+    known = data.newest_simulation(trace, request.setting) if idle else None
     done = job.answer("lab", "Replay policies", work.compare, question, "Run", clicked=form.clicked)
     shown = done.result if done is not None else None
     if shown is None and known is not None and job.current("lab") is None:
-        st.info("The newest stored runs of this trace. Run replays yours; what is stored is kept.")
+        when = max(run.created_at for run in known.runs if run.created_at)
+        words = f"The newest stored runs of this trace, of {local_time(when)}."
+        words += f" {policies.setting_in_words(known.setting)[1]}"
+        st.info(escape(f"{words} Run replays yours; what is stored is kept."))
         shown = work.Comparison(known)
-    _export(trace, replace(options, policy=",".join(policies)), shown and shown.simulation)
+    options = replace(options, policy=",".join(chosen))
+    answers.export(USE_CASE, [trace.name], options, shown and shown.simulation)
     if shown is not None:
         show_comparison(shown)
 
@@ -93,17 +98,12 @@ def _options(asked: dict[str, Any], *, usable: bool = False) -> SimulateOptions:
     if usable:
         blocks = (1,) if asked["tiers"] else asked["capacity_blocks"]
         asked = {"capacity_model": asked["capacity_model"] or "cache", "capacity_blocks": blocks}
-        return SimulateOptions(policy=ALL, **asked)
+        return sidebar.in_pool(SimulateOptions(policy=ALL, **asked))
     tiers, model = asked["tiers"], sidebar.choices().options["model"]
     asked = asked | {"capacity_model": asked["capacity_model"] or "cache"}
     mode = asked["tier_mode"] if tiers else None
-    return SimulateOptions(
-        policy=ALL, **asked | {"tier_mode": mode, "model": model if tiers else None}
-    )
-
-
-def _export(trace: Trace, options: SimulateOptions, shown: Simulation | None) -> None:
-    answers.export(USE_CASE, trace, options, None if shown is None else USE_CASE.report(shown))
+    more = {"tier_mode": mode, "model": model if tiers else None}
+    return sidebar.in_pool(SimulateOptions(policy=ALL, **asked | more))
 
 
 def _over_xi(trace: Trace) -> None:
@@ -118,20 +118,18 @@ def _over_xi(trace: Trace) -> None:
             name = sidebar.choice("xi_policy", "Policy with a xi", names, names[0])
         with right:
             blocks = sidebar.capacity("xi_at", "Capacity (blocks or a size)")
-            blocks = blocks or sidebar.choices().present_blocks
     if asked["slo"] is None:
         st.info("The effect of xi is measured against an SLO. Enter one above, for example 200ms.")
         return
     parameters = [text for text in asked["param"] or () if text.startswith(f"{name}.")]
-    options = SimulateOptions(
-        policy=name,
-        param=parameters,
-        capacity_blocks=(blocks,) if blocks else (),
-        slo=asked["slo"],
-    )
+    options = SimulateOptions(policy=name, param=parameters, slo=asked["slo"])
+    if blocks or sidebar.in_pool(options).deployment:  # in no engine's pool
+        blocks = blocks or sidebar.choices().present_blocks
+        options = replace(options, capacity_blocks=(blocks,) if blocks else ())
+    options = sidebar.in_pool(options)
     question, title = (trace, sidebar.replays(options)), f"{again} of {name}"
     done = job.answer("xi", title, work.vary_xi, question, again, clicked=form.clicked)
-    _export(trace, options, done.result if done is not None else None)
+    answers.export(USE_CASE, [trace.name], options, done and done.result)
     if done is not None:
         show_xi(done.result)
     elif job.current("xi") is None:

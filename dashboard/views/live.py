@@ -6,12 +6,15 @@ from pathlib import Path
 from threading import Lock
 
 import streamlit as st
+from msgspec.structs import replace
 
-from dashboard import render, sidebar
+from dashboard import answers, render, sidebar
 from dashboard.arguments import file_below
+from kvscope.app.options import typed
 from kvscope.app.watch import Watch, WatchOptions, WatchRequest, watch_request
 from kvscope.ingest.follow import Follower
 from kvscope.report import watch
+from kvscope.report.report import page
 
 _EVERY_S, _REPLAY_S = 2.0, 10.0
 _STEPS = 16  # reads of a recording at a time, of 8 MiB
@@ -35,9 +38,9 @@ class Followed:
         self._follower.close()
 
 
-def page() -> None:
+def show() -> None:
     """Draw what to follow, then the figures of its latest requests, again and again."""
-    st.title("Live")
+    sidebar.draw_title("Live")
     st.caption("Follows a recording of `kvscope record` or of the plugin while it is written.")
     with sidebar.form("Follow", "follow"):
         path = sidebar.typed(
@@ -55,16 +58,18 @@ def page() -> None:
     if path is None:
         st.info("Name a recording. `kvscope watch` follows one without a browser.")
         return
-    request = _request(WatchOptions(**asked, every=_REPLAY_S))
-    _show(_followed(f"{path} {request}", path, request))
-
-
-def _request(options: WatchOptions) -> WatchRequest:
-    """Return what to replay: in the deployment's pool unless a capacity is named."""
-    where = sidebar.choices().deployment
+    options, where = WatchOptions(**asked, every=_REPLAY_S), sidebar.choices().deployment
     if where is None or options.capacity_blocks or options.recommendation:
-        return watch_request(options)
-    return WatchRequest(options, capacity_tokens=where.pool.tokens)
+        request = watch_request(options)
+    else:  # in the deployment's pool
+        request = WatchRequest(options, capacity_tokens=where.pool.tokens)
+        size = where.model and where.model.bytes_for(where.pool.tokens)
+        options = replace(options, capacity=size, model=sidebar.choices().options["model"])
+    followed = _followed(f"{path} {request}", path, request)
+    title = f"kvscope watch: {path}"
+    shown = {"HTML": lambda: page(title, "", [watch.section(followed.watch)])}
+    answers.draw_exports(["watch", path, *typed(options)], shown)
+    _show(followed)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False, on_release=Followed.close)
@@ -78,4 +83,4 @@ def _show(followed: Followed) -> None:
     render.show([watch.section(followed.watch)], titles=False)
 
 
-page()
+show()

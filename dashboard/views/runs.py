@@ -8,7 +8,8 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import background_cache, data, job, query_params, render, sidebar
+from dashboard import answers, background_cache, data, job, query_params, render, sidebar
+from dashboard.connection import database
 from dashboard.wording import escape, local_time
 from kvscope.app.simulate import Simulation
 from kvscope.core import units
@@ -18,6 +19,7 @@ from kvscope.report.runs import run_name
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.stored import StoredReport
 from kvscope.report.words import NONE, count, ms_in_words, share
+from kvscope.usecases.simulate import USE_CASE
 
 ANY = "all"
 SIMULATE = "simulate"
@@ -37,15 +39,17 @@ def page() -> None:
         if opened.key:
             job.attach(opened)
         query_params.open_page(opened.page, opened.address)
-    st.title("Runs and jobs")
+    sidebar.draw_title("Runs and jobs")
     st.header("Jobs of this dashboard")
     _jobs()
     stored = data.stored_results()
     if stored.busy:
         st.caption(escape(f"As last read: {stored.busy}"))
     is_shown = _filters(stored)
-    _reports(stored.reports, is_shown)
-    _runs(stored.runs, is_shown)
+    saved = _reports(stored.reports, is_shown) | _runs(stored.runs, is_shown)
+    trace = sidebar.choices().trace
+    words = ["runs", "list", *([trace.name] if trace else []), "--db", database()]
+    answers.draw_exports(words, saved)
     _redraw_on_change(stored.stamp)
 
 
@@ -120,7 +124,8 @@ def _command(title: str) -> str:
     return title.removeprefix("kvscope ")
 
 
-def _reports(stored: Sequence[StoredReport], is_shown: IsShown) -> None:
+def _reports(stored: Sequence[StoredReport], is_shown: IsShown) -> answers.Files:
+    """Draw the reports and what is opened of them; return its files."""
     reports = [
         each for each in stored if is_shown(each.trace, _command(each.command), each.created_at)
     ]
@@ -134,15 +139,19 @@ def _reports(stored: Sequence[StoredReport], is_shown: IsShown) -> None:
     table = tabulate("", reports, columns, words=("command", "answer", "when"))
     nothing = "`kvscope tune` and `kvscope fleet` add theirs, as Recommendation and Fleets do."
     report_id = _pick("report", "Reports", table, [each.report_id for each in reports], nothing)
-    if report_id is not None:
-        content = data.open_report(report_id)
-        if content.file:
-            render.download(content.file)
-        render.show(content.sections, within=f"report {report_id}")
+    if report_id is None:
+        return {}
+    content = data.open_report(report_id)
+    if content.file:
+        render.download(content.file)
+    render.show(content.sections, within=f"report {report_id}")
+    stored_as = next(each for each in reports if each.report_id == report_id)
+    of = {trace.name: trace for trace in data.all_traces()}[stored_as.trace]
+    return answers.stored_files(stored_as.command, of, content)
 
 
-def _runs(runs: data.Runs, is_shown: IsShown) -> None:
-    """Draw the runs over all traces, those that differ in parameters as one, and what is opened."""
+def _runs(runs: data.Runs, is_shown: IsShown) -> answers.Files:
+    """Draw the runs, those that differ in parameters as one; return the files of an opened one."""
     sweeps: dict[Any, list[int]] = {}
     for number, (trace, run) in runs.items():
         if is_shown(trace.name, SIMULATE, run.created_at):
@@ -187,6 +196,8 @@ def _runs(runs: data.Runs, is_shown: IsShown) -> None:
             trace, setting = runs[numbers[0]][0], known[0].setting
             simulation = Simulation(trace, sidebar.choices().model, setting, known)
             render.show(policies.sections(simulation), within=f"run {opened}")
+            return answers.files(USE_CASE.report(simulation))
+    return {}
 
 
 def _pick(kind: str, title: str, table: Table, ids: list[int], nothing: str) -> int | None:

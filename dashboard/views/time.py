@@ -7,6 +7,7 @@ import streamlit as st
 from dashboard import answers, data, job, query_params, render, sidebar, time_range, work
 from kvscope.core.trace import Trace
 from kvscope.report import fit, time, traffic
+from kvscope.usecases.fit import USE_CASE as FIT
 
 
 def page() -> None:
@@ -32,6 +33,7 @@ def _models(trace: Trace) -> None:
     clicked = running is None or (failed and st.button("Fit models", type="primary"))
     done = job.answer("fit", "Fit models", work.fitted, (trace,), "Fit models", clicked=clicked)
     if done is not None:
+        answers.export(FIT, [trace.name], None, done.result)
         render.show(fit.sections(done.result), within="fitted", cache_key=f"fitted {trace}")
 
 

@@ -52,7 +52,7 @@ def page() -> None:
         "why", "Explain misses", work.result, question, "Explain", clicked=clicked or first
     )
     if done is not None:
-        answers.export(USE_CASE, trace, options, USE_CASE.report(done.result))
+        answers.export(USE_CASE, [trace.name], options, done.result)
         prompts, (summary, *_) = background_cache.lru(trace).prompts, report.sections(done.result)
         render.show([summary], within="why")
         table, categories = report.by_category(done.result, prompts)

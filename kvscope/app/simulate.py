@@ -195,7 +195,8 @@ def simulate_over_xi(
     from kvscope.tuning.target import Target
 
     monitor = monitor or Monitor()
-    setting = timed(request, trace, prompts, monitor)[0].setting
+    request = on_groups(timed(request, trace, prompts, monitor)[0], trace)
+    setting, where = request.setting, request.deployment
     named = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     half = workload.curve.ideal / 2
@@ -203,7 +204,8 @@ def simulate_over_xi(
     with monitor.steps("choosing values of xi"):
         settings = over_xi(workload, request.variants[0], blocks, Target(setting.slo_s or 0.0))
     wanted = [ReplayRequest(policy, blocks) for policy in (Lru(), *settings)]
-    return replay(stores, trace, workload, wanted, monitor)
+    stated = None if where is None else where.stated.as_table
+    return replay(stores, trace, workload, wanted, monitor, deployment=stated)
 
 
 def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,22 @@ def test_the_lab_replays_with_the_deployments_latency(
     setting = app.session_state["job lab"].result.simulation.setting
     assert (setting.latency, setting.base_s) == (where.latency.name, where.latency.base_s)
     assert app.session_state["job lab"].result.simulation.capacities == [60]
+
+
+def test_xi_is_varied_in_the_pool(
+    db: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """What the page shows of a xi is what its command replays: in the deployment's pool."""
+    small = Deployment(gpu="h100", model="llama3-8b", num_gpu_blocks=60)
+    write_deployment(here / FILE, small)
+    app = shown(db, monkeypatch, "lab", question="Effect of xi", slo="20ms")
+    app = settled(app.button(key="run_xi").click().run(), "Effect of xi")
+    app.select_slider(key="xi").set_value(256).run()
+    (command,) = [one.value for one in app.code]
+    (*_, run) = told(capsys, *shlex.split(command)[1:], "--param", "tlru.xi_tokens=256")["results"]
+    assert (run["policy"], run["capacity_model"]) == ("tlru", "engine")
+    assert tiles(app)["Hit rate"] == units.format_share(run["token_hit_rate"])
+    assert tiles(app)["Over SLO"] == f"{run['violations']:,}"
 
 
 def test_a_tier_is_recommended(

@@ -20,7 +20,7 @@ from tests.cli.shell import Streams
 from tests.dashboard.shown import page_html, shown, tiles, told, worked
 from tests.dashboard.test_fleets import ASKED
 
-PAGES = ("", "reuse", "time", "space", "capacity", "why", "lab", "fleets", "recommendation")
+PAGES = ("", "reuse", "time", "space", "capacity", "why", "lab", "fleets", "recommendation", "runs")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -28,10 +28,10 @@ def test_every_page_has_its_command(db: str, monkeypatch: pytest.MonkeyPatch, pa
     """It names the command, the trace and the store; the files are those of the command."""
     app = worked(shown(db, monkeypatch, page))
     (command,) = [one.value for one in app.code if one.value.startswith("kvscope ")]
-    words = shlex.split(command)
+    words = shlex.split(command.replace("runs list", "runs"))
     assert words[2:5] == ["chats", "--db", db]
     names = {"lab": "simulate", "fleets": "fleet", "recommendation": "tune", "why": "explain"}
-    assert words[1] == names.get(page, "analyze")
+    assert words[1] == {"runs": "runs", **names}.get(page, "analyze")
     saved = {each.key for each in app.get("download_button")}
     if words[1] == "analyze":
         assert {"export analyze.html", "export analyze.json"} <= saved
@@ -51,6 +51,22 @@ def test_the_command_gives_the_pages_answer(
         (report,) = all_reports(store)
         kept = open_report(store, report.report_id).document
     assert json.loads(kept or "") == document
+
+
+def test_two_runs_side_by_side_are_those_of_diff(
+    db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """The page Compare offers the command that compares the same two, and its files."""
+    told(capsys, "simulate", "--db", db, "--capacity-blocks", "60", "--policy", "lru,tlru")
+    app = shown(db, monkeypatch, "compare", compare="Runs")
+    (command,) = [one.value for one in app.code]
+    difference = told(capsys, *shlex.split(command)[1:])
+    assert {"export diff.html", "export diff.json"} <= {
+        each.key for each in app.get("download_button")
+    }
+    facts = {row[0]: row[1:3] for row in app.dataframe[0].value.to_numpy().tolist()}
+    assert facts["policy"] == ["tlru", "lru"]
+    assert difference["left"] == f"run:{next(iter(data.stored_results().runs))}"
 
 
 @pytest.mark.parametrize(

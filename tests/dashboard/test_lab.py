@@ -131,7 +131,8 @@ def test_the_newest_stored_runs_open_by_themselves(
     told(capsys, *command, "--policy", "lru,fifo")
     told(capsys, *command, "--policy", "tlru", "--param", "tlru.xi_tokens=100,200,300,400,500")
     app = shown(db, monkeypatch, "lab")
-    assert "The newest stored runs of this trace" in words(app)
+    assert "The newest stored runs of this trace, of 20" in words(app)
+    assert "TTFT: latency profile" in words(app)
     assert set(table_with(app, "policy", "evictions")["policy"]) == {"lru", "fifo"}
     assert not job.all_jobs()
     listed = table_with(shown(db, monkeypatch, "runs"), "run", "hit rate")["run"].tolist()

@@ -41,6 +41,9 @@ def test_a_recording_that_grows(db: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert tiles(app)["LRU"] == share(hits.lru[1])
     assert tiles(app)["Infinite cache"] == share(hits.ideal)
     assert not app.get("plotly_chart")
+    command = f"kvscope watch {path} --capacity-blocks {CAPACITY} --every 10000ms"
+    assert [one.value for one in app.code] == [command]
+    assert [each.key for each in app.get("download_button")] == ["export watch.html"]
     with path.open("ab") as file:
         file.writelines(LINES[300:500])
     until(app, "the latest 500 span")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from dashboard.render import ready
+from kvscope.cli.app import run
 from kvscope.deployment.models import resolve_model
 from kvscope.report import overview
 from kvscope.store import traces
@@ -77,6 +80,8 @@ _PALE = """least => {
 
 # Nobody is there to answer what asks where to save.
 _NO_PICKER = "delete window.showSaveFilePicker; delete Window.prototype.showSaveFilePicker"
+
+_FIRST_ROW, _SECOND_ROW = ({"x": 60.0, "y": y} for y in (52.0, 87.0))  # of a table
 
 _ALL_DRAWN = """() => [...document.querySelectorAll('.stPlotlyChart')]
     .every(one => one.querySelector('.main-svg'))"""
@@ -216,6 +221,31 @@ def test_no_tools_cover_titles_on_a_phone(
     for tools in (".modebar-container", "[data-testid=stElementToolbar]"):
         assert not any(each.is_visible() for each in tab.locator(tools).all())
     tab.close()
+
+
+@pytest.mark.parametrize("scheme", ["light"], indirect=True)
+def test_a_click_opens_a_row(page: Page, served: Served, tmp_path: Path) -> None:
+    """A run, whose files are then at hand; a category, whose requests are then the only ones."""
+    assert run(["simulate", "chats", "--db", served.db, "--capacity-blocks", "60"]) == 0
+    visit(page, "Runs and jobs")
+    page.get_by_test_id("stDataFrame").last.click(position=_FIRST_ROW)
+    page.wait_for_url(re.compile("[?&]run="))
+    page.get_by_role("heading", name="Summary", exact=True).wait_for()
+    page.wait_for_selector(READY)
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="JSON", exact=True).click()
+    saved.value.save_as(tmp_path / "runs.json")
+    assert json.loads((tmp_path / "runs.json").read_text())["trace"]["name"] == "chats"
+    visit(page, "Why")
+    page.get_by_role("heading", name="Request: ").wait_for()
+    page.wait_for_selector(READY)
+    _, categories, requests = page.get_by_test_id("stDataFrame").all()[:3]
+    before = requests.screenshot()  # a table is a drawing
+    categories.click(position=_SECOND_ROW)
+    page.wait_for_timeout(500)
+    page.wait_for_selector(READY)
+    assert requests.screenshot() != before
 
 
 @pytest.mark.parametrize("scheme", ["light"], indirect=True)
