@@ -24,7 +24,6 @@ from kvscope.report import policies as report
 from kvscope.report.policies import tier_sections
 from kvscope.report.runs import contest, names, policy_line
 from kvscope.report.style import SERIES
-from kvscope.report.words import Unit
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.usecases.simulate import USE_CASE
@@ -217,27 +216,6 @@ def test_charts_show_every_run(simulation: Simulation) -> None:
     for figure in (report.ttft_chart(bare, "p95"), report.tail_excess_chart(bare)):
         assert {tuple(line.x) for line in figure.data} == {(2, 4, 8)}
     assert len(report.over_time_chart(simulation, 4).data) == 4
-
-
-@pytest.mark.parametrize("at_blocks", [1, 5, 400])
-def test_the_axes_of_the_curve_are_stated(simulation: Simulation, at_blocks: int) -> None:
-    """All that is drawn lies within them, the infinite cache's level and the pool's mark too."""
-    assert simulation.curve is not None
-    chart = report.lru_curve_chart(
-        simulation.curve,
-        Unit("GiB", 0.25),
-        at_blocks=at_blocks,
-        memory=("pool", 40),
-        runs=[run for run in simulation.runs if run.policy == "tlru"],
-    )
-    left, right = (10.0**end for end in chart.layout.xaxis.range)
-    bottom, top = chart.layout.yaxis.range
-    for line in chart.data:
-        assert left <= min(line.x)
-        assert max(line.x) <= right
-        assert bottom <= min(line.y)
-        assert max(line.y) <= top
-    assert bottom < simulation.curve.ideal < top
 
 
 def test_the_page_is_whole_and_safe(simulation: Simulation) -> None:
