@@ -32,6 +32,7 @@ BITS: Mapping[WeightDtype, float] = {
     "mxfp4": 4.25,  # an 8-bit scale for each group of 32 values
 }
 _UNQUANTIZED_BITS = 16  # embedding, head, router and vision encoder
+_PARTS = {"attention": "_attn", "mlp": r"mlp\.[gud]", "experts": r"\.experts", "shared": "shared_"}
 _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of the experts to it
 
 WINDOWED = ("sliding_attention", "chunked_attention")
@@ -525,7 +526,8 @@ def quantization(config: ConfigFields, *, moe: bool) -> tuple[WeightDtype, Weigh
         method = stated.get("quant_method") or stated.get("quant_algo")
         note = f"quantization {method!r} is unknown: weights counted with 16 bits"
         return "bf16", WeightBits(), f"{note}; override with --weight-dtype"
-    bits = weight_bits(dtype, moe=moe)
+    mixed = stated.get("quantized_layers")
+    bits = _mixed_bits(mixed) if isinstance(mixed, Mapping) else weight_bits(dtype, moe=moe)
     left_out = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
     names = [str(name) for key in left_out for name in stated.get(key) or ()]
     layers = config.count("num_hidden_layers", "n_layer", "num_layers")
@@ -534,6 +536,16 @@ def quantization(config: ConfigFields, *, moe: bool) -> tuple[WeightDtype, Weigh
     if _left_out(names, r"shared_experts?\b", layers):
         bits = replace(bits, shared=_UNQUANTIZED_BITS)
     return dtype, bits, None
+
+
+def _mixed_bits(modules: Mapping[str, Any]) -> WeightBits:
+    """Return the bits by part where modelopt states a precision for each module."""
+    by_part: dict[str, float] = {}
+    for name, stated in modules.items():
+        algorithm = str(stated.get("quant_algo")).lower().removeprefix("w4a16_")
+        bits = [bits for dtype, bits in BITS.items() if dtype == algorithm]
+        by_part |= {part: bits[0] for part, its in _PARTS.items() if bits and re.search(its, name)}
+    return WeightBits(**by_part)
 
 
 def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:

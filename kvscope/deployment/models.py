@@ -146,11 +146,12 @@ class UnlikeKv(Struct, frozen=True):
 class Indexers(Struct, frozen=True):
     """What finds the tokens that sparse attention looks at: a key of `bytes` in each of `layers`.
 
-    Whatever `--kv-cache-dtype`, and on each GPU.
+    Whatever `--kv-cache-dtype`, and on each GPU. One layer's longest prompt has `longest_bytes`.
     """
 
     layers: int = 0
     bytes: int = 0
+    longest_bytes: int = 0
 
 
 class Model(Struct, frozen=True):
@@ -571,7 +572,8 @@ def _indexers(config: ConfigFields, layers: int) -> Indexers:
         layers -= pattern.count("S")
     elif each > 1:
         layers = sum(max(at - skipped + 1, 0) % each == 0 for at in range(layers))
-    return Indexers(layers, size + size // _INDEX_SCALED * _SCALE_BYTES)
+    size += size // _INDEX_SCALED * _SCALE_BYTES
+    return Indexers(layers, size, size * config.count_or(0, "max_position_embeddings"))
 
 
 def _layers(config: ConfigFields) -> tuple[int, list[str]]:

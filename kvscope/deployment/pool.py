@@ -5,7 +5,7 @@ vLLM profiles one forward pass and keeps, on each GPU,
     utilization x total - weights - activation peak - other memory - CUDA graphs
 
 for blocks; the smallest rank decides. SGLang keeps what is free after loading, less a share of the
-total. kvscope counts the terms by rule, each with a band, and names them all. Measured against 53
+total. kvscope counts the terms by rule, each with a band, and names them all. Measured against 79
 published pools in docs/evidence/deployment.md.
 
 Block 0 of vLLM stands for "no block" and is never handed to a request, so the `blocks` of a pool,
@@ -63,13 +63,14 @@ PoolOrigin = Literal["stated", "engine log", "metrics", "derived"]
 
 _WEIGHTS_BAND = 0.01  # 9 of 10 published weights are closer than this
 _ACTIVATION_BAND = round(0.32 * GIB)
-_NEWER_ACTIVATION_BAND = round(0.85 * GIB)  # the one pool compared since 0.20 had 0.81 GiB more
+_NEWER_ACTIVATION_BAND = GIB  # what a first start, which compiles, took more than the next one
 _OTHER_BAND = round(0.2 * GIB)
 _GRAPHS_BAND = round(0.5 * GIB)
 _UNKNOWN_KV_BAND, _UNKNOWN_WEIGHTS_BAND = 0.5, 0.1  # by fields of config.json
 _SGLANG_BAND = 0.05  # of the pool: two published checks were 3.5 % and 5 % off
 _UNCERTAIN = 0.1  # of the total: a smaller pool is a small difference of large terms
 _CHECKED_UNTIL = (0, 19)
+_NVLINK_BYTES_S = 100e9  # a slower link is PCIe
 
 _COUNT = r"(?P<value>[\d,]+)"
 _METRICS = re.compile(r'^vllm:cache_config_info\{.*num_gpu_blocks="(?P<value>\d+)"')
@@ -225,13 +226,14 @@ def _vllm_terms(
         Term("memory for the engine", round(share * gpu.total_bytes), 0, f"{share:g} x total"),
         Term("weights", -weights, round(_WEIGHTS_BAND * weights), _weights_rule(model, tp, dp)),
         Term("activations", -activations, band, profiled),
-        Term("other memory", -round(_non_torch(engine, tp * dp)), _OTHER_BAND, "CUDA and NCCL"),
+        Term("other memory", -round(_outside(engine, gpu, tp * dp)), _OTHER_BAND, "CUDA and NCCL"),
     ]
     if engine.shortens_hits:
         drafter = round(model.shaped().drafter_bytes(dp) / tp)
         rule = "one layer in bf16, and what joins it to the model"
         terms.append(Term("drafter", -drafter, drafter, rule))
-    if _deducts_graphs(model, engine):
+    unestimated = _on_second_runner(model, engine) and not engine.has(SECOND_RUNNER_GRAPHS)
+    if engine.has(GRAPHS) and not unestimated:
         terms.append(Term("CUDA graphs", -GIB, _GRAPHS_BAND, "deducted since 0.20"))
     return tuple(terms)
 
@@ -246,13 +248,10 @@ def _unknown_term(model: Model, terms: Sequence[Term]) -> Term:
     return Term("unknown fields", 0, round(band), named)
 
 
-def _deducts_graphs(model: Model, engine: Engine) -> bool:
-    """Return whether vLLM leaves room for CUDA graphs when it sizes the pool.
-
-    The second model runner is used for some experts too, which count as others here.
-    """
-    second = engine.has(SECOND_RUNNER) and not (model.moe or model.hybrid)
-    return engine.has(GRAPHS) and (not second or engine.has(SECOND_RUNNER_GRAPHS))
+def _on_second_runner(model: Model, engine: Engine) -> bool:
+    """Return whether vLLM runs the model on its second runner: before 0.29 dense ones, mostly."""
+    dense = not (model.moe or model.hybrid)
+    return engine.has(SECOND_RUNNER_GRAPHS) or (engine.has(SECOND_RUNNER) and dense)
 
 
 def activation_bytes(
@@ -264,12 +263,16 @@ def activation_bytes(
     tokens of all of them, and has room for every expert of each, whole experts wide: other ways
     of `--all2all-backend` than the default take less.
 
+    The second runner profiles logits in 16 and 32 bits; indexers have room for 40 long prompts.
+
     Source: vLLM 0.32.0, vllm/model_executor/layers/fused_moe: prepare_finalize/naive_dp_ep.py,
-    and workspace_shapes of experts/deep_gemm_moe.py (fp8) and triton_moe.py.
+    and workspace_shapes of experts/deep_gemm_moe.py (fp8) and triton_moe.py; vllm/v1: worker/gpu
+    (_dummy_sampler_run, sample/sampler.py), attention/backends/mla/indexer.py.
     """
     shape = model.shaped()
     recent = engine.has(LEAN_SAMPLER)
-    sampler = (14.3 if recent else 38.5) * min(sequences, batched) * shape.vocabulary
+    each = 6 if _on_second_runner(model, engine) else 14.3 if recent else 38.5
+    sampler = each * min(sequences, batched) * shape.vocabulary
     hidden = shape.hidden_size
     queries = shape.heads * shape.query_size / tp
     dense = 2 * batched * (3 * hidden + queries + 3 * shape.mlp_width / tp)
@@ -282,21 +285,24 @@ def activation_bytes(
             expert = first * max(width, hidden) + 2 * max(2 * width, hidden)
             routed = dp * batched * (shape.experts_per_token * expert + (first + 2) * hidden)
     fixed = 0.14 + (0.3 if shape.moe and recent else 0) + (0.3 if model.vision else 0)
-    return max(sampler, dense, routed) + fixed * GIB
+    return max(sampler, dense, routed) + fixed * GIB + 40 * model.indexers.longest_bytes
 
 
-def _non_torch(engine: Engine, tp: int) -> float:
-    """Return the bytes that CUDA, NCCL and kernels take outside of PyTorch, read off logs."""
-    if engine.has(MORE_NCCL):
-        return (0.25 if tp == 1 else 2.1) * GIB
-    return (0.13 if tp == 1 else 0.55) * GIB
+def _outside(engine: Engine, gpu: Gpu, tp: int) -> float:
+    """Return the bytes that CUDA, NCCL and a fused all-reduce take outside of PyTorch, by logs.
+
+    Source: vLLM 0.32.0, vllm/config/vllm.py (enable_allreduce_rms_fusion).
+    """
+    fused = gpu.family in ("hopper", "blackwell") and gpu.link_bytes_s >= _NVLINK_BYTES_S
+    alone, several = (0.25, 2.1 if fused else 0.55) if engine.has(MORE_NCCL) else (0.13, 0.55)
+    return (alone if tp == 1 else several) * GIB
 
 
 def _sglang_terms(model: Model, gpu: Gpu, tp: int, fraction: float | None) -> tuple[Term, ...]:
     weights = round(model.weight_bytes(tp))
     total = gpu.total_bytes
     fraction = fraction or sglang_fraction(gpu, tp)
-    context = round(_non_torch(Engine("vllm", (0, 33)), tp))
+    context = round(_outside(Engine("vllm", (0, 33)), gpu, tp))
     kv = fraction * total - weights - context
     return (
         Term("memory for the engine", round(fraction * total), 0, f"{fraction:g} x total"),
@@ -351,11 +357,11 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, parallel: tuple[int,
         )
     elif engine.version > _CHECKED_UNTIL:
         notes.append(
-            "one pool of vLLM 0.20 and newer was compared (0.26); one start and its log settle"
-            " yours (--engine-log)"
+            "22 pools of vLLM 0.20 to 0.31 were compared, 6 were over 10 % off; one start and its"
+            " log settle yours (--engine-log)"
         )
-    if tp > 1 and gpu.link_bytes_s < 100e9:
-        notes.append("tensor parallelism over PCIe was never compared")
+    if tp > 1 and gpu.link_bytes_s < _NVLINK_BYTES_S:
+        notes.append("tensor parallelism over PCIe: five pools were compared, no latency")
     return notes
 
 

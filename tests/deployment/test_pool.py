@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from benchmarks.deployment import PLANNER, median_and_p90, pool_lines
+from benchmarks.deployment import FIGURES, PLANNER, median_and_p90, pool_lines
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.units import GIB
+from kvscope.deployment.architecture import WeightBits
 from kvscope.deployment.engines import Engine, parse_engine
 from kvscope.deployment.gpus import GPUS, resolve_gpu
 from kvscope.deployment.models import resolve_model
 from kvscope.deployment.pool import (
     KvPool,
+    activation_bytes,
     derive_pool,
     observed_pool,
     pool_in,
@@ -51,6 +54,14 @@ def test_published_pools() -> None:
     assert median_and_p90(weights)[0] <= 0.005
     assert median_and_p90(weights)[1] <= 0.01
     assert sum(line.inside for line in lines) >= 0.85 * len(lines)
+
+
+def test_published_pools_of_0_20_and_newer() -> None:
+    """The half held out from the rule is as far off as the evidence page says."""
+    lines = [line for line in pool_lines() if line.half == "held out"]
+    assert len(lines) == 11
+    assert median_and_p90(line.error for line in lines)[0] <= 0.04
+    assert sum(line.inside for line in lines) == 10
 
 
 def test_the_terms_add_up() -> None:
@@ -103,12 +114,48 @@ def test_the_layer_of_a_drafter_is_divided_over_ranks() -> None:
 
 def test_activations() -> None:
     """The sampler's logits decide for dense models, the routed layer for some MoE; + 0.14 GiB."""
-    assert terms()["activations"] == pytest.approx(-14.3 * 1024 * 128_256 / GIB - 0.14)
+    assert terms("vllm@0.24")["activations"] == pytest.approx(-14.3 * 1024 * 128_256 / GIB - 0.14)
     assert terms("vllm@0.16")["activations"] == pytest.approx(-38.5 * 1024 * 128_256 / GIB - 0.14)
     few = terms(max_num_seqs=16, max_num_batched_tokens=2048)
     widest = 2 * 2048 * (3 * 4096 + 4096 + 3 * 14_336)
     assert few["activations"] == pytest.approx(-widest / GIB - 0.14)
-    assert terms(tp=2)["activations"] == terms()["activations"]
+    assert terms("vllm@0.24", tp=2)["activations"] == terms("vllm@0.24")["activations"]
+
+
+def test_the_second_runner_profiles_fewer_copies_of_logits() -> None:
+    """Logits in 16 and 32 bits, of dense models since 0.25 and of all since 0.29."""
+    many: dict[str, Any] = {"max_num_seqs": 4096, "max_num_batched_tokens": 4096}
+    assert terms(**many)["activations"] == pytest.approx(-6 * 4096 * 128_256 / GIB - 0.14)
+    experts = resolve_model("qwen3-30b-a3b")
+    before, after = (
+        activation_bytes(experts, parse_engine(engine), 4096, 4096, 1)
+        for engine in ("vllm@0.28", "vllm@0.29")
+    )
+    assert before - after == pytest.approx(8.3 * 4096 * 151_936)
+
+
+def test_indexers_have_buffers_for_long_prompts() -> None:
+    """GLM-5.2 with 1,048,576 tokens: the keys of 40 such prompts, 132 bytes each."""
+    model = resolve_model(str(FIGURES / "configs" / "glm-5.2"))
+    none = replace(model, indexers=replace(model.indexers, longest_bytes=0))
+    with_buffers, without = (activation_bytes(each, VLLM, 1024, 8192, 8) for each in (model, none))
+    assert with_buffers - without == 40 * 132 * 1_048_576
+
+
+def test_only_nvlink_has_the_fused_all_reduce() -> None:
+    """Of Hopper and Blackwell; other GPUs have NCCL's buffers alone."""
+    gpus = {"h100": 2.1, "b200": 2.1, "rtx-pro-6000": 0.55, "rtx-5090": 0.55, "a100-80gb": 0.55}
+    for name, gib in gpus.items():
+        pool = derive_pool(LLAMA, resolve_gpu(name), VLLM, tp=2)
+        (other,) = (term for term in pool.terms if term.name == "other memory")
+        assert -other.bytes / GIB == pytest.approx(gib)
+
+
+def test_mixed_precision_counts_by_part() -> None:
+    """NVIDIA's Qwen3.6-35B-A3B: attention fp8, experts nvfp4; a start logged 20.4 GiB."""
+    model = resolve_model(str(FIGURES / "configs" / "qwen3.6-35b-a3b-nvfp4"))
+    assert model.bits == WeightBits(attention=8.03, experts=4.5, shared=4.5)
+    assert model.weight_bytes(1) / GIB == pytest.approx(20.4, rel=0.02)
 
 
 @pytest.mark.parametrize(
