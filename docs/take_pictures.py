@@ -103,7 +103,7 @@ def _effect_of_xi(page: Page) -> None:
     page.get_by_role("button", name="Replay every xi").click()
     page.get_by_role("heading", name="Effect of xi").wait_for()
     page.mouse.move(800, 600)
-    page.mouse.wheel(0, 420)
+    page.mouse.wheel(0, 620)
     page.wait_for_timeout(_DRAWN_MS)
     page.screenshot(path=PICTURES / "dashboard-xi.png")
     page.mouse.wheel(0, -2_000)
