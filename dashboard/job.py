@@ -159,7 +159,7 @@ def _registry() -> _Registry:
 
 
 def all_jobs() -> list[Job]:
-    """Return the jobs of this process, the latest first; what could not be added is none."""
+    """Return the jobs of this process, the latest first, without failed uploads."""
     return [each for each in _registry().jobs() if not (each.key == "add" and each.error)]
 
 
@@ -271,9 +271,8 @@ def _progress(job: Job, key: str, lasts: bool) -> None:
     if job.ended or (job.duration_s > _SOON_S) > lasts:
         st.rerun()
     st.progress(job.share, text=escape(f"{_capitalized(job.progress)} …"))
-    if st.button("Stop", key=f"stop {key}", disabled=job.stop.is_set()):
-        job.stop.set()
-        st.rerun(scope="fragment")
+    # As a callback: it is called though the progress is drawn anew at the same time.
+    st.button("Stop", key=f"stop {key}", on_click=job.stop.set, disabled=job.stop.is_set())
 
 
 def _capitalized(text: str) -> str:

@@ -73,10 +73,13 @@ def _job(each: job.Job) -> None:
             st.markdown(words, width="stretch")
         else:
             st.progress(each.share, text=words)
-            stopping = each.stop.is_set()
-            if st.button("Stop", key=f"stop job {key}", disabled=stopping, help=f"Stop {name}"):
-                each.stop.set()
-                st.rerun(scope="fragment")
+            st.button(
+                "Stop",
+                key=f"stop job {key}",
+                on_click=each.stop.set,
+                disabled=each.stop.is_set(),
+                help=f"Stop {name}",
+            )
         if st.button("Open", key=f"open job {key}", help=f"Open {name}"):
             st.session_state["job to open"] = each
             st.rerun()  # a fragment alone cannot leave its page

@@ -31,12 +31,14 @@ DEFAULT_POINTS = 5
 FURTHER = "Further options"
 USUAL = frozenset(
     {
-        *("gpu", "model", "replicas", "gpu_hour", "slo", "percentile", "also", "fleet"),
-        *("compare_tiers", "tiers", "policy", "capacity", "capacity_blocks", "points", "request"),
-        *("recommendation", "window", "html", "as_json"),
+        *("gpu", "model", "replicas", "gpu_hour", "slo", "percentile", "also", "compare_tiers"),
+        *("policy", "capacity", "tiers", "points", "request", "recommendation", "window", "html"),
+        "as_json",
     }
 )
-"""Options that people use first: the help of a command begins with those that it has."""
+"""Fields of options that people use first: the help of a command begins with those that it has."""
+RARE = frozenset({"debug", "force", "forget"})
+"""Options of commands themselves that the help does not begin with."""
 
 EARLIER: Mapping[str, Mapping[str, str]] = {
     "simulate": {"policies": "policy"},
@@ -188,7 +190,7 @@ On = Annotated[
 ]
 FOR_PERFETTO = (
     " for ui.perfetto.dev: a process a replica; queue, prefill and decode of each counted request;"
-    " how many wait and run; an engine's steps and evicted blocks since the request before."
+    " how many wait and run; an engine's steps and evicted blocks since the previous one."
     " Compressed if PATH ends in .gz."
 )
 Isolate = Annotated[

@@ -219,7 +219,7 @@ def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
 
 
 def replayed_alone(simulation: Simulation, run: Run) -> tuple[FleetReplay, Prompts]:
-    """Return what the engine of one of the simulation's runs did, by another replay."""
+    """Replay one of the simulation's runs again: return it as a fleet of one, and its requests."""
     workload, request = _again(simulation, run)
     pool = request.tiers[0].capacity_blocks if request.tiers else request.capacity_blocks
     settings = workload.setting, pool, workload.prompts.block_size, request.tiers
@@ -228,7 +228,7 @@ def replayed_alone(simulation: Simulation, run: Run) -> tuple[FleetReplay, Promp
 
 
 def _again(simulation: Simulation, run: Run) -> tuple[Workload, ReplayRequest]:
-    """Return what replays one of the simulation's runs."""
+    """Return the workload and the replay of one of the simulation's runs."""
     workload = simulation.workload
     if workload is None:
         raise ValueError("this simulation has no workload to replay")

@@ -21,6 +21,7 @@ from kvscope.app import values
 from kvscope.app.options import (
     EARLIER,
     FURTHER,
+    RARE,
     USUAL,
     Option,
     Options,
@@ -340,6 +341,7 @@ class Command(TyperCommand):
             if record is None:
                 continue
             name = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            name = FURTHER if parameter.name in RARE else name
             name = getattr(parameter, "rich_help_panel", None) or name
             sections.setdefault(name, []).append(record)
         for name, records in sections.items():

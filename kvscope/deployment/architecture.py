@@ -77,7 +77,7 @@ _EXPERTS_PER_TOKEN = (
 
 
 class Heads(Struct, frozen=True):
-    """The heads of a layer: of queries, of keys and values of their own, and the values of each."""
+    """The attention heads of a layer: their numbers, and the sizes of a key and of a value."""
 
     queries: int
     kv_heads: int
@@ -86,7 +86,7 @@ class Heads(Struct, frozen=True):
 
     @property
     def kv_size(self) -> int:
-        """The mean of a key's and a value's numbers."""
+        """The mean size of a key and a value."""
         return (self.key_size + self.value_size + 1) // 2
 
     def parameters(self, hidden: int, *, gated: bool = False) -> int:
@@ -314,7 +314,7 @@ def unknown_layers(config: ConfigFields) -> list[str]:
 
 
 def usual_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return in the usual fields what `layers_block_type` or `block_configs` say of each layer.
+    """Return the usual fields that follow from `layers_block_type` or `block_configs`.
 
     Of Nemotron-H the pattern and the number of layers, unless the config has a pattern. Of
     Nemotron-NAS the layers that attend, their KV heads and the width of each feed-forward layer;
@@ -654,7 +654,7 @@ def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, A
 
 
 def layer_heads(config: ConfigFields) -> Heads:
-    """Return the heads of a layer that keeps keys and values as they are."""
+    """Return the heads of a layer that caches whole keys and values."""
     heads, size = config.count("num_attention_heads", "n_head"), head_size(config)
     return Heads(heads, kv_head_count(config), size, config.count_or(size, "v_head_dim"))
 

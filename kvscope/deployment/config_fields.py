@@ -70,7 +70,7 @@ _CACHED = re.compile(
 
 
 class ConfigFields(Struct, frozen=True):
-    """A config.json with its text part on top, read field by field; `read` are names asked for."""
+    """A config.json with its text part on top; `read` collects the names of the fields read."""
 
     where: str
     fields: Mapping[str, Any]
@@ -88,7 +88,7 @@ class ConfigFields(Struct, frozen=True):
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Names of what the config states, nobody has read, and the KV or weights may depend on."""
+        """The fields that are set but not read, and may change the KV cache or the weights."""
         implied = {name for key in _IMPLIED if self.fields.get(key) for name in _IMPLIED[key]}
         return tuple(
             name
@@ -324,8 +324,8 @@ def has_mtp(config: ConfigFields) -> bool:
     return bool(stated) if stated is not None else config.family.startswith(_WITH_MTP)
 
 
-def may_be_cached(names: Sequence[str]) -> bool:
-    """Return whether one of some unknown fields may say what is cached, by its name."""
+def concern_the_cache(names: Sequence[str]) -> bool:
+    """Return whether a field among `names` may change what is cached, judged by its name."""
     return any(_CACHED.search(name) for name in names)
 
 

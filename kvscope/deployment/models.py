@@ -62,7 +62,7 @@ _QUANTIZATION = "hf_quant_config.json"
 class HeadKv(Struct, frozen=True):
     """Keys and values of every KV head (MHA, GQA, MQA), in each of `layers`.
 
-    `head_size` is the mean of a key's and a value's numbers.
+    `head_size` is the mean size of a key and a value.
     """
 
     layers: int
@@ -144,9 +144,9 @@ class UnlikeKv(Struct, frozen=True):
 
 
 class Indexers(Struct, frozen=True):
-    """What finds the tokens that sparse attention looks at: a key of `bytes` in each of `layers`.
+    """The index caches of sparse attention: `bytes` a token in each of `layers`, on each GPU.
 
-    Whatever `--kv-cache-dtype`, and on each GPU. One layer's longest prompt has `longest_bytes`.
+    They do not depend on `--kv-cache-dtype`. The longest prompt takes `longest_bytes` in a layer.
     """
 
     layers: int = 0
@@ -321,7 +321,7 @@ class Model(Struct, frozen=True):
         return self.indexers.layers * self.indexers.bytes
 
     def layer_bytes_per_token(self, tp: int = 1) -> tuple[float, float]:
-        """Return the bytes that a GPU keeps of a token in a full and in a windowed layer."""
+        """Return the KV bytes of a token on each GPU, in a full and in a windowed layer."""
         if isinstance(self.shape, UnlikeKv):
             full, windowed = (
                 kind.values_on_rank(tp) * _BYTES[self.dtype] / max(1, kind.layers)
@@ -549,7 +549,7 @@ def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv:
 
 
 def _indexers(config: ConfigFields, layers: int) -> Indexers:
-    """Return the indexers of sparse attention, which not every layer may have.
+    """Return the index caches of sparse attention; layers may share one.
 
     Keys beside MLA have 8 bits and their scales, those of MiniMax-M3 16 bits.
 

@@ -46,7 +46,7 @@ from msgspec.structs import replace
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import opened
 from kvscope.core.units import GIB, MIB, format_size
-from kvscope.deployment.config_fields import may_be_cached
+from kvscope.deployment.config_fields import concern_the_cache
 from kvscope.deployment.engines import (
     GRAPHS,
     LEAN_SAMPLER,
@@ -239,9 +239,9 @@ def _vllm_terms(
 
 
 def _unknown_term(model: Model, terms: Sequence[Term]) -> Term:
-    """Return what fields of config.json that kvscope does not know may change, by their names."""
+    """Return the uncertainty that unknown fields of config.json add to the pool."""
     named = ", ".join(model.unknown[:_NAMED]) + (", ..." if len(model.unknown) > _NAMED else "")
-    if may_be_cached(model.unknown):
+    if concern_the_cache(model.unknown):
         band = _UNKNOWN_KV_BAND * max(0, sum(term.bytes for term in terms))
     else:
         band = _UNKNOWN_WEIGHTS_BAND * -next(t.bytes for t in terms if t.name == "weights")

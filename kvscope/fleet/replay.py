@@ -49,8 +49,8 @@ class FleetReplay(Struct, frozen=True):
     the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N) counts blocks.
     With files below CPU tiers, `read_blocks` of the hits came from there; `pool` where those are
     shared. `stored_chunks` were written to the tiers of all. On simulated engines, `before` (R, 2)
-    are the steps that the replica had planned, and the blocks that it had evicted, when a request
-    came.
+    are the steps that its replica had planned and the blocks that it had evicted when a request
+    arrived.
     """
 
     replicas: int

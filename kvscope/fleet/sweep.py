@@ -122,7 +122,7 @@ class PooledCache(Struct, frozen=True):
 
 
 class FleetSweep:
-    """Replays fleets of one workload; each replica has `capacity_blocks`.
+    """Replays fleets of one workload, at its rate; each replica has `capacity_blocks`.
 
     `think_s` and `after` close the loop (see `kvscope.fleet.replay.arrivals`). Routers that draw
     are replayed with `seeds` seeds. With an `engine`, whose blocks are the capacity, replicas are
@@ -140,6 +140,10 @@ class FleetSweep:
         seeds: int = SEEDS,
         engine: EngineSettings | None = None,
     ) -> None:
+        if (scale := workload.setting.rate_scale) != 1:
+            prompts = replace(workload.prompts, arrival_s=workload.prompts.arrival_s / scale)
+            setting = replace(workload.setting, rate_scale=1.0)
+            workload = Workload(prompts, setting, workload.windows)
         self.workload = workload
         self.capacity_blocks = capacity_blocks
         self.slo = slo

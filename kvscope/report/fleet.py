@@ -34,7 +34,8 @@ from kvscope.report.words import (
     time_unit,
 )
 from kvscope.tuning.least import most_compared
-from kvscope.usecases.fleet import FleetLine, FleetStudy, PoolSize
+from kvscope.tuning.pool_sizes import PoolSize
+from kvscope.usecases.fleet import FleetLine, FleetStudy
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
@@ -247,7 +248,7 @@ def _target(study: FleetStudy) -> str:
     if slo.tpot_s is not None:
         target += f" and {rank} TPOT ≤ {units.duration_in_words(slo.tpot_s)}"
     scale = study.request.setting.rate_scale
-    faster = "" if scale == 1 else f", {scale:g} times as fast"
+    faster = "" if scale == 1 else f", arriving {scale:g} times as fast"
     return f"{target} on requests {count(first)} to {count(requests)}{faster}"
 
 

@@ -95,7 +95,7 @@ def _rows(times_us: Int64s) -> list[int]:
 
 
 def _since_the_last(pid: int, since: int, at: Int64s, before: Int64s) -> Iterator[Event]:
-    """Yield at each arrival from `since` on the steps and the evictions since the one before."""
+    """Yield the steps and the evicted blocks between arrivals, at each arrival from `since` on."""
     changes = np.diff(before, axis=0, prepend=0).tolist()
     for ts, (steps, evicted) in zip(at.tolist(), changes, strict=True):
         if ts >= since:

@@ -12,7 +12,14 @@ from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, Tile, tabulate
 from kvscope.report.words import NONE, count, money, ms_in_words, percent_change, share, significant
 from kvscope.routers.balancers import Session
-from kvscope.tuning.plan import FULL_SSD, SLOW_COPIES, PlanOption, TierDoubt, TierReason, TuningPlan
+from kvscope.tuning.plan import (
+    FULL_DISK,
+    SLOW_COPIES,
+    PlanOption,
+    TierDoubt,
+    TierReason,
+    TuningPlan,
+)
 from kvscope.tuning.tiers import TierCandidate, TierOffer
 from kvscope.usecases.tune.recommendation import Recommendation
 
@@ -295,7 +302,7 @@ def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Itera
     )
     missed = ""
     if not option.judged.meets(tuned.tuning.target):
-        doubt = " That the SLO is met with it is not certain."
+        doubt = " It meets the SLO as estimated, not for certain."
         missed = doubt if option.meets else " The SLO is missed with it, too."
     yield f"It {_frees(tuned, option)}, for {_cost(option, offer)}.{missed}"
     tier = option.tier
@@ -316,7 +323,7 @@ def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Itera
     ends = [end.end.name for end in tuned.tuning.ends]
     ends.append(f"copies {SLOW_COPIES:g}x as long")
     if option.full_s is not None:
-        ends.append(FULL_SSD.name)
+        ends.append(FULL_DISK.name)
     yield f"No harm either with {'; '.join(ends)}."
 
 
@@ -330,7 +337,7 @@ def _why_none(tuned: Recommendation, doubt: TierDoubt, offer: TierOffer) -> str:
         return f"no size takes {name} down"
     best, time = _memory_named(tuned, option), units.duration_in_words(option.trial.target_s)
     frees, cost = _frees(tuned, option), _cost(option, offer)
-    measured = any(end != FULL_SSD.name for end in doubt.ends)
+    measured = any(end != FULL_DISK.name for end in doubt.ends)
     remedy = ". Measure them: kvscope calibrate, --engine-log" if measured else ""
     reasons: dict[TierReason, str] = {
         "met-without": (

@@ -153,8 +153,8 @@ class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
 class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Memory below the pool, over all GPUs of the engine, and the times of copies.
 
-    Of a pool that all replicas share also what their links carry together, None without a limit,
-    and what leaves, None for nothing.
+    Of a pool that all replicas share, also the bandwidth of all their links together (None: no
+    limit) and its eviction (None: nothing is evicted).
     """
 
     kind: TierKind
@@ -177,7 +177,7 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 def _pool_of(tier: Tier) -> tuple[float | None, Literal["lru"] | None]:
-    """Return what all replicas' links to a pool carry, and what leaves it, as in a MemoryTable."""
+    """Return the bandwidth and the eviction of a shared pool, as a MemoryTable has them."""
     if tier.pool is None:
         return None, None
     carried = tier.pool.bytes_per_s

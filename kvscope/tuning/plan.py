@@ -35,7 +35,7 @@ from kvscope.tuning.tuner import End, Tuner, TuningResult, eligible_at, lossless
 
 SLOW_COPIES = 3.0
 """Times as long as modelled that a copy may take: a tier has to do no harm there too."""
-FULL_SSD = End("room for files full of others")
+FULL_DISK = End("a disk full of other files")
 _SEARCHED = 2  # routers whose parameters are searched
 _ROUTER_ROWS = 4  # routers that are options, the best of those to compare
 _TRIED_AT_ENDS = 3  # tiers, until one does no harm there
@@ -158,7 +158,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def full_s(self) -> float | None:
-        """In how many seconds files fill their room, at the earliest; None where none are left."""
+        """In how many seconds files fill their disk, at the earliest; None where none stay."""
         if self.tier is None or not self.tier.keeps_files:
             return None
         writing = self.replicas if self.tier.pool else 1
@@ -546,7 +546,7 @@ class Planner:
         """Yield the ends at which a tier harms, or saves less than its price if it is to pay.
 
         Beside those of pool, latency and session starts: slow copies, and files that fill their
-        room, as no engine deletes any. They are then no more than CPU memory whose misses are
+        disk, as no engine deletes any. They are then no more than CPU memory whose misses are
         looked up in vain.
         """
         result, tier = self._result, option.tier
@@ -554,7 +554,7 @@ class Planner:
         ends = [(each.end, 1.0, tier) for each in result.ends]
         ends.append((slow, SLOW_COPIES, tier))
         if tier is not None and tier.keeps_files:
-            ends.append((FULL_SSD, 1.0, replace(tier, files_bytes=1)))
+            ends.append((FULL_DISK, 1.0, replace(tier, files_bytes=1)))
         for end, copies, there in ends:
             windows = self._tuner.at_end(end)
             blocks = end.capacity_blocks or result.capacity_blocks
@@ -568,7 +568,7 @@ class Planner:
                 yield end.name
                 continue
             net = self._net_hour(replace(free, judged=before), replace(option, judged=judged))
-            unpaid = pays and end is not FULL_SSD and not net > 0
+            unpaid = pays and end is not FULL_DISK and not net > 0
             if unpaid or not eligible_at(end, judged, before, option.judged.grade):
                 yield end.name
 

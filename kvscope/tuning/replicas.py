@@ -126,13 +126,9 @@ def fleet_sweep(
 
     `above` puts it above a tier.
     """
-    setting, prompts = workload.setting, workload.prompts
-    if (scale := setting.rate_scale) != 1:
-        prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
-        workload = Workload(prompts, replace(setting, rate_scale=1.0), workload.windows)
-    engine = None
+    setting, engine = workload.setting, None
     if setting.capacity_model == "engine":
-        engine = engine_of(setting, capacity_blocks, prompts.block_size)
+        engine = engine_of(setting, capacity_blocks, workload.prompts.block_size)
         engine = above(engine) if above else engine
     return FleetSweep(
         workload,

@@ -8,7 +8,7 @@ that saves most GPU time beyond its price. The plan judges them on the later req
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -123,12 +123,12 @@ class TierCandidate(Struct, frozen=True):
 
     @property
     def shares_files(self) -> bool:
-        """Whether the files are those of all replicas."""
+        """Whether all replicas share the files."""
         return self.pool is not None
 
     @property
     def keeps_files(self) -> bool:
-        """Whether files are left until they fill their room: vLLM deletes none."""
+        """Whether files stay until their disk is full: vLLM deletes none."""
         return self.files_bytes > 0 and not (self.pool and self.pool.evicts)
 
     @property
@@ -152,6 +152,11 @@ class TierCandidate(Struct, frozen=True):
         files: TierKind = "shared" if self.pool else "ssd"
         below: tuple[tuple[TierKind, int], ...] = ((files, self.files_bytes),)
         return ("dram", self.size_bytes), *(below if self.files_bytes else ())
+
+    def shared_by(self, replicas: int) -> Iterator[tuple[TierKind, int, int]]:
+        """Yield the kind and the size of each tier, and how many of the replicas share it."""
+        for kind, size in self.tiers:
+            yield kind, size, replicas if kind == "shared" else 1
 
 
 class TierRejection(Struct, frozen=True):
@@ -216,17 +221,16 @@ class TierOffer(Struct, frozen=True, kw_only=True):
 
         Of a pool that all `replicas` share, it is a replica's part.
         """
-        hour = 0.0
-        for kind, size in candidate.tiers:
-            sharing = replicas if kind == "shared" else 1
-            hour += self.prices[kind].hour(size, sharing * written_bytes_s) / sharing
-        return hour
+        return sum(
+            self.prices[kind].hour(size, sharing * written_bytes_s) / sharing
+            for kind, size, sharing in candidate.shared_by(replicas)
+        )
 
     def wear(self, candidate: TierCandidate, replicas: int, written_bytes_s: float) -> float:
         """Return the writes to what wears most, as a multiple of those that it is rated for."""
         return max(
-            self.prices[kind].wear(size, written_bytes_s * (replicas if kind == "shared" else 1))
-            for kind, size in candidate.tiers
+            self.prices[kind].wear(size, sharing * written_bytes_s)
+            for kind, size, sharing in candidate.shared_by(replicas)
         )
 
 

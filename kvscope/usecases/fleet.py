@@ -6,7 +6,7 @@ Replays the trace with every router, policy and number of replicas; says what ea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -32,12 +32,12 @@ from kvscope.app.requests import (
     stated_slo,
 )
 from kvscope.core.errors import Stopped, UsageError
-from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.speculative import not_beside
 from kvscope.fleet.options import RANKS_ROUTER, ROUTED
 from kvscope.replay.policy_options import VLLM, Variant, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting, setting_profile
 from kvscope.usecases.base import Opened, UseCase
+from kvscope.usecases.timeline import write_timeline
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.kv_groups import KvGroups
     from kvscope.fleet.closed_loop import ThinkTimes
-    from kvscope.fleet.outcome import FleetOutcome
     from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledCache
     from kvscope.latency.profile import LatencyProfile
     from kvscope.policies.base import Policy
     from kvscope.replay.curve import HitCurve
     from kvscope.routers.base import Router
     from kvscope.tuning.least import FleetSize
+    from kvscope.tuning.pool_sizes import PoolSize
     from kvscope.tuning.tiers import TierCandidate
     from kvscope.vllm_sim import EngineSettings
 
@@ -61,7 +61,6 @@ MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
 MISSES_ON_ENGINES = "misses-on-engines"
 VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)
 _COUNTS = tuple(range(1, 17))  # of replicas, by default
-_POOL_PARTS = (8, 4, 2)  # of a shared pool's size, replayed too
 _FIGURES = ("replicas", *PERCENTILES, "tpot-p95", "attainment", "hit-rate")
 
 
@@ -222,7 +221,7 @@ def _setting(options: FleetOptions, profile: LatencyProfile, slo_s: float) -> Ru
     """Return how requests count and arrive. Raises UsageError for think times at another rate."""
     if options.closed_loop and options.rate_scale != 1:
         raise UsageError(
-            "a turn arrives its think time after another, at any rate",
+            "in closed loop, arrivals follow think times",
             where="--rate-scale",
             remedy="leave --closed-loop out",
         )
@@ -350,34 +349,6 @@ class CapacityCurve(Struct, frozen=True):
     router: str
     capacity_blocks: tuple[int, ...]
     hit_rate: tuple[float, ...]
-
-
-class PoolSize(Struct, frozen=True):
-    """The answer's fleet above a shared pool of another size; without one where `gib` is 0.
-
-    `gib` is null for a pool that is never full. `used_gib` are held in the end; `evicted_gib` made
-    room for others, `refused_gib` found none.
-    """
-
-    DOCUMENT: ClassVar[str] = (
-        "gib used_gib evicted_gib refused_gib meets=outcome.meets hit_rate=outcome.taken"
-        " from_files=outcome.from_files ttft_at_percentile_ms=outcome.target_ttft_s"
-    )
-    gib: float | None
-    used_gib: float
-    evicted_gib: float
-    refused_gib: float
-    outcome: FleetOutcome
-
-    @classmethod
-    def of(cls, gib: float | None, outcome: FleetOutcome, chunk_gib: float) -> PoolSize:
-        """Return a size with what was in the pool, by chunks of `chunk_gib`."""
-        from kvscope.fleet.replay import PoolUse
-
-        use = outcome.pool or PoolUse(0, 0, 0)
-        counts = use.held, use.evictions, use.refused
-        used, evicted, refused = (count * chunk_gib for count in counts)
-        return cls(gib, used, evicted, refused, outcome)
 
 
 class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
@@ -576,8 +547,7 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
         )
         request = replace(request, setting=setting)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
-    prompts = replace(prompts, arrival_s=prompts.arrival_s / request.setting.rate_scale)
-    workload = Workload(prompts, replace(request.setting, rate_scale=1.0), Windows(1.0, 1))
+    workload = Workload(prompts, request.setting, Windows(1.0, 1))
     estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
@@ -621,23 +591,16 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     )
     study = _with_references(study, sweep, engine, monitor)
     if request.perfetto is not None:
-        _write_perfetto(request.perfetto, study, sweep, monitor)
+        answer = study.answer
+        what = f"{study.chosen} replicas with {answer.fleet.policy.name}"
+        write_timeline(
+            request.perfetto,
+            f"{what} behind {answer.fleet.router.name}",
+            lambda: (sweep.replay(answer.fleet, answer.seed), sweep.prompts),
+            request.setting.definition,
+            monitor,
+        )
     return study
-
-
-def _write_perfetto(path: str, study: FleetStudy, sweep: FleetSweep, monitor: Monitor) -> None:
-    """Replay the answer once more, and write how each counted request was served."""
-    from kvscope.replay.curve import first_counted
-    from kvscope.report.perfetto import write_perfetto
-
-    answer = study.answer
-    first = first_counted(sweep.prompts, study.request.setting.definition)
-    with monitor.steps("writing the timeline"):
-        done = sweep.replay(answer.fleet, answer.seed)
-        write_perfetto(path, sweep.prompts, done, first)
-    if path != STANDARD_STREAM:
-        fleet = f"{answer.fleet.policy.name} behind {answer.fleet.router.name}"
-        monitor.note(f"timeline of {study.chosen} replicas with {fleet} written to {path}")
 
 
 def _above(
@@ -663,6 +626,7 @@ def _with_references(
     from kvscope.policies.belady import Belady
     from kvscope.policies.lru import Lru
     from kvscope.tuning.least import most_compared, size_of
+    from kvscope.tuning.pool_sizes import pool_sizes
 
     best, workload = study.best, sweep.workload
     simulated = isinstance(best.policy, LanePolicy) and not best.router.copies
@@ -680,7 +644,8 @@ def _with_references(
             study = replace(study, size=size_of(sweep, compared))
     if sweep.engine is not None and study.tier is not None and study.tier.pool is not None:
         with monitor.steps("replaying the answer above other pools"):
-            study = replace(study, pool_sizes=_pool_sizes(study, sweep, sweep.engine, monitor))
+            sizes = pool_sizes(sweep, sweep.engine, study.answer, study.tier, monitor.note)
+            study = replace(study, pool_sizes=sizes)
     if study.think is not None or not any(isinstance(line.policy, Lru) for line in study.lines):
         return study
     routers = dict.fromkeys(line.router for line in study.lines)
@@ -690,41 +655,6 @@ def _with_references(
         if router.sees == "order"
     }
     return replace(study, lru_curves=curves, pooled_curve=workload.curve)
-
-
-def _pool_sizes(
-    study: FleetStudy, sweep: FleetSweep, engine: EngineSettings, monitor: Monitor
-) -> tuple[PoolSize, ...]:
-    """Return the answer above shared pools of parts of the size, without one, and with no limit.
-
-    The last only where the pool was full; with the seed of the answer. Sizes with which requests
-    never start are left out.
-    """
-    from kvscope.vllm_sim.settings import NO_LIMIT
-
-    tier, offload, answer = study.tier, engine.offload, study.answer
-    storage = None if offload is None else offload.storage
-    assert tier is not None and offload is not None and storage is not None  # noqa: S101, PT018
-    whole = storage.capacity_chunks
-    chunk_gib = tier.files_bytes // whole / 2**30
-
-    def above(chunks: int, gib: float | None) -> Iterator[PoolSize]:
-        files = replace(storage, capacity_chunks=chunks) if chunks else None
-        other = replace(engine, offload=replace(offload, storage=files))
-        try:
-            outcome = sweep.outcome(sweep.replay(answer.fleet, answer.seed, other))
-        except UsageError as error:
-            monitor.note(f"a pool of {'no limit' if gib is None else f'{gib:.3g} GiB'}: {error}")
-        else:
-            yield PoolSize.of(gib, outcome, chunk_gib)
-
-    parts = sorted({whole // part for part in _POOL_PARTS} - {0})
-    sizes = [(0, 0.0), *((part, tier.files_gib * part / whole) for part in parts)]
-    rows = [row for size in sizes for row in above(*size)]
-    rows.append(stated := PoolSize.of(tier.files_gib, answer.outcome, chunk_gib))
-    if stated.evicted_gib or stated.refused_gib:
-        rows.extend(above(NO_LIMIT, None))
-    return tuple(rows)
 
 
 def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:

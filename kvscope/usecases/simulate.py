@@ -28,7 +28,6 @@ from kvscope.app.requests import (
     latency_profile,
 )
 from kvscope.core.errors import UsageError
-from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Run, RunSetting, hit_rate
 from kvscope.deployment.engines import parse_engine
@@ -45,6 +44,7 @@ from kvscope.replay.policy_options import (
 )
 from kvscope.replay.settings import policies_for, run_setting, tree_setting, with_capacity_model
 from kvscope.usecases.base import Opened, UseCase
+from kvscope.usecases.timeline import write_timeline
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -365,7 +365,7 @@ def _with_lru(recommended: RecommendationFile) -> list[Variant]:
 
 def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulation:
     """Return the runs that are wanted: from the store, or replayed and stored."""
-    from kvscope.app.simulate import simulate
+    from kvscope.app.simulate import replayed_alone, simulate
     from kvscope.app.traces import require_arrivals, sampleable
 
     trace = opened.trace
@@ -376,24 +376,16 @@ def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulatio
     prompts = sampleable(opened.stores, trace, request.setting, monitor)
     simulation = simulate(opened.stores, trace, prompts, request, monitor)
     if request.perfetto is not None and not simulation.unfinished:
-        _write_perfetto(request.perfetto, simulation, monitor)
+        runs = simulation.at(simulation.middle)
+        best = max(runs, key=lambda run: hit_rate(run.setting, run.outcome))
+        write_timeline(
+            request.perfetto,
+            f"{best.policy} at {best.capacity_blocks:,} blocks",
+            lambda: replayed_alone(simulation, best),
+            best.setting.definition,
+            monitor,
+        )
     return simulation
-
-
-def _write_perfetto(path: str, simulation: Simulation, monitor: Monitor) -> None:
-    """Replay the best run once more, and write how each counted request was served."""
-    from kvscope.app.simulate import replayed_alone
-    from kvscope.replay.curve import first_counted
-    from kvscope.report.perfetto import write_perfetto
-
-    runs = simulation.at(simulation.middle)
-    best = max(runs, key=lambda run: hit_rate(run.setting, run.outcome))
-    with monitor.steps("writing the timeline"):
-        done, prompts = replayed_alone(simulation, best)
-        write_perfetto(path, prompts, done, first_counted(prompts, best.setting.definition))
-    if path != STANDARD_STREAM:
-        run = f"{best.policy} at {best.capacity_blocks:,} blocks"
-        monitor.note(f"timeline of {run} written to {path}")
 
 
 def known_figures(request: SimulateRequest) -> Known:

@@ -300,7 +300,11 @@ OPTIONS: Rows = {
         ("--tier-size tape:1GiB", 2, "'tape:1GiB' is no CPU memory"),
         ("--tier-size 64GiB,ssd:1TiB", 2, "'ssd:1TiB' is no CPU memory, with an SSD below or"),
         ("--tier-size ssd:1TiB+64GiB", 2, "is no CPU memory"),
-        ("--tier-size 1GiB+shared:1TiB", 2, "one replica shares no pool; say how many there are"),
+        (
+            "--tier-size 1GiB+shared:1TiB",
+            2,
+            "a shared pool needs 2 replicas or more; say how",
+        ),
         (
             "--tier-size 4GiB+ssd:1TiB --offload vllm@0.33:store_threshold=2",
             2,
@@ -332,7 +336,11 @@ OPTIONS: Rows = {
         ("--capacity 1GiB", 2, "bytes need a model"),
         ("--gpu l4 --model llama3-8b --traffic replica", 2, "a fleet needs the traffic of all"),
         (f"{_GPU} --engine sglang --time-model engine --closed-loop", 2, "has an open loop; leave"),
-        (f"{_GPU} --rate-scale 2 --closed-loop", 2, "at any rate; leave --closed-loop out"),
+        (
+            f"{_GPU} --rate-scale 2 --closed-loop",
+            2,
+            "follow think times; leave --closed-loop out",
+        ),
         (f"{_GPU} --rate-scale 0", 2, "--rate-scale: not above 0: 0"),
         (f"{_GPU} --engine sglang --time-model engine --policy wa", 2, "SGLang has no policy wa"),
         ("--gpu l4 --model gemma3-4b --policy tlru", 2, "not replayed on fleets of hybrid models"),

@@ -107,6 +107,34 @@ def test_files_that_all_replicas_share(capsys: Streams, trace: str) -> None:
     assert same["ttft_at_percentile_ms"] == pytest.approx(row["ttft_ms"]["p95"]["value"])
 
 
+@pytest.mark.parametrize("evicts", [True, False])
+def test_a_shared_pool_is_added_in_words(capsys: Streams, evicts: bool) -> None:
+    """What it writes a day, who deletes its files and when it is full are all replicas'."""
+    agents = str(data_folder("sample_traces") / "agent.jsonl.gz")
+    size = "dram:64GiB+shared:1TiB" + (":evict=lru" if evicts else "")
+    slower = (agents, "--db", ":memory:", "--rate-scale", "0.25", "--slo", "30s", "--replicas", "2")
+    engine = ("--gpu", "h200", "--model", "llama3-70b", "--weight-dtype", "fp8")
+    memory = ("--compare-tiers", "--tier-size", size, "--offload", PLAIN, "--policy", "lru")
+    command = ("tune", *slower, *engine, *memory, *NO_FILE)
+    text = " ".join(streams_of(capsys, *command).out.split())
+    assert "64 GiB of CPU memory below each pool and 1 TiB of files that all replicas" in text
+    made = document(capsys, *command)
+    tier = made["rows"][made["add_tier"]]["change"]["tier"]
+    daily = 2 * tier["written_bytes_s"] * 86_400 / 2**40
+    assert f"{daily:.2f} TiB a day are written, {tier['wear']:.2f} times" in text
+    deleting = "PATH: one folder for all replicas, where you delete the files used least recently"
+    filling = "PATH: one folder for all replicas; vLLM fills what space is free."
+    assert (f"{deleting} above 1 TiB, as vLLM does not." in text, filling in text) == (
+        evicts,
+        not evicts,
+    )
+    full = "the shared pool of 1 TiB is full after 4 h 54 min at the earliest"
+    assert (full in text, "a disk full of other files" in text) == (not evicts, not evicts)
+    if not evicts:
+        assert tier["full_s"] == pytest.approx(86_400 / daily)
+        assert round(tier["full_s"] / 60) == 4 * 60 + 54
+
+
 def test_the_file_is_replayed_with_its_pool_alone(
     capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

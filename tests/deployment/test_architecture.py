@@ -13,7 +13,7 @@ from kvscope.deployment.architecture import BITS, layer_kinds, quantization
 from kvscope.deployment.config_fields import ConfigFields
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.gpus import resolve_gpu
-from kvscope.deployment.models import KvDtype, Model, preset_names, resolve_model
+from kvscope.deployment.models import HeadKv, KvDtype, Model, UnlikeKv, preset_names, resolve_model
 from kvscope.deployment.pool import derive_pool
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -347,6 +347,42 @@ def test_layers_that_differ_keep_what_each_keeps(
     model = resolve_model(str(CONFIGS / name), dtype)
     assert model.kv_bytes_per_token(tp) == bytes_per_token
     assert not any("counted as full attention" in note for note in model.notes)
+
+
+def test_fields_of_other_names_say_the_same(tmp_path: Path) -> None:
+    """Those of Step-3.x, whose windowed layers have more query heads, and Kimi K3's output gate."""
+    step = {
+        "num_key_value_heads": None,
+        "num_attention_groups": 8,
+        "sliding_window": 512,
+        "moe_num_experts": 64,
+        "moe_top_k": 4,
+        "moe_intermediate_size": 512,
+        "share_expert_dim": 1024,
+        "moe_layers_enum": ",".join(map(str, range(2, 32))),
+        "layer_types": ["full_attention", *["sliding_attention"] * 3] * 8,
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "num_attention_heads": 48,
+            "num_attention_groups": 4,
+            "head_dim": 128,
+        },
+    }
+    model = written(tmp_path, **step)
+    shape = model.shaped()
+    assert model.unknown == ()
+    assert model.shape == UnlikeKv(HeadKv(8, 8, 128), HeadKv(24, 4, 128))
+    each = [2 * 128 * 4096 * (queries + groups) for queries, groups in ((32, 8), (48, 4))]
+    assert shape.attention_parameters == 8 * each[0] + 24 * each[1]
+    assert shape.mlp_parameters == 2 * 3 * 4096 * 14_336
+    assert shape.expert_parameters == 30 * 64 * 3 * 4096 * 512
+    assert shape.shared_parameters == 30 * 3 * 4096 * 1024
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+    plain, gated = (
+        written(tmp_path, **latent, v_head_dim=96, mla_use_output_gate=gate).shaped()
+        for gate in (False, True)
+    )
+    assert gated.attention_parameters - plain.attention_parameters == 32 * 32 * 96 * 4096
 
 
 def test_sparse_attention_takes_blocks_of_its_kernels() -> None:

@@ -79,8 +79,8 @@ def test_doubled() -> None:
     [
         ("to-c", "200ms", "h100", 2),
         long("to-c", "150ms", "h100", None),
-        long("to-c", "8s", "l4", 4),
-        long("to-b", "300ms", "l40s", 7),
+        long("to-c", "8s", "l4", 6),
+        long("to-b", "300ms", "l40s", 9),
         ("agent", "2s", "h100", 2),
     ],
 )
@@ -113,6 +113,7 @@ def test_arrivals_at_a_multiple_of_the_rate(tmp_path: Path) -> None:
             tuned = kvscope.tune(trace, rate_scale=scale, **where).to_dict()
             study = kvscope.simulate_fleet(trace, rate_scale=scale, router="session", **where)
         fleets.append(study.to_dict()["fewest"])
+        assert (", arriving 2 times as fast" in study._repr_html_()) == (scale != 1)
         fewest_of.append(tuned["recommendation"]["fewest"])
     assert fewest_of[0] == fewest_of[1]
     assert fewest_of[0][0]["replicas"] > 1

@@ -20,7 +20,7 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.tier_spec import READS, WRITES
 from kvscope.tuning.comparison import Harm, Window, WindowTrial
-from kvscope.tuning.plan import FULL_SSD, Planner, PlanOption, TuningPlan
+from kvscope.tuning.plan import FULL_DISK, Planner, PlanOption, TuningPlan
 from kvscope.tuning.target import Target
 from kvscope.tuning.tiers import (
     TierCandidate,
@@ -252,11 +252,11 @@ def test_files_below_cpu_memory() -> None:
 def test_files_that_fill_the_ssd_may_not_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it is full they are no more than CPU memory whose misses are looked up in vain."""
     eligible = "kvscope.tuning.plan.eligible_at"
-    monkeypatch.setattr(eligible, lambda end, *_: end is not FULL_SSD)
+    monkeypatch.setattr(eligible, lambda end, *_: end is not FULL_DISK)
     made = plan(offer={"candidates": (memory(100, 800),), "prices": CHEAP_SSD})
     assert made.tier is None
     assert made.tier_doubt is not None
-    assert (made.tier_doubt.why, made.tier_doubt.ends) == ("uncertain", (FULL_SSD.name,))
+    assert (made.tier_doubt.why, made.tier_doubt.ends) == ("uncertain", (FULL_DISK.name,))
 
 
 def test_reads_that_drop_each_other() -> None:

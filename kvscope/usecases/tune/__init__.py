@@ -441,7 +441,7 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
 
     if where.engines == 1 and any(size.pool for size in options.tier_size or ()):
         raise UsageError(
-            "one replica shares no pool",
+            "a shared pool needs 2 replicas or more",
             where="--tier-size",
             remedy="say how many there are (--replicas 2), or take ssd",
         )
