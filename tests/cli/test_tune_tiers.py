@@ -102,7 +102,15 @@ def test_files_that_all_replicas_share(capsys: Streams, trace: str) -> None:
     warmup = 500 - split["validation_requests"] - split["held_out_requests"]
     share = f"{100 * (warmup + 0.5) / 500}%"
     behind = ("--router", "session", "--tier-size", pool, "--warmup", share)
-    (same,) = document(capsys, "fleet", *fleet, *behind)["fleets"]
+    study = document(capsys, "fleet", *fleet, *behind)
+    held, evicted = (
+        next(each[part] for each in study["pool_sizes"] if each["gib"] == 64)
+        for part in ("used_gib", "evicted_gib")
+    )
+    span_s = study["trace"]["span_s"]
+    assert 2 * tier["written_bytes_s"] * span_s == pytest.approx((held + evicted) * 2**30)
+    assert evicted > 0
+    (same,) = study["fleets"]
     assert same["hit_rate"] == pytest.approx(row["hit_rate"])
     assert same["ttft_at_percentile_ms"] == pytest.approx(row["ttft_ms"]["p95"]["value"])
 

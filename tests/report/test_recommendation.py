@@ -210,6 +210,7 @@ def test_a_verdict_that_changes_with_session_starts_has_no_flags(result: Recomme
     assert not keeping.why_no_flags
     unsure = replace(keep, ends=(replace(end, verdict="add-capacity", eligible=None),))
     assert "when the sessions begin" in replace(keeping, tuning=unsure).why_no_flags
+    assert "Recommendation: not certain" not in _text(replace(keeping, tuning=unsure))
 
 
 def test_sensitivity_is_by_xi(result: Recommendation) -> None:
