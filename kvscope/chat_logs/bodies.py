@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -101,6 +101,44 @@ def from_schema(tool: Mapping[str, Any]) -> Tool:
     function = {k: tool.get(k) for k in ("name", "description", "strict")}
     function |= {"parameters": parameters}
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def from_parts(message: Message, name: str) -> Iterator[Message]:
+    """Yield a message of OpenTelemetry's conventions as messages of OpenAI's API; others as it is.
+
+    Each response of a tool is a message of its own. Raises BadLine about `name`.
+    """
+    parts = message.get("parts")
+    if parts is None:
+        yield message
+        return
+    texts, calls, reasoning = [], [], []
+    if not isinstance(parts, list):
+        raise BadLine(f"parts of {name} are no list: {described(parts)}")
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind == "text":
+            texts.append(str(part.get("content") or ""))
+        elif kind == "reasoning" or str(kind).endswith("ReasoningContent"):  # as .NET spells it
+            reasoning.append(str(part.get("content") or ""))
+        elif kind == "tool_call":
+            function = {"name": part.get("name"), "arguments": part.get("arguments")}
+            calls.append({"type": "function", "id": part.get("id"), "function": function})
+        elif kind == "tool_call_response":
+            result = part.get("response", part.get("result"))
+            content = result if isinstance(result, str) else json.dumps(result)
+            yield {"role": "tool", "tool_call_id": part.get("id"), "content": content}
+        else:
+            raise BadLine(f"a part of {name} that is no text: {described(kind)}")
+    if texts or calls or reasoning:
+        plain: Message = {"role": message.get("role"), "content": "\n".join(texts)}
+        if calls:
+            plain["tool_calls"] = calls
+        if reasoning:
+            plain["reasoning"] = "\n".join(reasoning)
+        yield plain
 
 
 class _Turn(Struct, frozen=True):

@@ -111,6 +111,8 @@ def _rendered(message: Message, at: int, as_parts: bool) -> Message:
     role = message.get("role")
     if not isinstance(role, str):
         raise BadLine(f"message without a role - at `$.messages[{at}]`")
+    if role != "assistant" and "content" not in message and len(message) > 1:
+        raise BadLine(f"message without content - at `$.messages[{at}]`")
     parts = _texts(message.get("content"), at)
     if role == "system":
         parts = _without_billing_header(parts)

@@ -34,7 +34,11 @@ _ITEMS: list[Any] = [
     {"type": "function_call_output", "call_id": "1", "output": "3"},
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Why"}]},
 ]
-_PARTS = [{"role": "user", "parts": [{"type": "text", "content": "Hello"}]}]
+_PARTS: list[Any] = [
+    {"role": "user", "parts": [{"type": "text", "content": "Hello"}, "there"]},
+    {"role": "assistant", "parts": [{"type": "tool_call", "name": "f", "arguments": {"a": 1}}]},
+    {"role": "tool", "parts": [{"type": "tool_call_response", "id": "1", "response": {"b": 2}}]},
+]
 _ATTRIBUTES = [
     {"key": "gen_ai.input.messages", "value": {"stringValue": json.dumps(_PARTS)}},
     {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "3"}},
@@ -73,6 +77,7 @@ LINES: dict[str, list[Any]] = {
         {"request": {"instructions": "Be brief", "input": _ITEMS, "previous_response_id": None}}
         | {"response": {"id": "r", "output": _ITEMS[1:2], "usage": {"input_tokens": 3}}},
         {"input": "And then?", "previous_response_id": "r", "response": {"id": "s"}},
+        {"messages": _PARTS, "response": {"choices": [{"message": {"content": "Hm"}}]}},
         {"prompt": [3] * 40, "created": "2026-01-01T00:00:00Z", "lora_name": "l", "worker": 1},
     ],
     "litellm": [
@@ -92,6 +97,10 @@ LINES: dict[str, list[Any]] = {
         | {"usageDetails": {"input": 3, "input_cached_tokens": 8, "output": 1}, "sessionId": "s"},
         {"trace_id": "t", "start_time": "2026-01-01 00:00:00.5", "type": "GENERATION"}
         | {"input": json.dumps([_USER]), "output": "Hm", "usage_details": '{"input": 3}'},
+        {"traceId": "t", "startTime": 3, "type": "GENERATION", "metadata": {"attributes": _DOTTED}}
+        | {"output": _PARTS, "usageDetails": {"input": 3, "prompt_details.cache_read": 2}},
+        {"traceId": "t", "startTime": 3, "type": "GENERATION", "output": {"output": _ITEMS}}
+        | {"input": [*_PARTS, {"role": "tool", "content": _TOOL}]},
     ],
     "sglang": [
         {"request_parameters": json.dumps(_PARAMETERS), "request_received_ts": 1.5} | _META,

@@ -316,3 +316,88 @@ def test_exports_of_gateways_give_the_blocks_of_their_bodies(model: Path, tmp_pa
         assert (line["cached_tokens"], line["output_length"]) == (60, 7)
         assert (line["duration_ms"], line["model"]) == (1000, "m")
     assert (lines[0]["ttft_ms"], len(lines)) == (500, 2)
+
+
+PARTS = [
+    {"role": "system", "parts": [{"type": "text", "content": SYSTEM["content"]}]},
+    {"role": "user", "parts": [{"type": "text", "content": ASK}]},
+    {
+        "role": "assistant",
+        "parts": [
+            {"type": "My.ReasoningContent", "content": "Hm."},
+            {"type": "text", "content": "I look."},
+            {"type": "tool_call", "id": "u1", "name": "search", "arguments": {"q": 3}},
+        ],
+    },
+    {"role": "tool", "parts": [{"type": "tool_call_response", "id": "u1", "response": RESULT}]},
+    {"role": "user", "parts": [MORE["content"]]},
+]
+SPAN = {
+    f"llm.input_messages.{at}.message.{name}": value
+    for at, message in enumerate(CHAT["messages"])
+    for name, value in message.items()
+    if isinstance(value, str)
+} | {
+    "llm.input_messages.2.message.role": "model",
+    "llm.input_messages.2.message.tool_calls.0.tool_call.function.name": "search",
+    "llm.input_messages.2.message.tool_calls.0.tool_call.function.arguments": '{"q": 3}',
+    "llm.input_messages.4.message.contents.0.message_content.text": MORE["content"],
+    "llm.tools.0.tool.json_schema": json.dumps(TOOL),
+    "llm.output_messages.0.message.role": "model",
+    "llm.output_messages.0.message.content": ANSWER["content"],
+}
+del SPAN["llm.input_messages.4.message.content"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "metadata", "said"),
+    [
+        ({"messages": PARTS, "tools": [TOOL]}, {}, [{"role": "assistant", "parts": ["ok"]}]),
+        ([*CHAT["messages"], {"role": "tool", "content": TOOL}], {}, ANSWER),
+        ({"contents": []}, {"attributes": SPAN}, {"candidates": []}),
+        (RESPONSES, json.dumps({"attributes": json.dumps(SPAN)}), None),
+        (json.dumps(CHAT), "none", [{"toolCallId": "u1"}]),
+    ],
+)  # fmt: skip
+def test_langfuse_holds_what_each_framework_traces(
+    model: Path, tmp_path: Path, asked: Any, metadata: Any, said: Any
+) -> None:
+    """GenAI's parts, LangChain's tools among the messages, OpenInference's attributes.
+
+    Without an input there is nothing to hash, and a chat that has no content is no empty one.
+    """
+    salt = tmp_path / "salt"
+    chat = hashed(model, tmp_path, CHAT, salt_file=salt)
+    row = {"traceId": "t", "type": "GENERATION", "startTime": "2026-05-01T10:00:00.000Z"}
+    usage = {"input": 80, "prompt_details.cache_read": 16, "output": 7}
+    row |= {"input": asked, "metadata": metadata, "output": said, "usageDetails": usage}
+    (line,) = hashed(model, tmp_path, row, row | {"input": None, "metadata": {}}, salt_file=salt)
+    assert line["hash_ids"] == chat[0]["hash_ids"]
+    assert (line["cached_tokens"], line["output_length"]) == (16, 7)
+
+
+def test_items_of_the_responses_api_are_an_input_in_langfuse(model: Path, tmp_path: Path) -> None:
+    salt = tmp_path / "salt"
+    items = RESPONSES["input"]
+    chat = hashed(model, tmp_path, {"input": items}, salt_file=salt)
+    row = {
+        "traceId": "t",
+        "type": "GENERATION",
+        "startTime": "2026-05-01T10:00:00Z",
+        "input": items,
+    }
+    assert hashed(model, tmp_path, row, salt_file=salt)[0]["hash_ids"] == chat[0]["hash_ids"]
+
+
+def test_answers_of_spans_that_are_no_text_cost_no_more_than_themselves(
+    model: Path, tmp_path: Path
+) -> None:
+    image = "llm.output_messages.0.message.contents.0.message_content.type"
+    asked = {k: v for k, v in SPAN.items() if "output" not in k}
+    spans = [{"span_kind": "LLM", "context": {}, "attributes": asked | {image: "image"}}]
+    for said in ("no JSON: [", json.dumps([{"role": "assistant", "parts": [{"type": "blob"}]}])):
+        values = {"gen_ai.input.messages": json.dumps(PARTS), "gen_ai.output.messages": f"[{said}"}
+        attributes = [{"key": k, "value": {"stringValue": v}} for k, v in values.items()]
+        spans.append({"spanId": "1", "attributes": attributes})
+    lines = hashed(model, tmp_path, spans[0]) + hashed(model, tmp_path, *spans[1:])
+    assert [line["input_length"] > 0 for line in lines] == [True] * 3

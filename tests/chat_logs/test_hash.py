@@ -430,6 +430,8 @@ def test_several_files_compressed_or_not_are_one_trace(model: Path, tmp_path: Pa
         ({"messages": []}, "messages are empty"),
         ({"messages": [{"content": "x"}]}, "message without a role - at `$.messages[0]`"),
         ({"messages": [{"role": "poet", "content": "x"}]}, "no such role"),
+        ({"messages": [{"role": "user", "text": "x"}]}, "without content - at `$.messages[0]`"),
+        ({"messages": [{"role": "user", "parts": 3}]}, "parts of messages are no list: a number"),
         ({"messages": [USER | {"content": [{"type": "image_url"}]}]}, "hashed: image_url"),
         ({"messages": [USER], "timestamp": "soon"}, "text of 4 characters"),
         ({"prompt": 3}, "prompt is neither text nor token ids: a number"),

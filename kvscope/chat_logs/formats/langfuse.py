@@ -1,18 +1,23 @@
 """Langfuse's observations, as its API, its table and its blob storage export them: JSON lines.
 
 A generation's input are messages, or an object with messages and tools. Usage is split by kind:
-input tokens are the sum of all kinds of input, cached ones among them. Source: langfuse 5.0.4
-(api/commons/types/observation_v2.py, openai.py), and its reference of export fields.
+input tokens are the sum of all kinds of input, cached ones among them, but for details of a prompt,
+which `input` counts. Source: langfuse 5.0.4 (api/commons/types/observation_v2.py, openai.py), its
+reference of export fields, and the exported traces in langfuse/langfuse 6275144614
+(worker/src/__tests__/chatml/framework-traces).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from kvscope.chat_logs.formats.base import LoggedRequest
+from kvscope.chat_logs.bodies import from_parts
+from kvscope.chat_logs.formats import openinference
+from kvscope.chat_logs.formats.base import Chat, LoggedRequest
 from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.ingest.formats.base import BadLine, between, described, moment
 
@@ -33,15 +38,10 @@ class Langfuse(OpenAI):
         if (kind := row.get("type")) != _GENERATION:
             self.left_out[f"observations of the type {str(kind)[:40]}"] += 1
             return ()
-        asked, said = _decoded(row.get("input")), _decoded(row.get("output"))
-        if isinstance(asked, list):
-            asked = {"messages": asked}
-        elif isinstance(asked, str):
-            asked = {"prompt": asked}
-        if not isinstance(asked, dict):
-            raise BadLine(f"input is no prompt: {described(asked)}")
-        if isinstance(said, dict) and "choices" not in said:
-            said = {"choices": [{"message": said}]}
+        asked, said = _exchange(row)
+        if asked is None:
+            self.left_out["generations without an input"] += 1
+            return ()
         start_s = moment(_of(row, "startTime", "start_time"), "startTime")
         first = _of(row, "completionStartTime", "completion_start_time")
         first_s = between(start_s, moment(first, "completionStartTime"))
@@ -57,6 +57,49 @@ class Langfuse(OpenAI):
         }
         model = _of(row, "model", "providedModelName", "provided_model_name")
         return self.requests(fields | ({} if model is None else {"model": model}), len(line))
+
+
+def _exchange(row: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Any]:
+    """Return a generation's input as a request body, None where it has none, and its response.
+
+    The messages of an OpenInference span, which metadata hold, have the tools and instructions that
+    inputs of some frameworks lack. LangChain's tools stand among its messages.
+    """
+    asked, said = _decoded(row.get("input")), _decoded(row.get("output"))
+    metadata = _decoded(row.get("metadata"))
+    attributes = _decoded(metadata.get("attributes")) if isinstance(metadata, dict) else None
+    if isinstance(attributes, dict) and openinference.has_prompt(attributes):
+        asked = openinference.prompt(attributes)
+        said = openinference.answer(attributes) or said
+    if isinstance(asked, Chat):
+        asked = {"messages": asked.messages, "tools": asked.tools}
+    elif isinstance(asked, str):
+        asked = {"prompt": asked}
+    elif isinstance(asked, dict) and "role" in asked:
+        asked = {"messages": [asked]}
+    elif isinstance(asked, list) and any(isinstance(x, dict) and "role" not in x for x in asked):
+        asked = {"input": asked}  # items of the Responses API
+    elif isinstance(asked, list):
+        tools = [message["content"] for message in asked if _is_tool(message)]
+        messages = [message for message in asked if not _is_tool(message)]
+        asked = {"messages": messages, "tools": tools or None}
+    elif asked is not None and not isinstance(asked, dict):
+        raise BadLine(f"input is no prompt: {described(asked)}")
+    return asked, _response(said)
+
+
+def _response(output: Any) -> Any:
+    """Return a message, or the first of several, as a response; others as they are."""
+    message = output[0] if isinstance(output, list) and output else output
+    if isinstance(message, dict) and "role" in message:
+        with suppress(BadLine):
+            return {"choices": [{"message": each} for each in from_parts(message, "output")]}
+    return output
+
+
+def _is_tool(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    return isinstance(content, dict) and "function" in content
 
 
 def _of(row: Mapping[str, Any], *names: str) -> Any:
@@ -88,7 +131,7 @@ def _usage(details: Any) -> dict[str, Any] | None:
     if "prompt_tokens" in counts:
         return details
     inputs = {kind: count for kind, count in counts.items() if "input" in kind}
-    cached = {kind: n for kind, n in inputs.items() if "cache" in kind}
+    cached = {kind: n for kind, n in counts.items() if "cache" in kind}
     read = [n for kind, n in cached.items() if not any(word in kind for word in _WRITTEN)]
     return {
         "prompt_tokens": sum(inputs.values()) or None,

@@ -9,7 +9,7 @@ read too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from secrets import randbits
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from kvscope.chat_logs.bodies import (
     Responses,
     answer_of,
     from_anthropic,
+    from_parts,
     is_anthropic,
     usage_of,
 )
@@ -190,18 +191,20 @@ def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
             fields["messages"] = fields[name]
             break
     if isinstance(fields.get("messages"), list):
-        fields["messages"] = [*map(_message, fields["messages"])]
+        fields["messages"] = [x for each in fields["messages"] for x in _messages(each)]
     return fields
 
 
-def _message(message: Any) -> Any:
-    """Return a message of ShareGPT's kind as one of OpenAI's; others as they are."""
-    if isinstance(message, dict) and "role" not in message and "from" in message:
+def _messages(message: Any) -> Iterable[Any]:
+    """Return messages of ShareGPT's kind, and of parts, as those of OpenAI; others as they are."""
+    if not isinstance(message, dict):
+        return [message]
+    if "role" not in message and "from" in message:
         role = message["from"]
         role = _ROLES.get(role, role) if isinstance(role, str) else role
         rest = {key: value for key, value in message.items() if key not in {"from", "value"}}
-        return {**rest, "role": role, "content": message.get("value")}
-    return message
+        message = {**rest, "role": role, "content": message.get("value")}
+    return from_parts(message, "messages")
 
 
 def _chat(row: _Row, fields: Mapping[str, Any], messages: Sequence[Message]) -> Chat:

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from kvscope.chat_logs.bodies import from_schema
-from kvscope.chat_logs.formats.base import Chat, LogFormat, LoggedRequest, Message, Prompt, Tool
+from kvscope.chat_logs.formats.base import (
+    ASSISTANT,
+    Chat,
+    LogFormat,
+    LoggedRequest,
+    Message,
+    Prompt,
+    Tool,
+)
 from kvscope.ingest.formats.base import BadLine, described, moment
 from kvscope.ingest.formats.otlp import OtlpSpan, Values, input_tokens, output_tokens
 
@@ -62,14 +71,20 @@ def has_prompt(values: Values) -> bool:
 
 def request(span: OtlpSpan, values: Values) -> LoggedRequest:
     """Return the request of a span that has a prompt. Raises BadLine for one that is no text."""
-    answers = _messages(values, _SAID)
     return LoggedRequest(
-        prompt=_prompt(values),
-        response=answers[0] if answers else None,
+        prompt=prompt(values),
+        response=answer(values),
         input_tokens=input_tokens(values),
         output_tokens=output_tokens(values),
         **span.service(values),
     )
+
+
+def answer(values: Values) -> Message | None:
+    """Return the first message that a span's model wrote, None where it has none that is text."""
+    with suppress(BadLine):
+        return next(iter(_messages(values, _SAID)), None)
+    return None
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -85,7 +100,8 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _flat(f"{name}.{key}" if name else str(key), inner)
 
 
-def _prompt(values: Values) -> Prompt:
+def prompt(values: Values) -> Prompt:
+    """Return the messages and tools of a span, or the prompt of a completion. Raises BadLine."""
     messages = _messages(values, _ASKED)
     if messages:
         return Chat(messages, [*map(_tool, _listed(values, _TOOLS))] or None)
@@ -109,11 +125,12 @@ def _messages(values: Values, prefix: str) -> list[Message]:
 
 
 def _message(stated: Mapping[str, Any]) -> Message:
-    message: Message = {"role": stated.get("message.role")}
+    role = stated.get("message.role")
+    message: Message = {"role": ASSISTANT if role == "model" else role}  # as Gemini calls it
     texts = [stated["message.content"]] if "message.content" in stated else []
     reasoning: list[Any] = []
     for part in _listed(stated, "message.contents."):
-        kind, text = part.get("message_content.type"), part.get("message_content.text")
+        kind, text = part.get("message_content.type", "text"), part.get("message_content.text")
         if kind not in {"text", "reasoning"}:
             raise BadLine(f"a part of a message that is no text: {described(kind)}")
         (reasoning if kind == "reasoning" else texts).append(text or "")

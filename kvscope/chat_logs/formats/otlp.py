@@ -6,19 +6,19 @@ LMCache, tools/cache_simulator/trace_analyze.py (mp.request.trace).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from kvscope.chat_logs.bodies import from_parts, from_schema
 from kvscope.chat_logs.formats import openinference
 from kvscope.chat_logs.formats.base import (
     Chat,
     LogFormat,
     LoggedRequest,
     Message,
-    Tool,
 )
 from kvscope.chat_logs.formats.openai import texts
 from kvscope.ingest.formats.base import BadLine, described
@@ -64,10 +64,12 @@ def _request(span: OtlpSpan, values: Values) -> LoggedRequest:
     prompt = _chat(values) if ids is None else texts(ids)[0]
     if ids is not None and not isinstance(prompt, list):
         raise BadLine(f"{_IDS} are no token ids: {described(ids)}")
-    answers = _messages(values.get(_OUTPUT), _OUTPUT)
+    answer = None
+    with suppress(BadLine):  # nothing of an answer is worth a request
+        answer = next(iter(_messages(values.get(_OUTPUT), _OUTPUT)), None)
     return LoggedRequest(
         prompt=prompt,
-        response=answers[0] if answers else None,
+        response=answer,
         input_tokens=input_tokens(values),
         output_tokens=output_tokens(values),
         **span.service(values),
@@ -79,65 +81,20 @@ def _chat(values: Values) -> Chat:
     system = _structured(values.get(_SYSTEM), _SYSTEM)
     if system:
         parts = [system] if isinstance(system, str) else system
-        messages = [*_as_openai({"role": "system", "parts": parts}, _SYSTEM), *messages]
+        messages = [*from_parts({"role": "system", "parts": parts}, _SYSTEM), *messages]
     tools = _structured(values.get(_TOOLS), _TOOLS)
     if tools is not None and not (
         isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
     ):
         raise BadLine(f"{_TOOLS} is no list of objects: {described(tools)}")
-    return Chat(messages, [*map(_tool, tools)] if tools else None)
-
-
-def _tool(tool: dict[str, Any]) -> Tool:
-    """Return a tool definition as OpenAI's API has it: the fields of functions in an object."""
-    if "function" in tool:
-        return tool
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+    return Chat(messages, [*map(from_schema, tools)] if tools else None)
 
 
 def _messages(value: Any, name: str) -> list[Message]:
     messages = _structured(value, name) or []
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise BadLine(f"{name} is no list of messages: {described(messages)}")
-    return [each for message in messages for each in _as_openai(message, name)]
-
-
-def _as_openai(message: dict[str, Any], name: str) -> Iterator[Message]:
-    """Yield a message of the semantic conventions as messages of OpenAI's API.
-
-    Each response of a tool is a message of its own.
-    """
-    if "parts" not in message:
-        yield message
-        return
-    texts_, calls, reasoning = [], [], []
-    parts = message["parts"]
-    if not isinstance(parts, list):
-        raise BadLine(f"parts of {name} are no list: {described(parts)}")
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(part, str):
-            texts_.append(part)
-        elif kind == "text":
-            texts_.append(str(part.get("content") or ""))
-        elif kind == "reasoning":
-            reasoning.append(str(part.get("content") or ""))
-        elif kind == "tool_call":
-            function = {"name": part.get("name"), "arguments": part.get("arguments")}
-            calls.append({"type": "function", "id": part.get("id"), "function": function})
-        elif kind == "tool_call_response":
-            result = part.get("response", part.get("result"))
-            content = result if isinstance(result, str) else json.dumps(result)
-            yield {"role": "tool", "tool_call_id": part.get("id"), "content": content}
-        else:
-            raise BadLine(f"a part of {name} that is no text: {described(kind)}")
-    if texts_ or calls or reasoning:
-        plain: Message = {"role": message.get("role"), "content": "\n".join(texts_)}
-        if calls:
-            plain["tool_calls"] = calls
-        if reasoning:
-            plain["reasoning"] = "\n".join(reasoning)
-        yield plain
+    return [each for message in messages for each in from_parts(message, name)]
 
 
 def _structured(value: Any, name: str) -> Any:
