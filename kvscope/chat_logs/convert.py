@@ -67,6 +67,7 @@ _PERSONAL = re.compile(
 )
 """What may be the number or the address of a person, dates (of models) left out."""
 _FAILS = "the tokenizer fails"
+_LANGFUSE_TRACE = b'"observations":'
 
 
 class HashCounts(Struct):
@@ -352,14 +353,13 @@ def detect(head: bytes, path: str) -> type[LogFormat]:
     if head.lstrip().startswith(b"["):
         remedy = "write its objects one per line, for example with `jq -c '.[]'`"
         raise InputError("one JSON array, not JSON lines", where=path, remedy=remedy)
-    if not keys:
-        what = "no JSON lines; an object over several lines becomes one with `jq -c .`"
-        raise InputError(what, where=path)
-    raise InputError(
-        f"no prompts in lines with {field_names(sorted(keys))}",
-        where=path,
-        remedy="give them `messages` or `prompt`, or name the format with --format",
-    )
+    what, remedy = "no JSON lines", "an object over several lines becomes one with `jq -c .`"
+    if keys:
+        what = f"no prompts in lines with {field_names(sorted(keys))}"
+        remedy = "give them `messages` or `prompt`, or name the format with --format"
+    if _LANGFUSE_TRACE in head:
+        remedy = "write the observations of Langfuse's traces as lines: `jq -c '.observations[]'`"
+    raise InputError(what, where=path, remedy=remedy)
 
 
 def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, bytes]]:

@@ -389,6 +389,19 @@ def test_items_of_the_responses_api_are_an_input_in_langfuse(model: Path, tmp_pa
     assert hashed(model, tmp_path, row, salt_file=salt)[0]["hash_ids"] == chat[0]["hash_ids"]
 
 
+def test_a_gateways_request_that_ends_with_an_answer_is_no_conversation(
+    model: Path, tmp_path: Path
+) -> None:
+    """Its answer was not logged."""
+    messages = [USER, ANSWER, MORE, ANSWER]
+    row = {"traceId": "t", "type": "GENERATION", "startTime": 3, "input": messages, "output": None}
+    helicone = {
+        "request_created_at": "2026-05-01T10:00:00Z",
+        "request_body": {"messages": messages},
+    }
+    assert len(hashed(model, tmp_path, row)) == len(hashed(model, tmp_path, helicone)) == 1
+
+
 def test_answers_of_spans_that_are_no_text_cost_no_more_than_themselves(
     model: Path, tmp_path: Path
 ) -> None:

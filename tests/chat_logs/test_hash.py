@@ -463,6 +463,10 @@ def test_what_cannot_be_read_is_said_in_one_line(
     trace = str(tmp_path / "t")
     assert run(["hash", str(log), "--tokenizer", str(model), "-o", trace]) == ExitCode.INPUT
     assert "no prompts in lines with text" in capsys.readouterr().err
+    for text in ('{"trace": {}, "observations": []}', '{\n"trace": {},\n"observations": []\n}'):
+        log.write_text(text)
+        assert run(["hash", str(log), "--tokenizer", str(model), "-o", trace]) == ExitCode.INPUT
+        assert "`jq -c '.observations[]'`" in capsys.readouterr().err
     log = write(log, {"messages": [USER], "usage": {"prompt_tokens": 1}})
     assert run(["hash", str(log), "--tokenizer", str(tmp_path), "-o", trace]) == ExitCode.INPUT
     assert "neither tokenizer.json nor tekken.json" in capsys.readouterr().err

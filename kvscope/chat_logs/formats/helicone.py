@@ -60,7 +60,7 @@ class Helicone(OpenAI):
             raise BadLine(f"bodies were not exported (--include-body): {described(body)}")
         fields = {
             "request": body,
-            "response": row.response_body,
+            "response": row.response_body or {},
             "timestamp": row.request_created_at,
             "duration_ms": row.delay_ms,
             "ttft_ms": row.time_to_first_token or None,

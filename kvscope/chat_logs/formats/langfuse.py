@@ -47,7 +47,7 @@ class Langfuse(OpenAI):
         first_s = between(start_s, moment(first, "completionStartTime"))
         fields = {
             "request": asked,
-            "response": said,
+            "response": said or {},
             "usage": _usage(_of(row, "usageDetails", "usage_details", "usage")),
             "timestamp": start_s,
             "end_time": _of(row, "endTime", "end_time"),

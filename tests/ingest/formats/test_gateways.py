@@ -160,6 +160,8 @@ def test_tables_of_lengths_are_read_whatever_their_columns_are_called(
         ("when,prompt_tokens,words\n1,2,3", ("the nearest is lengths", "completion_tokens")),
         ('{"request": {"messages": []}, "model": "m"}', ("JSON lines with", "kvscope hash")),
         ('{"timestamp": 1, "input": "hi"}', ("JSON lines with", "kvscope hash")),
+        ('{"rid": "r", "request_parameters": "{}"}', ("JSON lines with", "kvscope hash")),
+        ('{"context": {}, "span_kind": "LLM"}', ("JSON lines with", "kvscope hash")),
     ],
 )
 def test_what_is_no_trace_is_told_what_to_do(text: str, words: tuple[str, ...]) -> None:
