@@ -79,7 +79,8 @@ test-install: setup $(NEWEST)/ready ## install the wheel with each Python here, 
 
 # A file is one worker's, so its tests share one started vLLM.
 ENGINE_PYTEST = $(ENGINE)/bin/python -m pytest -q -n $(ENGINE_WORKERS) --dist loadfile $(PYTEST)
-ENGINE_TESTS  = tests/test_gpu_kit.py tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py
+ENGINE_TESTS  = tests/test_gpu_kit.py tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py \
+	tests/chat_logs/test_round_trip.py
 
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE_PYTEST) -m "engine and not clock and not long" $(ENGINE_TESTS)

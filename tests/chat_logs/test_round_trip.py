@@ -6,11 +6,13 @@ generated again, call tools, and are logged with or without their answers.
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -62,7 +64,8 @@ def _conversation(rng: random.Random, system: list[Line], *, tools: bool) -> lis
             arguments = json.dumps({"q": rng.randint(0, 9)})
             call = {"id": "abcdefghi", "function": {"name": "search", "arguments": arguments}}
             answer |= {"content": None, "tool_calls": [{"type": "function"} | call]}
-            reply = _said(rng, "tool", rng.randint(2, 80)) | {"tool_call_id": "abcdefghi"}
+            reply = _said(rng, "tool", rng.randint(2, 80))
+            reply |= {"tool_call_id": "abcdefghi", "name": "search"}
         else:
             reply = _said(rng, "user", rng.randint(2, 60))
         asked.append(([*history], answer))
@@ -73,11 +76,16 @@ def _conversation(rng: random.Random, system: list[Line], *, tools: bool) -> lis
     return asked
 
 
-def drawn_log(seed: int) -> tuple[list[Line], list[int | None]]:
-    """Return the lines of a log, and the line that each one continues: its history's answer is."""
+def drawn_log(
+    seed: int, *, can_call: bool = True, begin: int = 0
+) -> tuple[list[Line], list[int | None]]:
+    """Return the lines of a log, and the line that each one continues: its history's answer is.
+
+    `begin` lines are before it in the same file.
+    """
     rng = random.Random(seed)
     system = [_said(rng, "system", rng.randint(20, 120))] * rng.randint(0, 1)
-    tools, answers = rng.random() < 0.5, rng.random() < 0.7
+    tools, answers = rng.random() < 0.5 and can_call, rng.random() < 0.7
     waiting = [_conversation(rng, system, tools=tools) for _ in range(rng.randint(2, 6))]
     lines: list[Line] = []
     parents: list[int | None] = []
@@ -89,9 +97,10 @@ def drawn_log(seed: int) -> tuple[list[Line], list[int | None]]:
         known = by_answer if answers else latest
         key = json.dumps(messages[:-1]) if answers else prefix
         parents.append(known.get(key) if len(messages) > 2 else None)
-        by_answer[json.dumps([*messages, answer])] = latest[json.dumps(messages)] = len(lines)
+        number = begin + len(lines)
+        by_answer[json.dumps([*messages, answer])] = latest[json.dumps(messages)] = number
         body: Line = {"messages": messages} | ({"tools": [TOOL]} if tools else {})
-        line = {"request": body, "timestamp": 1_770_000_000 + 7 * len(lines)}
+        line = {"request": body, "timestamp": 1_770_000_000 + 7 * number}
         said = {"response": {"choices": [{"message": answer}]}} if answers else {}
         lines.append(line | said)
     return lines, parents
@@ -130,3 +139,58 @@ def test_hashed_messages_keep_their_conversations(
         assert found == expected
         costs += cost
     assert (costs > 0) == (name in _BREAK)
+
+
+_LOGS_AT_ONCE = 10
+_WITHOUT_TOOLS = {"mistral v1", "mistral v1 spm", "smolvlm"}
+_MISTRAL = ("v1", "v1 spm", "v2", "v2 spm", "v3", "v3 spm", "v7", "v7 spm", "v11", "v13", "v15")
+_TRANSFORMERS = ("llama4", "smolvlm", "qwen2_audio")
+
+
+def shipped_templates() -> dict[str, str]:
+    """Return the chat templates in mistral-common 1.13 (of each version) and transformers 5.19."""
+    from mistral_common.integrations.chat_templates import template_generator as mistral
+    from mistral_common.tokens.tokenizers.base import TokenizerVersion
+
+    templates = {}
+    for name in _MISTRAL:
+        version, _, spm = name.partition(" ")
+        effort: Line = {"reasoning_effort_values": ("none", "high")}
+        effort |= {"reasoning_effort_default": "none"}
+        config = mistral.TemplateConfig(
+            TokenizerVersion(version), spm=bool(spm), **(effort if version == "v15" else {})
+        )
+        templates[f"mistral {name}"] = mistral.build_chat_template(config)
+    models = Path(cast(Any, find_spec("transformers")).origin).parent / "models"
+    for model in _TRANSFORMERS:
+        source = ast.parse((models / model / f"processing_{model}.py").read_text("utf-8"))
+        values = [
+            node.value for node in ast.walk(source) if isinstance(node, ast.Assign | ast.Return)
+        ]
+        texts = [ast.literal_eval(value) for value in values if isinstance(value, ast.Constant)]
+        (templates[model],) = [x for x in texts if isinstance(x, str) and "in messages" in x]
+    return templates
+
+
+@pytest.mark.engine  # transformers, and a mistral-common that has templates, are vLLM's
+@pytest.mark.parametrize("logs", [10, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name",
+    [*(f"mistral {x}" for x in sorted(_MISTRAL)), "llama4", "smolvlm", "qwen2_audio", *_TEKKEN],
+)
+def test_templates_that_libraries_ship_keep_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, logs: int
+) -> None:
+    """Mistral's to v11 cost tokens: they move the system prompt or the tools."""
+    monkeypatch.setattr(tokenizer, "load", cache(tokenizer.load))
+    if name in _TEKKEN:
+        model = Path(pytest.importorskip("mistral_common").__file__).parent / f"data/{name}.json"
+    else:
+        write_model(model := tmp_path / "model", shipped_templates()[name])
+    for first in range(0, logs, _LOGS_AT_ONCE):
+        lines: list[Line] = []
+        expected: list[int | None] = []
+        for seed in range(first, first + _LOGS_AT_ONCE):
+            more, parents = drawn_log(seed, can_call=name not in _WITHOUT_TOOLS, begin=len(lines))
+            lines, expected = lines + more, expected + parents
+        assert found_parents(tmp_path, model, lines)[0] == expected

@@ -58,9 +58,9 @@ TEXT = "make a trace of prompts with `kvscope hash`, or record one with `kvscope
 
 _TEXT_KEYS = frozenset(
     {
-        "body", "completion", "content", "conversation", "conversations", "input", "messages", "obj",
-        "prompt", "question", "request", "request_body", "request_parameters", "span_kind", "system",
-        "text",
+        "body", "completion", "content", "conversation", "conversations", "input", "messages",
+        "obj", "prompt", "question", "request", "request_body", "request_parameters", "span_kind",
+        "system", "text",
     }
 )  # fmt: skip
 _ARRAY_BEGINS = frozenset('[]{"')
