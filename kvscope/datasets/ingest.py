@@ -84,8 +84,7 @@ from kvscope.datasets.shards import (
     save_lengths,
 )
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
-from kvscope.ingest.clocks import unread_notes
-from kvscope.ingest.formats.base import Rejects, counted
+from kvscope.ingest.formats.base import Rejects, counted, unread_notes
 from kvscope.ingest.pipeline import (
     Ingested,
     IngestOptions,
@@ -217,7 +216,7 @@ class DatasetBuild:
             raise _no_file(STANDARD_STREAM)
         with closing(Source(self.path)) as source:
             self._format = format_of(source, self.options.read)
-            self._unread = unread_notes(self._format, source.head)
+            self._unread = unread_notes(self._format.unread(source.head))
         self._read = replace(self.options.read, format=self._format.name)
         self._plan = self._settled()
         return (self.folder / MANIFEST).is_file()

@@ -12,7 +12,6 @@ Source: ai-dynamo/aiperf (Mooncake sessions); ai-dynamo/aisimulate (TraceFileFor
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import InputError
 from kvscope.ingest.columns import Columns, Gaps
-from kvscope.ingest.formats.base import TraceFormat, Turns, field_names
+from kvscope.ingest.formats.base import TraceFormat, Turns
 from kvscope.ingest.limits import MAX_TOKENS
 
 _LEAST_FOLLOWING = 3
@@ -37,18 +36,6 @@ _GROWING = 0.75
 
 _EPOCH_S = 946_684_800, 4_102_444_800
 """The years 2000 to 2100, in seconds since 1970."""
-
-_TELLING = re.compile(
-    r"time|stamp|date|_at$|arriv|delay|session|conversation|chat_|thread|dialog|turn|parent|length"
-    r"|_len$|tokens|hash|block|_(s|ms|us|ns)$",
-    re.IGNORECASE,
-)
-
-
-def unread_notes(chosen: type[TraceFormat], head: bytes) -> list[str]:
-    """Return a note that names the fields of times, sessions, lengths and hashes not read."""
-    names = [name for name in chosen.unread(head) if _TELLING.search(name)]
-    return [f"fields not read: {field_names(names)}"] if names else []
 
 
 def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: str) -> Turns:

@@ -22,7 +22,7 @@ from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.jit import kernel
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
-from kvscope.ingest.clocks import complete_sessions, turns, unread_notes
+from kvscope.ingest.clocks import complete_sessions, turns
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Gaps, Interner
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import (
@@ -32,6 +32,7 @@ from kvscope.ingest.formats.base import (
     TraceFormat,
     Turns,
     counted,
+    unread_notes,
 )
 from kvscope.ingest.formats.exporter import Advance
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
@@ -119,7 +120,7 @@ def ingest(
     if known is not None:
         return Ingested(known, False, rejects)
     held = vetted(path, chosen, options, rejects, columns.gaps, reader.cut, reader.left_out)
-    notes = [*unread_notes(chosen, source.head), *reader.all_notes()]
+    notes = [*unread_notes(chosen.unread(source.head)), *reader.all_notes()]
     if held == "delta":
         notes.append(complete_sessions(columns, path))
     if spans:

@@ -291,8 +291,8 @@ def test_fields_of_times_sessions_lengths_and_hashes_that_are_not_read_are_named
     rows = [
         {
             "timestamp": 1, "input_length": 4, "output_length": 1, "hash_ids": [1],
-            "arrived_at_us": 5, "thread": "t", "colour": "red", "prefix_hashes": [],
+            "arrived_at_us": 5, "thread": "t", "colour": "red", "prefix_hashes": [], "conv": 3,
         }
     ]  # fmt: skip
     trace, _ = stored(tmp_path, rows)
-    assert "fields not read: arrived_at_us, prefix_hashes, thread" in trace.notes
+    assert "fields not read: arrived_at_us, conv, prefix_hashes, thread" in trace.notes

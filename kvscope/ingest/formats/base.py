@@ -12,7 +12,7 @@ import re
 import reprlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar, Literal, Self, TypedDict
 
@@ -50,6 +50,11 @@ _TRUNCATED = "Input data was truncated"  # msgspec's words
 _MOST_KINDS = 5
 _MOST_NAMES = 6
 _FIELD = re.compile(r"[A-Za-z_]{1,32}")
+_TELLING = re.compile(
+    r"time|stamp|date|^ts|epoch|_at$|arriv|delay|session|conv|chat_|thread|dialog|trace_?id|turn"
+    r"|parent|length|_len$|tokens|^[io]sl$|hash|block|_(s|ms|us|ns)$",
+    re.IGNORECASE,
+)
 _LONGEST_REASON = 300
 """Characters: a reason repeats values, which may be as long as their line."""
 
@@ -290,6 +295,12 @@ def field_names(names: Sequence[str]) -> str:
     shown = [name if _FIELD.fullmatch(name) else described(name) for name in names[:_MOST_NAMES]]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{', '.join(shown)}{more}"
+
+
+def unread_notes(names: Iterable[str]) -> list[str]:
+    """Return a note that names the fields of times, sessions, lengths and hashes in `names`."""
+    telling = sorted(name for name in names if _TELLING.search(name))
+    return [f"fields not read: {field_names(telling)}"] if telling else []
 
 
 def counted(left_out: Counter[str]) -> list[str]:

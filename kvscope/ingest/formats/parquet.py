@@ -24,7 +24,7 @@ from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, files_of
 from kvscope.core.trace import Directives, Part, Trace
 from kvscope.core.units import GIB
-from kvscope.ingest.formats.base import BadLine, Records, Request, TraceFormat
+from kvscope.ingest.formats.base import BadLine, Records, Request, TraceFormat, unread_notes
 from kvscope.ingest.formats.exporter import Advance, Exporter, as_traced
 from kvscope.ingest.limits import (
     EXPANSION_FREE_BYTES,
@@ -203,7 +203,7 @@ class Parquet(TraceFormat):
         for file in _files(source):
             source.begin_file(first, file.path)
             with _as_file(file) as path:
-                for batch in _batches(path, file.path):
+                for batch in _batches(path, file.path, self):
                     records = Records()
                     for number, row in enumerate(batch, first):
                         try:
@@ -251,19 +251,24 @@ def _is_plain_file(path: str) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
-    """Yield the rows with their canonical columns, some at a time; errors name the file `shown`."""
+def _batches(path: str, shown: str, reader: Parquet) -> Iterator[list[dict[str, object]]]:
+    """Yield the rows with their canonical columns, some at a time; errors name the file `shown`.
+
+    Notes other columns of times, sessions, lengths and hashes for the `reader`.
+    """
     try:
         # A connection of its own: a damaged file can make DuckDB give up the one that read it.
         with duckdb.connect(config=dict(_BOUNDED)) as connection:
             connection.execute("SET enable_progress_bar = false")  # it goes to stdout
-            _refuse_bomb(connection, path, shown)
+            columns = _columns(connection, path, shown)
             query, values = statement("ingest/parquet_rows").text, {"path": path}
             present = connection.sql(query, params=values)
             _require_lengths(present.columns, shown)
             _refuse_nested(present.columns, present.types, shown)
-            columns = ", ".join(map(_cut, present.columns, present.types))
-            bounded = f"SELECT {columns} FROM ({query})"  # noqa: S608  (columns of the query's own)
+            for note in unread_notes(columns - {*present.columns}):
+                reader.note(note)
+            cut = ", ".join(map(_cut, present.columns, present.types))
+            bounded = f"SELECT {cut} FROM ({query})"  # noqa: S608  (columns of the query's own)
             rows = connection.execute(bounded, values)
             while batch := _next_batch(rows, present.columns):
                 yield batch
@@ -283,8 +288,11 @@ def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
         ) from error
 
 
-def _refuse_bomb(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -> None:
-    """Raise InputError for a file of few bytes and very many values, or an index that says so."""
+def _columns(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -> set[str]:
+    """Return the columns of a file.
+
+    Raises InputError for one of few bytes and very many values, or an index that says so.
+    """
     if listed_elements(read_index(path)) > MAX_INDEX_ELEMENTS:
         raise InputError(
             f"its index lists more than {MAX_INDEX_ELEMENTS:,} elements, as no trace's does",
@@ -292,13 +300,15 @@ def _refuse_bomb(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -
             remedy="write it again, in larger row groups",
         )
     counted = connection.execute(statement("ingest/parquet_values").text, {"path": path}).fetchone()
-    size = _VALUE_BYTES * int(counted[0] if counted else 0)
+    values, names = counted or (0, None)
+    size = _VALUE_BYTES * int(values)
     if size > max(EXPANSION_FREE_BYTES, MAX_EXPANSION * Path(path).stat().st_size):
         raise InputError(
             f"decompresses to more than {MAX_EXPANSION:,} times its size, as no trace does",
             where=shown,
             remedy="write it as JSON lines, if it is one",
         )
+    return {*(names or ())}
 
 
 def _refuse_nested(names: Sequence[str], kinds: Sequence[DuckDBPyType], shown: str) -> None:

@@ -49,6 +49,12 @@ def test_only_the_lengths_are_mandatory(read: Any) -> None:
     assert read(parquet(narrow)).requests == expected
 
 
+def test_columns_of_times_and_sessions_that_are_not_read_are_named(read: Any) -> None:
+    rows = LENGTHS.with_columns(created_ms=pl.lit(3), conv=pl.lit("c"), colour=pl.lit("red"))
+    assert read(parquet(rows)).reader.notes == ["fields not read: conv, created_ms"]
+    assert read(parquet(LENGTHS)).reader.notes == []
+
+
 def test_baseten_names_the_columns_its_own_way(read: Any) -> None:
     """Times in ms; either session id; text is not read."""
     rows = LENGTHS.with_columns(
