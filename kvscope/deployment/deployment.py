@@ -234,9 +234,9 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
         return self.kv_groups_for(1)
 
     @property
-    def by_token(self) -> bool:
-        """Whether the engine's blocks are single tokens."""
-        return (self.stated.block_size or self.engine.default_block_size) == 1
+    def block_tokens(self) -> int:
+        """The tokens of the engine's blocks, however many the trace's have."""
+        return _block_tokens(self.stated, self.engine, self.model, self.gpu)
 
     def kv_groups_for(self, trace_block: int) -> KvGroups | None:
         """Return the groups of a hybrid model for a trace with blocks of so many tokens.

@@ -20,7 +20,7 @@ from kvscope.replay.attribution import NO_REQUEST, Attribution
 from kvscope.replay.branches import Branch, branches
 from kvscope.replay.causes import AVOIDABLE, Cause
 from kvscope.replay.observed_hits import Gap, HitGaps, hit_gaps
-from kvscope.replay.prompt_parts import NEGLIGIBLE, NEW_HEADS, Break
+from kvscope.replay.prompt_parts import NEW_HEADS, Break
 from kvscope.replay.traffic import walk
 
 _MOST_BRANCHES = 8
@@ -230,7 +230,7 @@ REMEDIES: dict[Cause, str] = {
     "template": "if answers stay as good, let the chat template only append to earlier messages;"
     " `kvscope hash --chat-template FILE` shows what that saves",
     "output-changed": "send outputs back as they were generated, reasoning included",
-    "below-block": "take smaller blocks in the engine",
+    "below-block": "take smaller blocks in the engine, if it has the trace's",
     "rejected": "enlarge the pool, or limit the length of prompts",
     **dict.fromkeys(NEW_HEADS, _NEW_HEAD),
 }
@@ -245,23 +245,27 @@ _CHANGED: dict[Place, str] = {
 }
 
 
-_NO_REMEDY = "nothing, the loss comes from the trace's block size: the engine caches single tokens"
+_WORTH_CHANGING = 0.01  # of the input tokens
 
 
 def findings(
     prompts: Prompts,
     causes: Attribution,
     broken: Mapping[Cause, Break],
-    *,
-    by_token: bool = False,
+    engine_block: int | None = None,
 ) -> tuple[Finding, ...]:
-    """Return what can be changed, what costs the most tokens first.
+    """Return what can be changed and costs at least 1 pp, what costs the most tokens first.
 
-    `broken` is where prompts break. `by_token`: the engine's blocks are single tokens, as SGLang's
-    are.
+    `broken` is where prompts break. `engine_block` are the tokens of the engine's blocks, where
+    they are known: a trace of larger ones loses tokens that the engine does not.
     """
     lost = {**causes.tokens, **{cause: each.tokens for cause, each in broken.items()}}
-    remedies = REMEDIES | {"below-block": _NO_REMEDY} if by_token else REMEDIES
+    remedies = {**REMEDIES}
+    if engine_block not in {None, prompts.block_size}:
+        remedies["below-block"] = (
+            f"nothing, as the trace's blocks have {prompts.block_size} tokens, the engine's"
+            f" {engine_block}"
+        )
     every = [
         *(
             _finding(causes, cause, lost[cause], remedies[cause], broken.get(cause))
@@ -275,7 +279,7 @@ def findings(
         *_periodic(causes, prompts.block_size, broken["periodic"]),
         *_diverged(prompts, causes, broken["diverged"]),
     ]
-    known = [each for each in every if each.share >= NEGLIGIBLE]
+    known = [each for each in every if each.share >= _WORTH_CHANGING]
     return tuple(sorted(known, key=lambda each: -each.tokens))
 
 

@@ -346,7 +346,7 @@ def explain(
         hit_tokens=hit_tokens,
         missed_tokens=input_tokens - hit_tokens,
         causes=cause_totals(causes),
-        findings=findings(prompts, causes, broken, by_token=where is not None and where.by_token),
+        findings=findings(prompts, causes, broken, where.block_tokens if where else None),
         observed=None
         if gaps is None
         else observed_hits(prompts, causes, gaps, evidence.measured_blocks),

@@ -183,14 +183,22 @@ def test_analyze_says_what_the_pool_counts(tmp_path: Path) -> None:
     assert "LRU needs" not in " ".join([*screen.sentences, *(each.label for each in screen.tiles)])
 
 
-def test_explain_names_no_smaller_blocks() -> None:
-    """SGLang's own are single tokens already; a page that is stated could be smaller."""
+def test_explain_advises_from_one_point_on_and_not_on_the_traces_blocks() -> None:
+    """SGLang's own are single tokens already; a page that is the trace's could be smaller."""
     known = workload(chats(seed=4))
-    prompts = replace(known.prompts, input_tokens=known.prompts.input_tokens + 7)
-    causes = attribute(prompts, standard(), lru_cache_lookups(prompts, standard(), None))
-    broken = breaks(prompts, causes, None)
-    for page, remedy in ((None, "nothing, the loss comes from the trace's"), (16, "take smaller")):
+
+    def remedies(beyond: int, page: int | None) -> dict[str, str]:
+        """Return what to change where so many tokens of each prompt are in no full block."""
+        inputs = known.prompts.full_blocks * known.prompts.block_size + beyond
+        prompts = replace(known.prompts, input_tokens=inputs.astype(np.int32))
+        causes = attribute(prompts, standard(), lru_cache_lookups(prompts, standard(), None))
         where = resolve(Deployment(gpu="h100", model="llama3-8b", engine="sglang", block_size=page))
-        known_findings = findings(prompts, causes, broken, by_token=where.by_token)
-        remedies = {each.cause: each.remedy for each in known_findings}
-        assert remedies["below-block"].startswith(remedy)
+        found = findings(prompts, causes, breaks(prompts, causes, None), where.block_tokens)
+        assert all(each.share >= 0.01 for each in found)
+        return {each.cause: each.remedy for each in found}
+
+    nothing = "nothing, as the trace's blocks have 16 tokens, the engine's {}"
+    assert remedies(7, None)["below-block"] == nothing.format(1)
+    assert remedies(7, 64)["below-block"] == nothing.format(64)
+    assert remedies(7, 16)["below-block"].startswith("take smaller blocks")
+    assert "below-block" not in remedies(1, 16)
