@@ -32,7 +32,7 @@ from kvscope.core.errors import DiskFullError, InputError, KvscopeError, UsageEr
 from kvscope.core.units import MIB, format_size
 
 STANDARD_STREAM = "-"
-_SCHEMES = ("s3://", "hf://", "gs://", "https://", "http://")
+_SCHEMES = ("s3://", "hf://", "gs://", "az://", "https://", "http://")
 FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 """Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
 

@@ -1,9 +1,11 @@
-"""Files at s3://, hf://, gs:// and https:// addresses, read as streams; nothing is kept on disk.
+"""Files at s3://, hf://, gs://, az:// and https:// addresses, read as streams; none kept on disk.
 
 S3 takes credentials, region and endpoint where every AWS tool does (`AWS_PROFILE`,
 `AWS_ENDPOINT_URL` and others); without credentials requests are not signed, as for public buckets.
 A file of the Hugging Face hub is hf://datasets/OWNER/NAME/PATH, with @REVISION behind the name if
-need be; `HF_TOKEN` and `HF_ENDPOINT` count. Files at gs:// are read if they are public.
+need be; `HF_TOKEN` and `HF_ENDPOINT` count. gs://BUCKET/PATH takes the token in
+`CLOUDSDK_AUTH_ACCESS_TOKEN`, az://CONTAINER/PATH the account in `AZURE_STORAGE_ACCOUNT` and the
+signature in `AZURE_STORAGE_SAS_TOKEN`; without them, files are read that are public.
 """
 
 from __future__ import annotations
@@ -28,8 +30,14 @@ TIMEOUT_S = 30.0
 """How long a server may take to answer, and to go on."""
 
 _S3 = "s3://"
-_UNSIGNED = "name credentials, as with AWS_PROFILE"
 _DENIED = {401, 403}
+_GRANTS = {
+    "s3": "name credentials, as with AWS_PROFILE",
+    "hf": "set HF_TOKEN",
+    "gs": "set CLOUDSDK_AUTH_ACCESS_TOKEN",
+    "az": "set AZURE_STORAGE_SAS_TOKEN",
+}
+"""What gives access, by scheme."""
 
 
 def remote_files(path: str) -> list[str]:
@@ -79,7 +87,16 @@ def _request(path: str) -> Request:
     """
     scheme, _, rest = path.partition("://")
     if scheme == "gs":
-        return Request(f"https://storage.googleapis.com/{quote(rest)}")
+        address = f"https://storage.googleapis.com/{quote(rest)}"
+        return _with_token(address, "CLOUDSDK_AUTH_ACCESS_TOKEN")
+    if scheme == "az":
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT", "")
+        if not re.fullmatch(r"[a-z0-9]{3,24}", account):
+            remedy = "name it in AZURE_STORAGE_ACCOUNT"
+            raise InputError("no storage account of Azure", where=path, remedy=remedy)
+        signature = _secret("AZURE_STORAGE_SAS_TOKEN").removeprefix("?")
+        signed = f"{quote(rest)}?{signature}" if signature else quote(rest)
+        return Request(f"https://{account}.blob.core.windows.net/{signed}")
     if scheme != "hf":
         return Request(path)  # noqa: S310
     kind, _, name = rest.partition("/")
@@ -92,10 +109,23 @@ def _request(path: str) -> Request:
     repository, revision, file = match.groups()
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     place = "/".join(filter(None, [kind, repository, "resolve", revision or "main", quote(file)]))
-    request = Request(f"{endpoint}/{place}")  # noqa: S310
-    if token := os.environ.get("HF_TOKEN"):
+    return _with_token(f"{endpoint}/{place}", "HF_TOKEN")
+
+
+def _with_token(address: str, variable: str) -> Request:
+    """Return a request that has the token in an environment variable, where it has one."""
+    request = Request(address)  # noqa: S310
+    if token := _secret(variable):
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     return request
+
+
+def _secret(variable: str) -> str:
+    """Return what an environment variable holds. Raises InputError, which does not show it."""
+    secret = os.environ.get(variable, "").strip()
+    if not re.fullmatch(r"[!-~]*", secret):
+        raise InputError("no token: it has spaces or other characters", where=variable)
+    return secret
 
 
 class _Body(ChunkReader):
@@ -170,7 +200,7 @@ def _refusals(path: str) -> Iterator[None]:
 
 def _refused(path: str, status: int, reason: str) -> InputError:
     if status in _DENIED:
-        remedy = _UNSIGNED if path.startswith(_S3) else "take an address that is signed"
+        remedy = _GRANTS.get(path.partition("://")[0], "take an address that is signed")
         return InputError(f"no access ({reason})", where=path, remedy=remedy)
     if status == 404:
         return InputError(f"no such file ({reason})", where=path)

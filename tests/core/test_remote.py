@@ -258,8 +258,36 @@ def test_files_of_the_hugging_face_hub_are_read(
         assert trace.facts.requests == len(LINES)
 
 
-def test_addresses_that_stand_for_others_are_checked() -> None:
+def test_addresses_that_stand_for_others_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret is in no message, whatever it is."""
+    monkeypatch.delenv("CLOUDSDK_AUTH_ACCESS_TOKEN", raising=False)
     request = remote._request("gs://bucket/logs/t 1.jsonl")
     assert request.full_url == "https://storage.googleapis.com/bucket/logs/t%201.jsonl"
+    assert not request.unredirected_hdrs
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN", "ya29.x\n")
+    request = remote._request("gs://bucket/t.jsonl")
+    assert request.unredirected_hdrs == {"Authorization": "Bearer ya29.x"}
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "kvscope1")
+    monkeypatch.delenv("AZURE_STORAGE_SAS_TOKEN", raising=False)
+    address = "https://kvscope1.blob.core.windows.net/logs/a%20b.jsonl"
+    assert remote._request("az://logs/a b.jsonl").full_url == address
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=2&sig=a%2B")
+    assert remote._request("az://logs/a b.jsonl").full_url == f"{address}?sv=2&sig=a%2B"
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "se cret")
+    with pytest.raises(InputError, match=r"^AZURE_STORAGE_SAS_TOKEN: no token") as caught:
+        remote._request("az://logs/t.jsonl")
+    assert "cret" not in str(caught.value)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "evil.example/")
+    with pytest.raises(InputError, match="no storage account of Azure"):
+        remote._request("az://logs/t.jsonl")
     with pytest.raises(InputError, match="no file of the Hugging Face hub"):
         remote._request("hf://datasets/owner")
+
+
+def test_what_is_not_public_names_what_gives_access(
+    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = remote.Request(f"{server[0]}/secret")
+    monkeypatch.setattr(remote, "_request", lambda _: asked)
+    assert run(["ingest", "az://logs/t.jsonl", "--db", ":memory:"]) == ExitCode.INPUT
+    assert capsys.readouterr().err.rstrip().endswith("set AZURE_STORAGE_SAS_TOKEN")
