@@ -149,6 +149,7 @@ _TRANSFORMERS = ("llama4", "smolvlm", "qwen2_audio")
 
 def shipped_templates() -> dict[str, str]:
     """Return the chat templates in mistral-common 1.13 (of each version) and transformers 5.19."""
+    pytest.importorskip("transformers", reason="make test-engine")
     from mistral_common.integrations.chat_templates import template_generator as mistral
     from mistral_common.tokens.tokenizers.base import TokenizerVersion
 
