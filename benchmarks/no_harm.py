@@ -108,7 +108,7 @@ FEW = 2_500
 
 
 @contextmanager
-def _quiet(label: str) -> Iterator[Advance]:
+def _quiet(label: str, total: int = 0) -> Iterator[Advance]:
     yield lambda _: None
 
 

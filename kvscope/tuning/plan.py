@@ -266,17 +266,18 @@ class Planner:
 
     def plan(self) -> TuningPlan:
         """Return the options, each judged at both ends of what is not known exactly too."""
-        with self._tuner.progress("judging the options") as advance:
-            result, router = self._result, self._tuner.options.router
-            as_it_is = OptionChange(Lru(), result.replicas, router=router)
-            today = self._option(as_it_is, result.lru, result.lru_slo_met)
-            options = [today]
-            if result.choice is not None:
-                change = replace(as_it_is, policy=result.choice.policy)
-                options.append(self._option(change, result.choice, result.slo_met))
-            for option in options:
-                self._on_option(option)
-            options += self._judged_all(list(self._changes()), advance)
+        result, router = self._result, self._tuner.options.router
+        as_it_is = OptionChange(Lru(), result.replicas, router=router)
+        today = self._option(as_it_is, result.lru, result.lru_slo_met)
+        options = [today]
+        if result.choice is not None:
+            change = replace(as_it_is, policy=result.choice.policy)
+            options.append(self._option(change, result.choice, result.slo_met))
+        for option in options:
+            self._on_option(option)
+        changes = list(self._changes())
+        with self._tuner.progress("judging the options", len(changes)) as advance:
+            options += self._judged_all(changes, advance)
             worth, unguarded = self._worth_blocks(), self._unguarded()
             tier, doubt = self._tier_to_add(options)
         canary = beyond = None
@@ -363,20 +364,21 @@ class Planner:
         most = most_tried(result.replicas)
 
         def sized(routers: Sequence[Router], policy: Policy) -> list[OptionChange]:
-            for _ in sweep.prepare([Fleet(router, policy, 1) for router in routers]):
-                later.require_going()
-            changes = later.each(_fewest_behind, list(routers), sweep, policy, most)
+            label, before = f"searching routers with {policy.name}", (sweep, policy, most)
+            with self._tuner.progress(label, len(routers)) as advance:
+                for _ in sweep.prepare([Fleet(router, policy, 1) for router in routers]):
+                    later.require_going()
+                changes = later.each(_fewest_behind, list(routers), *before, advance=advance)
             known = [each for each in changes if each is not None]
             return [change for _, change in sorted(known, key=lambda each: each[0])]
 
-        with self._tuner.progress("searching routers"):
-            best = sized(self._routers, Lru())
-            for place, usual in enumerate(best[:_SEARCHED]):  # a value has to save replicas
-                for change in sized(list(_searched(usual.router)), Lru()):
-                    if change.replicas < best[place].replicas:
-                        best[place] = change
-            if result.choice is not None and best and result.setting.kv_groups == "":
-                best = [*best[:_ROUTER_ROWS], *sized([best[0].router], result.choice.policy)]
+        best = sized(self._routers, Lru())
+        for place, usual in enumerate(best[:_SEARCHED]):  # a value has to save replicas
+            for change in sized(list(_searched(usual.router)), Lru()):
+                if change.replicas < best[place].replicas:
+                    best[place] = change
+        if result.choice is not None and best and result.setting.kv_groups == "":
+            best = [*best[:_ROUTER_ROWS], *sized([best[0].router], result.choice.policy)]
         for change in best[: _ROUTER_ROWS + 1]:
             if change.router.name != SESSION.name and change.replicas > 1:
                 yield change

@@ -16,7 +16,7 @@ from kvscope.replay.parameter_estimates import Estimates, bind, estimate_paramet
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Workload
 from kvscope.tuning.target import Target
-from kvscope.tuning.trial import Advance, Evaluator, Trial
+from kvscope.tuning.trial import Evaluator, Progress, Trial
 
 XI = "xi_tokens"
 REFINEMENTS = 3
@@ -47,17 +47,19 @@ def search(
     hints: Values,
     capacity_blocks: int,
     rank: Rank,
-    advance: Advance | None = None,
+    progress: Progress,
 ) -> list[Contender]:
     """Return each variant with its best parameters by `rank`, the best variant first.
 
     First every parameter's values one at a time, then REFINEMENTS times half-way between the best
     one and its neighbours. Trials of all variants run in parallel.
     """
+    names = ", ".join(variant.policy.name for variant in variants)
 
-    def evaluate(groups: Sequence[Sequence[Policy]]) -> list[list[Trial]]:
+    def evaluate(groups: Sequence[Sequence[Policy]], how: str = "searching") -> list[list[Trial]]:
         points = [(policy, capacity_blocks) for group in groups for policy in group]
-        trials = iter(evaluator.evaluate(points, advance))
+        with progress(f"{how} {names} at {capacity_blocks:,} blocks", len(points)) as advance:
+            trials = iter(evaluator.evaluate(points, advance))
         return [sorted((next(trials) for _ in group), key=rank) for group in groups]
 
     values = [search_values(variant, estimates, hints) for variant in variants]
@@ -76,7 +78,7 @@ def search(
             break
         ranked = [
             sorted([*trials, *new], key=rank)
-            for trials, new in zip(ranked, evaluate(groups), strict=True)
+            for trials, new in zip(ranked, evaluate(groups, "refining"), strict=True)
         ]
     contenders = [
         Contender(variant, tuple(trials)) for variant, trials in zip(variants, ranked, strict=True)

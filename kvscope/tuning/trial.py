@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
 from threading import Event
@@ -34,6 +35,8 @@ from kvscope.vllm_sim import EngineSettings
 
 PolicyAt = tuple[Policy, int]
 Advance = Callable[[int], None]
+Progress = Callable[..., AbstractContextManager[Advance]]
+"""Takes a step's name and its number of replays, where that is known; gives what counts them."""
 R = TypeVar("R")
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from threading import Event
 from typing import ClassVar
 
@@ -51,11 +50,9 @@ from kvscope.tuning.rule import (
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
-from kvscope.tuning.trial import Advance, Evaluator, Trial
+from kvscope.tuning.trial import Advance, Evaluator, Progress, Trial
 from kvscope.vllm_sim.settings import NO_LIMIT
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
-
-Progress = Callable[[str], AbstractContextManager[Advance]]
 
 ORACLES = (Belady, TailBelady)
 _HALF = 0.5
@@ -340,11 +337,8 @@ class Tuner:
     def _searched(self, variants: Sequence[Variant]) -> list[Contender]:
         """Return each variant with its settings on the training window, the best first."""
         capacity = self.capacity
-        names = ", ".join(variant.policy.name for variant in variants)
-        hints = xi_hints(self.training, capacity)
-        with self.progress(f"searching {names} at {capacity:,} blocks") as advance:
-            rank = self._rank()
-            return search(self.training, variants, self.estimates, hints, capacity, rank, advance)
+        hints, rank = xi_hints(self.training, capacity), self._rank()
+        return search(self.training, variants, self.estimates, hints, capacity, rank, self.progress)
 
     def _compared(self, searched: Sequence[Contender], lru: Judged) -> PolicyComparison:
         """Return LRU and the preferred setting of each policy on the validation window.
@@ -358,11 +352,11 @@ class Tuner:
         def preference(trial: WindowTrial) -> tuple[float, ...]:
             return trial.preference(bool(self._broken(lru.validation, trial)))
 
-        with self.progress("replaying the validation window") as advance:
+        with self.progress("replaying the validation window", len(points)) as advance:
             measured = iter(self.windows.validation.measure_all(points, lru.validation, advance))
             best = [min((next(measured) for _ in trials), key=preference) for trials in leading]
         points = [(trial.policy, capacity) for trial in sorted(best, key=preference)]
-        with self.progress("replaying the held-out window") as advance:
+        with self.progress("replaying the held-out window", len(points)) as advance:
             contenders = self.windows.judge_all(points, lru, advance)
         return PolicyComparison(
             target=self.target,
@@ -378,15 +372,15 @@ class Tuner:
         if self.training.workload.setting.capacity_model == "engine":
             return ()
         points = [(bind(Variant(policy), self.estimates), self.capacity) for policy in ORACLES]
-        with self.progress("replaying the oracles") as advance:
+        with self.progress("replaying the oracles", len(points)) as advance:
             return tuple(self.windows.later.measure_all(points, lru.later, advance))
 
     def _ends(self, result: TuningResult) -> tuple[EndVerdict, ...]:
         """Return the verdict at each end, for the policy that was chosen."""
         before = map(self.training.executor.shared, (self, result))
-        with self.progress("judging at the ends of what is not known") as advance:
-            ends = self.training.each(Tuner._end, self.options.ends, *before, advance=advance)
-        return tuple(ends)
+        ends = self.options.ends
+        with self.progress("judging at the ends of what is not known", len(ends)) as advance:
+            return tuple(self.training.each(Tuner._end, ends, *before, advance=advance))
 
     def at_end(self, end: End) -> LaterWindows:
         """Return the later windows at one end; the SLO is as much longer as the prefills are."""

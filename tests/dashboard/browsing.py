@@ -30,6 +30,8 @@ class Served(NamedTuple):
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 PATIENCE_MS = 240_000  # kernels may have to be compiled
 READY = "[data-testid=stApp][data-test-script-state=notRunning]"
+ALL_DRAWN = """() => [...document.querySelectorAll('.stPlotlyChart')]
+    .every(one => one.querySelector('.main-svg'))"""
 
 
 def chromium() -> str | None:
@@ -69,16 +71,19 @@ sys.addaudithook(record)
 
 
 @contextmanager
-def serving(db: str, cwd: str | None = None, record: Path | None = None) -> Iterator[Server]:
+def serving(
+    db: str, cwd: str | None = None, record: Path | None = None, folder: Path | None = None
+) -> Iterator[Server]:
     """Run `kvscope dashboard` on this store; yield its address and its process.
 
-    It writes each connection and each look-up of a name to `record`, which lies in a folder of its
-    own.
+    Its pages may read files below `folder`. It writes each connection and each look-up of a name to
+    `record`, which lies in a folder of its own.
     """
     port = free_port()
     if record is not None:
         (record.parent / "sitecustomize.py").write_text(_WATCH % str(record))
     arguments = ["dashboard", "--db", db, "--port", str(port)]
+    arguments += ["--folder", str(folder)] if folder else []
     importable = [*([record.parent] if record else []), *sys.path]
     process = subprocess.Popen(
         [sys.executable, "-m", "kvscope", *arguments],

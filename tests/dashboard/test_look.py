@@ -18,7 +18,7 @@ from kvscope.report import overview
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from kvscope.usecases.analyze import AnalyzeRequest, analyze
-from tests.dashboard.browsing import READY, Page, Served, chromium, tabs, visit
+from tests.dashboard.browsing import ALL_DRAWN, READY, Page, Served, chromium, tabs, visit
 from tests.long import long
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -82,9 +82,6 @@ _PALE = """least => {
 _NO_PICKER = "delete window.showSaveFilePicker; delete Window.prototype.showSaveFilePicker"
 
 _FIRST_ROW, _SECOND_ROW = ({"x": 60.0, "y": y} for y in (52.0, 87.0))  # of a table
-
-_ALL_DRAWN = """() => [...document.querySelectorAll('.stPlotlyChart')]
-    .every(one => one.querySelector('.main-svg'))"""
 
 # A figure given to plotly twice: [ranges of its axes, ranges after the second time].
 _DRAWN_TWICE = """async (node, spec) => {
@@ -153,7 +150,7 @@ def test_every_page_is_legible(page: Page, scheme: str) -> None:
 def legible_charts(page: Page) -> set[str]:
     """Return the alternative texts of the drawn charts, on a page where all can be read."""
     page.wait_for_selector(READY)
-    page.wait_for_function(_ALL_DRAWN)
+    page.wait_for_function(ALL_DRAWN)
     assert page.evaluate(_PALE, _ENOUGH) == []
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 1280
     charts = page.get_by_test_id("stPlotlyChart").all()

@@ -19,7 +19,15 @@ from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Evaluator, Trial
 from kvscope.tuning.tuner import End
-from tests.tuning.examples import TLRU, in_turn, recorded, replace_request, tuned, workload
+from tests.tuning.examples import (
+    TLRU,
+    in_turn,
+    quiet,
+    recorded,
+    replace_request,
+    tuned,
+    workload,
+)
 
 XI = {"xi_tokens": ParameterEstimate(190.0, "made up")}
 IN_TURN_CAPACITY = 350  # of 20 conversations of 20 blocks: LRU loses every one before it returns
@@ -208,7 +216,7 @@ def test_the_search_is_the_same_every_time() -> None:
         evaluator = Evaluator(workload(in_turn()), Target(0.2))
         hints = xi_hints(evaluator, IN_TURN_CAPACITY)
         several = (*TLRU, Variant(by_name("ttl")), Variant(by_name("threshold-lru")))
-        contenders = search(evaluator, several, XI, hints, IN_TURN_CAPACITY, rank)
+        contenders = search(evaluator, several, XI, hints, IN_TURN_CAPACITY, rank, quiet)
         return [
             (trial.policy.name, trial.target_s, dict(trial.policy.values))
             for one in contenders

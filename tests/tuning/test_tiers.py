@@ -81,7 +81,7 @@ def tuner_of(
         options,
         WINDOWS,
         lineage="given",
-        progress=lambda _: nullcontext(lambda _: None),
+        progress=lambda *_: nullcontext(lambda _: None),
         stop=stop,
     )
 
