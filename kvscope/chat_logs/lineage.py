@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from kvscope.chat_logs.formats.base import ASSISTANT, Chat, LoggedRequest, Message
 from kvscope.chat_logs.messages import parsed_arguments
+from kvscope.ingest.formats.base import Identifier
 
 _MOST = 1_000_000  # requests that can be continued
 _MOST_BLOCKS = 1 << 23  # of prompts that later ones are compared with
@@ -30,7 +31,7 @@ class MessageLineage:
 
     def __init__(self) -> None:
         self._latest: OrderedDict[bytes, str] = OrderedDict()  # by what was asked, the last name
-        self._names: OrderedDict[str, None] = OrderedDict()
+        self._ids: OrderedDict[str, Identifier] = OrderedDict()  # by the name of a request
         self._last: tuple[list[Message], list[bytes]] = [], [b""]
 
     def link(self, request: LoggedRequest) -> None:
@@ -43,15 +44,16 @@ class MessageLineage:
         said = {"content": answer} if isinstance(answer, str) else answer
         name = _name(digests[-1], said)
         parent = self._parent(chat.messages, digests, answered=said is not None)
+        request.name, request.continues = name, parent
+        if not request.states_parent:
+            request.request_id = name if request.request_id is None else request.request_id
+            request.parent_id = None if parent is None else self._ids.get(parent, parent)
         self._latest[digests[-1]] = name
-        self._names[name] = None
-        if len(self._names) > _MOST:
-            self._names.popitem(last=False)
+        self._ids[name] = name if request.request_id is None else request.request_id
+        if len(self._ids) > _MOST:
+            self._ids.popitem(last=False)
         if len(self._latest) > _MOST:
             self._latest.popitem(last=False)
-        request.name, request.continues = name, parent
-        if request.parent_id is None and request.request_id is None:
-            request.request_id, request.parent_id = name, parent
 
     def _digests(self, messages: Sequence[Message]) -> list[bytes]:
         """Return the digest of every beginning of the messages; those of the last list are reused.
@@ -80,7 +82,7 @@ class MessageLineage:
             if messages[at].get("role") != ASSISTANT:
                 continue
             exact = _name(digests[at], messages[at])
-            if exact in self._names:
+            if exact in self._ids:
                 return exact
             if (latest := self._latest.get(digests[at])) is not None:
                 return latest

@@ -258,6 +258,27 @@ def test_the_cost_of_a_template_is_noted_from_one_percent(
     assert "1 of 1 follow-up turns" in noted[0]
 
 
+def test_items_that_are_sent_again_continue_the_response_before(
+    model: Path, tmp_path: Path
+) -> None:
+    """Without `previous_response_id`, or with it: the same conversation."""
+    items: list[Line] = []
+    log = []
+    for turn, text in enumerate(("first", "second", "third")):
+        items = [*items, {"role": "user", "content": text}]
+        said = {"type": "message", "role": "assistant", "content": [{"text": f"{text}!"}]}
+        said["content"][0]["type"] = "output_text"
+        response = {"id": f"r{turn}", "output": [said]}
+        body = {"input": items, "previous_response_id": None}
+        log.append({"request": body, "response": response})
+        items = [*items, said]
+    body = {"input": "fourth", "previous_response_id": "r2"}
+    log.append({"request": body, "response": {"id": "r3", "output": []}})
+    lines = hashed(model, tmp_path, *log)
+    parents = [line.get("parent_request_id") for line in lines]
+    assert parents == [None, *(line["request_id"] for line in lines[:-1])]
+
+
 def test_parents_that_a_log_states_are_not_overruled(model: Path, tmp_path: Path) -> None:
     lines = hashed(
         model,

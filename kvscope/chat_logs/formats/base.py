@@ -44,8 +44,9 @@ class LoggedRequest(Struct, kw_only=True):
     output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
     other zero, the times measured from the arrival. `date_s` is the time that the chat template
     takes for now. `adapter` is a LoRA adapter, `retention` what the client stated about its blocks.
-    `parent_id` is the id of the request that this one continues; by their messages (see
-    `MessageLineage`), this one is `name` and `continues` another.
+    `parent_id` is the id of the request that this one continues, if the log `states_parent`, which
+    may be none; by their messages (see `MessageLineage`), this one is `name` and `continues`
+    another.
     """
 
     prompt: Prompt
@@ -62,6 +63,7 @@ class LoggedRequest(Struct, kw_only=True):
     continues: str | None = None
     request_id: Identifier | None = None
     parent_id: Identifier | None = None
+    states_parent: bool = False
     session_id: Identifier | None = None
     user_id: Identifier | None = None
     type: str | None = None

@@ -168,13 +168,17 @@ def texts(prompt: object) -> list[Prompt]:
     raise BadLine(f"prompt is neither text nor token ids: {described(prompt)}")
 
 
-def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Identifier | None]:
+def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Any]:
     """Return the ids of a request and of its parent, which is another request or its response."""
+    own: Identifier | None = answer.id
     if _RESPONSE in fields or "input" in fields:
-        return {"request_id": answer.id, "parent_id": _identifier(fields, (_RESPONSE,))}
-    parent = _identifier(fields, _PARENTS)
-    named = parent is not None or any(name in fields for name in _PARENTS)
-    return {"request_id": _identifier(fields, _REQUESTS) if named else None, "parent_id": parent}
+        parent = _identifier(fields, (_RESPONSE,))
+        stated = parent is not None
+    else:
+        parent = _identifier(fields, _PARENTS)
+        stated = parent is not None or any(name in fields for name in _PARENTS)
+        own = _identifier(fields, _REQUESTS) if stated else None
+    return {"request_id": own, "parent_id": parent, "states_parent": stated}
 
 
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
