@@ -10,16 +10,8 @@ from typing import Any
 
 import msgspec
 
-from kvscope.chat_logs.bodies import answer_of, from_anthropic, is_anthropic, items
-from kvscope.chat_logs.formats.base import (
-    Chat,
-    LogFormat,
-    LoggedRequest,
-    Message,
-    Prompt,
-    Tool,
-)
-from kvscope.chat_logs.formats.openai import texts
+from kvscope.chat_logs.formats.base import LoggedRequest, Tool
+from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.ingest.formats.base import BadLine, described
 from kvscope.ingest.formats.litellm import Payload
 
@@ -42,7 +34,7 @@ class _PromptRow(_PromptPayload, gc=False, kw_only=True):
     standard_logging_object: _PromptPayload | None = None
 
 
-class LiteLLM(LogFormat):
+class LiteLLM(OpenAI):
     """JSON lines with `startTime` and `completionStartTime`."""
 
     name = "litellm"
@@ -60,39 +52,29 @@ class LiteLLM(LogFormat):
         if reason := payload.unserved():
             self.left_out[reason] += 1
             return ()
-        prompts = _prompts(payload)
-        if len(prompts) > 1:
-            raise BadLine(f"several prompts in one call: {len(prompts)}")
-        return [
-            LoggedRequest(
-                prompt=prompts[0],
-                response=answer_of(payload.response).message,
-                input_tokens=payload.prompt_tokens,
-                output_tokens=payload.completion_tokens,
-                **payload.service(),
-            )
-        ]
+        body = _body(payload) | {"response": payload.response or {}}
+        requests = self.requests(body, len(line))
+        if len(requests) > 1:
+            raise BadLine(f"several prompts in one call: {len(requests)}")
+        for request in requests:
+            request.input_tokens = payload.prompt_tokens
+            request.output_tokens = payload.completion_tokens
+            for name, value in payload.service().items():
+                setattr(request, name, value)
+        return requests
 
 
-def _prompts(payload: _PromptPayload) -> list[Prompt]:
-    parameters = payload.model_parameters or _Parameters()
+def _body(payload: _PromptPayload) -> dict[str, Any]:
+    """Return a call as the body of a request. Raises BadLine where its messages are missing."""
     messages = payload.messages
     if isinstance(messages, dict) and "messages" in messages:
         messages = messages["messages"]
-    body = {"messages": messages, "tools": parameters.tools, "system": parameters.system}
-    if (payload.call_type or "").endswith("responses") and messages:
-        own = [{"role": "user", "content": messages}] if isinstance(messages, str) else None
-        system = [{"role": "system", "content": parameters.instructions}]
-        body["messages"] = [*system * bool(parameters.instructions), *(own or items(messages))]
-    elif is_anthropic(body):
-        body = from_anthropic(body)
-    messages = body["messages"]
-    if isinstance(messages, list) and messages and all(isinstance(x, dict) for x in messages):
-        arguments = dict(parameters.chat_template_kwargs or {})
-        if parameters.reasoning_effort is not None:
-            arguments["reasoning_effort"] = parameters.reasoning_effort
-        chat: list[Message] = messages
-        return [Chat(chat, body["tools"], arguments)]
     if not messages or (isinstance(messages, str) and messages.startswith("redacted-by-litellm")):
         raise BadLine(f"messages were not logged: {described(messages)}")
-    return texts(messages)
+    kind = "prompt"
+    if (payload.call_type or "").endswith("responses"):
+        kind = "input"
+    elif isinstance(messages, list) and all(isinstance(each, dict) for each in messages):
+        kind = "messages"
+    parameters = msgspec.structs.asdict(payload.model_parameters or _Parameters())
+    return {k: v for k, v in parameters.items() if v is not None} | {kind: messages}
