@@ -29,9 +29,10 @@ class HashOptions(Options, frozen=True, kw_only=True):
         ),
     ]
     output: TraceFile
-    log_format: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None = (
-        option("Format of the logs.", default="detected", flags=("--format",))
-    )
+    log_format: (
+        Literal["openai", "litellm", "helicone", "langfuse", "otlp", "openinference", "sglang"]
+        | None
+    ) = option("Format of the logs.", default="detected", flags=("--format",))
     block_size: int = option(
         "Tokens per block, of the trace as of the engine.", "TOKENS", values.whole(1), value=16
     )

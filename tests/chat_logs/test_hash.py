@@ -8,7 +8,7 @@ import stat
 from io import BytesIO, TextIOWrapper
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -17,6 +17,8 @@ pytest.importorskip("tokenizers", reason="make setup installs it")
 from tokenizers import Tokenizer
 
 import kvscope
+from kvscope.app.hash_logs import HashOptions
+from kvscope.chat_logs.convert import FORMATS
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 
@@ -453,6 +455,11 @@ def test_bad_lines_are_named(
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
     assert run([*words, "--max-bad", "50%"]) == ExitCode.DONE
     assert len(trace.read_bytes().splitlines()) == 1
+
+
+def test_every_format_can_be_forced() -> None:
+    stated = get_args(get_type_hints(HashOptions)["log_format"])
+    assert {name for kind in stated for name in get_args(kind)} == FORMATS.keys()
 
 
 def test_what_cannot_be_read_is_said_in_one_line(
