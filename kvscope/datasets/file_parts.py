@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvscope.core.errors import InputError, without_secrets
 from kvscope.datasets.cuts import Cuts, Spill
 from kvscope.datasets.files import load_array, save_arrays, whole_folder
-from kvscope.ingest.columns import NAMED, NONE, TENANT, Gaps, PartTree
+from kvscope.ingest.columns import NAMED, NONE, TENANT, Gaps, PartTree, number_of
 from kvscope.ingest.formats.base import Rejects
 from kvscope.ingest.limits import MAX_REQUESTS
 from kvscope.ingest.pipeline import IngestOptions, Span, format_of, read_columns
@@ -202,7 +202,7 @@ def join_parts(
         columns = [load_array(folder, name) for folder in folders]
         if name in known:
             for k, part in enumerate(parts):
-                numbers = [known[name].setdefault(x, len(known[name])) for x in part.names[name]]
+                numbers = [number_of(known, name, value) for value in part.names[name]]
                 columns[k] = np.array([*numbers, NONE], dtype=np.int32)[columns[k]]
         if name == "parts":
             columns = [np.where(x < 0, x, x + n) for x, n in zip(columns, before, strict=True)]

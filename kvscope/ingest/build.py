@@ -14,7 +14,14 @@ from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
 from kvscope.ingest.clocks import begin_together, correct_epoch, open_sessions, placed
-from kvscope.ingest.columns import UNKNOWN_TYPE, Columns, Gaps, PartTree
+from kvscope.ingest.columns import (
+    FURTHER_TYPES,
+    MOST_TYPES,
+    UNKNOWN_TYPE,
+    Columns,
+    Gaps,
+    PartTree,
+)
 from kvscope.ingest.formats.base import ROOT, ReadOptions
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.reuse import TraceReuse, trace_reuse
@@ -349,4 +356,6 @@ def missing_notes(gaps: Gaps, names: Mapping[str, Collection[str]], kind: Lineag
         notes.append(f"{gaps.impossible:,} measured values are impossible and left out")
     if list(names["type"]) == [UNKNOWN_TYPE]:
         notes.append("no request types: categories are by turn alone")
+    if FURTHER_TYPES in names["type"]:
+        notes.append(f"types after the first {MOST_TYPES:,} are pooled as `{FURTHER_TYPES}`")
     return notes

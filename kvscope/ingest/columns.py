@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import reprlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, cast
@@ -82,6 +82,9 @@ _TYPECODES = {
 _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), NO_ID)
 """What stands for none in a column, where it is not NONE."""
 
+MOST_TYPES = 6_553
+"""Types told apart: five turns each make categories, which are numbered by 15 bits."""
+FURTHER_TYPES = "further types"
 NAMED = ("type", "model", "adapter", "salt", "worker", "retention", "part")
 TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
@@ -214,6 +217,14 @@ def _wrong_part(request: Request) -> str | None:
             )
         at = end
     return None
+
+
+def number_of(names: Mapping[str, dict[str, int]], name: str, value: str) -> int:
+    """Return the number of a value of a named column; types beyond the first ones have one."""
+    known = names[name]
+    if name == "type" and len(known) >= MOST_TYPES and value not in known:
+        value = FURTHER_TYPES
+    return known.setdefault(value, len(known))
 
 
 class Gaps(Struct):
@@ -462,10 +473,7 @@ class Columns:
 
     def _extend_named(self, name: str, values: list[str | None], number: Int64s) -> None:
         """Append the values with these numbers as numbers of the whole trace."""
-        known = self.names[name]
-        numbers = [
-            NONE if value is None else known.setdefault(value, len(known)) for value in values
-        ]
+        numbers = [NONE if x is None else number_of(self.names, name, x) for x in values]
         self._extend(name, np.array(numbers)[number])
 
     def _extend_measured(

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
+from kvscope.ingest import columns
 from kvscope.ingest.clocks import SessionStarts, open_sessions
 from kvscope.ingest.formats.base import ReadOptions, Request, Turns
 from kvscope.ingest.pipeline import IngestOptions, ingest
@@ -296,3 +297,19 @@ def test_fields_of_times_sessions_lengths_and_hashes_that_are_not_read_are_named
     ]  # fmt: skip
     trace, _ = stored(tmp_path, rows)
     assert "fields not read: arrived_at_us, conv, prefix_hashes, thread" in trace.notes
+
+
+def test_types_beyond_those_told_apart_are_pooled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order of the lines; fewer types keep their names, and nothing is said."""
+    row = {"timestamp": 1, "input_length": 4, "output_length": 1, "hash_ids": [1]}
+    rows = [row | {"type": name} for name in ("a", "b", "c", "a", "d", "b")]
+    assert not any("pooled" in note for note in stored(tmp_path, rows)[0].notes)
+    monkeypatch.setattr(columns, "MOST_TYPES", 2)
+    trace, requests = stored(tmp_path, rows)
+    assert [each["type"] for each in requests] == [
+        *("a", "b", "further types"),
+        *("a", "further types", "b"),
+    ]
+    assert any("are pooled as `further types`" in note for note in trace.notes)
