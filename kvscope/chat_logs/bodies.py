@@ -235,6 +235,15 @@ def items(items: Any) -> list[Message]:
     return messages
 
 
+def as_response(output: Any) -> Any:
+    """Return a message, or the first of several, as a response; others as they are."""
+    message = output[0] if isinstance(output, list) and output else output
+    if isinstance(message, dict) and "role" in message:
+        with suppress(BadLine):
+            return {"choices": [{"message": each} for each in from_parts(message, "output")]}
+    return output
+
+
 class LoggedAnswer(Struct, frozen=True):
     """Message, token counts and id of a response, as far as they can be read."""
 

@@ -10,12 +10,11 @@ reference of export fields, and the exported traces in langfuse/langfuse 6275144
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from kvscope.chat_logs.bodies import from_parts
+from kvscope.chat_logs.bodies import as_response
 from kvscope.chat_logs.formats import openinference
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest
 from kvscope.chat_logs.formats.openai import OpenAI
@@ -85,16 +84,7 @@ def _exchange(row: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Any]:
         asked = {"messages": messages, "tools": tools or None}
     elif asked is not None and not isinstance(asked, dict):
         raise BadLine(f"input is no prompt: {described(asked)}")
-    return asked, _response(said)
-
-
-def _response(output: Any) -> Any:
-    """Return a message, or the first of several, as a response; others as they are."""
-    message = output[0] if isinstance(output, list) and output else output
-    if isinstance(message, dict) and "role" in message:
-        with suppress(BadLine):
-            return {"choices": [{"message": each} for each in from_parts(message, "output")]}
-    return output
+    return asked, as_response(said)
 
 
 def _is_tool(message: Any) -> bool:

@@ -52,16 +52,13 @@ class LiteLLM(OpenAI):
         if reason := payload.unserved():
             self.left_out[reason] += 1
             return ()
-        body = _body(payload) | {"response": payload.response or {}}
-        requests = self.requests(body, len(line))
-        if len(requests) > 1:
-            raise BadLine(f"several prompts in one call: {len(requests)}")
-        for request in requests:
-            request.input_tokens = payload.prompt_tokens
-            request.output_tokens = payload.completion_tokens
-            for name, value in payload.service().items():
-                setattr(request, name, value)
-        return requests
+        return self.served(
+            _body(payload) | {"response": payload.response or {}},
+            len(line),
+            input_tokens=payload.prompt_tokens,
+            output_tokens=payload.completion_tokens,
+            **payload.service(),
+        )
 
 
 def _body(payload: _PromptPayload) -> dict[str, Any]:

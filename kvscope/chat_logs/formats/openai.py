@@ -147,6 +147,18 @@ class OpenAI(LogFormat):
             )
         ]
 
+    def served(self, body: dict[str, Any], size: int, **known: Any) -> Sequence[LoggedRequest]:
+        """Return the request of a body with one prompt, which is `known` to have these fields.
+
+        `body` may hold its `response`. Raises BadLine for several prompts.
+        """
+        requests = self.requests({"response": {}} | body, size)
+        if len(requests) > 1:
+            raise BadLine(f"several prompts in one call: {len(requests)}")
+        for name, value in known.items():
+            setattr(requests[0], name, value)
+        return requests
+
 
 def texts(prompt: object) -> list[Prompt]:
     """Return the prompts of a completion request: text or token ids, one or several.

@@ -12,20 +12,14 @@ from typing import Any
 
 import msgspec
 
-from kvscope.chat_logs.bodies import from_parts, from_schema
+from kvscope.chat_logs.bodies import as_response, from_schema
 from kvscope.chat_logs.formats import openinference
-from kvscope.chat_logs.formats.base import (
-    Chat,
-    LogFormat,
-    LoggedRequest,
-    Message,
-)
-from kvscope.chat_logs.formats.openai import texts
+from kvscope.chat_logs.formats.base import LoggedRequest
+from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.ingest.formats.base import BadLine, described
 from kvscope.ingest.formats.otlp import (
     INPUT_MESSAGES,
     SPANS,
-    OtlpSpan,
     Values,
     input_tokens,
     output_tokens,
@@ -38,7 +32,7 @@ _IDS = "lmcache.input_ids"
 _NO_PROMPT = "spans without messages or token ids"
 
 
-class Otlp(LogFormat):
+class Otlp(OpenAI):
     """JSON lines with `resourceSpans`, or a span each."""
 
     name = "otlp"
@@ -47,11 +41,13 @@ class Otlp(LogFormat):
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the requests of the line's spans that have a prompt."""
-        requests = []
+        requests: list[LoggedRequest] = []
         for span in spans_of(line):
             values = span.values()
             if values.keys() & {INPUT_MESSAGES, _IDS}:
-                requests.append(_request(span, values))
+                known = {"input_tokens": input_tokens(values), **span.service(values)}
+                known |= {"output_tokens": output_tokens(values)}
+                requests += self.served(_body(values), len(line), **known)
             elif openinference.has_prompt(values):
                 requests.append(openinference.request(span, values))
             else:
@@ -59,51 +55,35 @@ class Otlp(LogFormat):
         return requests
 
 
-def _request(span: OtlpSpan, values: Values) -> LoggedRequest:
-    ids = _structured(values.get(_IDS), _IDS)
-    prompt = _chat(values) if ids is None else texts(ids)[0]
-    if ids is not None and not isinstance(prompt, list):
-        raise BadLine(f"{_IDS} are no token ids: {described(ids)}")
-    answer = None
-    with suppress(BadLine):  # nothing of an answer is worth a request
-        answer = next(iter(_messages(values.get(_OUTPUT), _OUTPUT)), None)
-    return LoggedRequest(
-        prompt=prompt,
-        response=answer,
-        input_tokens=input_tokens(values),
-        output_tokens=output_tokens(values),
-        **span.service(values),
-    )
-
-
-def _chat(values: Values) -> Chat:
-    messages = _messages(values.get(INPUT_MESSAGES), INPUT_MESSAGES)
-    system = _structured(values.get(_SYSTEM), _SYSTEM)
-    if system:
-        parts = [system] if isinstance(system, str) else system
-        messages = [*from_parts({"role": "system", "parts": parts}, _SYSTEM), *messages]
-    tools = _structured(values.get(_TOOLS), _TOOLS)
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
+def _body(values: Values) -> dict[str, Any]:
+    """Return a span as the body of a request, with its response."""
+    if (ids := _listed(values, _IDS)) is not None:
+        return {"prompt": ids}
+    system = values.get(_SYSTEM)
+    with suppress(BadLine):
+        system = _listed(values, _SYSTEM)
+    parts = [system] if isinstance(system, str) else system
+    before = [{"role": "system", "parts": parts}] if parts else []
+    tools, said = _listed(values, _TOOLS) or [], None
+    if not all(isinstance(tool, dict) for tool in tools):
         raise BadLine(f"{_TOOLS} is no list of objects: {described(tools)}")
-    return Chat(messages, [*map(from_schema, tools)] if tools else None)
+    with suppress(BadLine):  # nothing of an answer is worth a request
+        said = _listed(values, _OUTPUT)
+    return {
+        "messages": [*before, *(_listed(values, INPUT_MESSAGES) or ())],
+        "tools": [*map(from_schema, tools)] or None,
+        "response": as_response(said) or {},
+    }
 
 
-def _messages(value: Any, name: str) -> list[Message]:
-    messages = _structured(value, name) or []
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        raise BadLine(f"{name} is no list of messages: {described(messages)}")
-    return [each for message in messages for each in from_parts(message, name)]
-
-
-def _structured(value: Any, name: str) -> Any:
-    """Return an attribute that is structured or the JSON text of it."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip()[:1] not in {"[", "{"}:
-        return value
-    try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
-        raise BadLine(f"{name} is not JSON: {error}") from error
+def _listed(values: Values, name: str) -> list[Any] | None:
+    """Return an attribute that is a list, or the JSON text of one. Raises BadLine."""
+    value = values.get(name)
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise BadLine(f"{name} is not JSON: {error}") from error
+    if value is not None and not isinstance(value, list):
+        raise BadLine(f"{name} is no list: {described(value)}")
+    return value
