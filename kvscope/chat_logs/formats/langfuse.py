@@ -16,7 +16,7 @@ import msgspec
 
 from kvscope.chat_logs.bodies import as_response
 from kvscope.chat_logs.formats import openinference
-from kvscope.chat_logs.formats.base import Chat, LoggedRequest
+from kvscope.chat_logs.formats.base import LoggedRequest
 from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.ingest.formats.base import BadLine, between, described, moment
 
@@ -68,10 +68,8 @@ def _exchange(row: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Any]:
     metadata = _decoded(row.get("metadata"))
     attributes = _decoded(metadata.get("attributes")) if isinstance(metadata, dict) else None
     if isinstance(attributes, dict) and openinference.has_prompt(attributes):
-        asked = openinference.prompt(attributes)
-        said = openinference.answer(attributes) or said
-    if isinstance(asked, Chat):
-        asked = {"messages": asked.messages, "tools": asked.tools}
+        asked = openinference.body(attributes)
+        said = asked.pop("response") or said
     elif isinstance(asked, str):
         asked = {"prompt": asked}
     elif isinstance(asked, dict) and "role" in asked:

@@ -15,17 +15,10 @@ from typing import Any
 import msgspec
 
 from kvscope.chat_logs.bodies import from_schema
-from kvscope.chat_logs.formats.base import (
-    ASSISTANT,
-    Chat,
-    LogFormat,
-    LoggedRequest,
-    Message,
-    Prompt,
-    Tool,
-)
+from kvscope.chat_logs.formats.base import ASSISTANT, LoggedRequest, Message, Tool
+from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.ingest.formats.base import BadLine, described, moment
-from kvscope.ingest.formats.otlp import OtlpSpan, Values, input_tokens, output_tokens
+from kvscope.ingest.formats.otlp import OtlpSpan, Values
 
 _ASKED, _SAID = "llm.input_messages.", "llm.output_messages."
 _PROMPTS, _TOOLS = "llm.prompts.", "llm.tools."
@@ -36,7 +29,7 @@ _NO_PROMPT = "spans without messages or a prompt"
 _NS = 1_000_000_000
 
 
-class OpenInference(LogFormat):
+class OpenInference(OpenAI):
     """JSON lines of Phoenix: spans of its API, or rows of its data frames."""
 
     name = "openinference"
@@ -61,7 +54,8 @@ class OpenInference(LogFormat):
             return ()
         times_s = [moment(row.get(name), name) for name in ("start_time", "end_time")]
         start, end = (None if at_s is None else round(at_s * _NS) for at_s in times_s)
-        return [request(OtlpSpan(start_time_unix_nano=start, end_time_unix_nano=end), values)]
+        span = OtlpSpan(start_time_unix_nano=start, end_time_unix_nano=end)
+        return self.served(body(values), len(line), **span.facts(values))
 
 
 def has_prompt(values: Values) -> bool:
@@ -69,22 +63,19 @@ def has_prompt(values: Values) -> bool:
     return any(key.startswith((_ASKED, _PROMPTS)) for key in values)
 
 
-def request(span: OtlpSpan, values: Values) -> LoggedRequest:
-    """Return the request of a span that has a prompt. Raises BadLine for one that is no text."""
-    return LoggedRequest(
-        prompt=prompt(values),
-        response=answer(values),
-        input_tokens=input_tokens(values),
-        output_tokens=output_tokens(values),
-        **span.service(values),
-    )
-
-
-def answer(values: Values) -> Message | None:
-    """Return the first message that a span's model wrote, None where it has none that is text."""
-    with suppress(BadLine):
-        return next(iter(_messages(values, _SAID)), None)
-    return None
+def body(values: Values) -> dict[str, Any]:
+    """Return a span as the body of a request, with its response. Raises BadLine."""
+    said: list[Message] = []
+    with suppress(BadLine):  # nothing of an answer is worth a request
+        said = _messages(values, _SAID)
+    response = {"choices": [{"message": said[0]}]} if said else {}
+    if messages := _messages(values, _ASKED):
+        tools = [*map(_tool, _listed(values, _TOOLS))]
+        return {"messages": messages, "tools": tools or None, "response": response}
+    texts = [each.get("prompt.text") for each in _listed(values, _PROMPTS)]
+    if len(texts) != 1 or not isinstance(texts[0], str):
+        raise BadLine("llm.prompts is not one text", texts)
+    return {"prompt": texts[0], "response": response}
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -98,17 +89,6 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
     for key, inner in items:
         yield from _flat(f"{name}.{key}" if name else str(key), inner)
-
-
-def prompt(values: Values) -> Prompt:
-    """Return the messages and tools of a span, or the prompt of a completion. Raises BadLine."""
-    messages = _messages(values, _ASKED)
-    if messages:
-        return Chat(messages, [*map(_tool, _listed(values, _TOOLS))] or None)
-    texts = [each.get("prompt.text") for each in _listed(values, _PROMPTS)]
-    if len(texts) != 1 or not isinstance(texts[0], str):
-        raise BadLine("llm.prompts is not one text", texts)
-    return texts[0]
 
 
 def _tool(stated: Mapping[str, Any]) -> Tool:

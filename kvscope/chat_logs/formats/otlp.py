@@ -17,14 +17,7 @@ from kvscope.chat_logs.formats import openinference
 from kvscope.chat_logs.formats.base import LoggedRequest
 from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.ingest.formats.base import BadLine, described
-from kvscope.ingest.formats.otlp import (
-    INPUT_MESSAGES,
-    SPANS,
-    Values,
-    input_tokens,
-    output_tokens,
-    spans_of,
-)
+from kvscope.ingest.formats.otlp import INPUT_MESSAGES, SPANS, Values, spans_of
 
 _OUTPUT = "gen_ai.output.messages"
 _SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
@@ -45,13 +38,13 @@ class Otlp(OpenAI):
         for span in spans_of(line):
             values = span.values()
             if values.keys() & {INPUT_MESSAGES, _IDS}:
-                known = {"input_tokens": input_tokens(values), **span.service(values)}
-                known |= {"output_tokens": output_tokens(values)}
-                requests += self.served(_body(values), len(line), **known)
+                body = _body(values)
             elif openinference.has_prompt(values):
-                requests.append(openinference.request(span, values))
+                body = openinference.body(values)
             else:
                 self.left_out[_NO_PROMPT] += 1
+                continue
+            requests += self.served(body, len(line), **span.facts(values))
         return requests
 
 

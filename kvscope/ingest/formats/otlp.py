@@ -101,6 +101,11 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
             cached_tokens=_count(values, _CACHED),
         )
 
+    def facts(self, values: Values) -> dict[str, Any]:
+        """Return what `service` does, and the lengths of prompt and answer."""
+        inputs, outputs = _count(values, _INPUTS), _count(values, _OUTPUTS)
+        return {**self.service(values), "input_tokens": inputs, "output_tokens": outputs}
+
 
 class _SpansOfScope(msgspec.Struct, gc=False):
     spans: list[OtlpSpan] = []
@@ -142,16 +147,6 @@ def _whole(value: Any) -> int:
     if abs(number) >= _BEYOND:
         raise BadLine("expected a whole number", value)
     return number
-
-
-def input_tokens(values: Values) -> int | None:
-    """Return the length of the prompt."""
-    return _count(values, _INPUTS)
-
-
-def output_tokens(values: Values) -> int | None:
-    """Return the length of the answer."""
-    return _count(values, _OUTPUTS)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -212,7 +207,7 @@ class CachedBeside:
 
     def input_tokens(self, values: Values) -> tuple[int | None, bool]:
         """Return the length of a prompt, and whether cached tokens were added to it."""
-        inputs = input_tokens(values)
+        inputs = _count(values, _INPUTS)
         cached = (_count(values, _CACHED) or 0) + (_count(values, _WRITTEN) or 0)
         if inputs is None or not cached:
             return inputs, False
@@ -258,6 +253,6 @@ class OtlpSpans(LineFormat):
                 self.note(_BESIDE)
             yield Request(
                 input_tokens=inputs,
-                output_tokens=output_tokens(values) or 0,
+                output_tokens=_count(values, _OUTPUTS) or 0,
                 **span.service(values),
             )
