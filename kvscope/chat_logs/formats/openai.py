@@ -118,7 +118,7 @@ class OpenAI(LogFormat):
                 return _conversation(row, fields, answers, start_s, common)
             prompts: list[Prompt] = [_chat(row, fields, row.messages)]
         else:
-            prompts = texts(fields.get("prompt"))
+            prompts = _prompts(fields.get("prompt"))
         usage = next(
             (x for x in (usage_of(row.usage), answer.usage, usage_of(fields)) if x.prompt_tokens),
             answer.usage,
@@ -160,7 +160,7 @@ class OpenAI(LogFormat):
         return requests
 
 
-def texts(prompt: object) -> list[Prompt]:
+def _prompts(prompt: object) -> list[Prompt]:
     """Return the prompts of a completion request: text or token ids, one or several.
 
     Raises BadLine for anything else.

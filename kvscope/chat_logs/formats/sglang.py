@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
-from kvscope.chat_logs.formats.openai import texts
+from kvscope.chat_logs.formats.base import LoggedRequest
+from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.ingest.formats.base import BadLine, Identifier, described, moment
 
 _FINISHED = "request.finished"
@@ -60,7 +60,7 @@ class _Exported(_MetaInfo, gc=False, kw_only=True):
     out: _Output | None = None
 
 
-class SGLang(LogFormat):
+class SGLang(OpenAI):
     """JSON lines with `request_parameters`, or with `event`, `obj` and `out`."""
 
     name = "sglang"
@@ -90,7 +90,24 @@ class SGLang(LogFormat):
         if isinstance(reason, dict) and reason.get("type") == "abort":
             self.left_out[_FAILED] += 1
             return ()
-        return _requests(parameters, meta, _arrival_s(row, meta))
+        if set(map(str, parameters.modalities or ())) - {"text"}:
+            raise BadLine(f"a prompt that is not only text: {described(parameters.modalities)}")
+        session, salt = parameters.session_id, parameters.cache_salt
+        return self.served(
+            {"prompt": parameters.text if parameters.input_ids is None else parameters.input_ids},
+            len(line),
+            input_tokens=meta.prompt_tokens,
+            output_tokens=meta.completion_tokens,
+            cached_tokens=meta.cached_tokens,
+            arrival_s=_arrival_s(row, meta),
+            ttft_s=meta.first_token_latency,
+            queue_s=meta.queue_time,
+            duration_s=meta.e2e_latency,
+            session_id=parameters.conversation_id if session is None else session,
+            adapter=parameters.lora_path if isinstance(parameters.lora_path, str) else None,
+            cache_salt=salt if isinstance(salt, str) else None,
+            worker=parameters.routed_dp_rank,
+        )
 
 
 def _arrival_s(row: _Exported, meta: _MetaInfo) -> float | None:
@@ -99,31 +116,3 @@ def _arrival_s(row: _Exported, meta: _MetaInfo) -> float | None:
         return moment(meta.request_received_ts, "request_received_ts")
     ended_s = moment(row.timestamp, "timestamp")
     return None if ended_s is None else moment(ended_s - (meta.e2e_latency or 0.0), "e2e_latency")
-
-
-def _requests(
-    parameters: _ServerRequest, meta: _MetaInfo, arrival_s: float | None
-) -> list[LoggedRequest]:
-    if set(map(str, parameters.modalities or ())) - {"text"}:
-        raise BadLine(f"a prompt that is not only text: {described(parameters.modalities)}")
-    prompts = texts(parameters.text if parameters.input_ids is None else parameters.input_ids)
-    if len(prompts) > 1:
-        raise BadLine(f"several prompts in one call: {len(prompts)}")
-    adapter, salt, rank = parameters.lora_path, parameters.cache_salt, parameters.routed_dp_rank
-    session = parameters.session_id
-    return [
-        LoggedRequest(
-            prompt=prompts[0],
-            input_tokens=meta.prompt_tokens,
-            output_tokens=meta.completion_tokens,
-            cached_tokens=meta.cached_tokens,
-            arrival_s=arrival_s,
-            ttft_s=meta.first_token_latency,
-            queue_s=meta.queue_time,
-            duration_s=meta.e2e_latency,
-            session_id=parameters.conversation_id if session is None else session,
-            adapter=adapter if isinstance(adapter, str) else None,
-            cache_salt=salt if isinstance(salt, str) else None,
-            worker=rank,
-        )
-    ]
