@@ -76,7 +76,7 @@ def _tiles(tuned: Recommendation) -> list[Tile]:
         do = f"Not certain: {do}"
     elif choice is not None and tuning.grade == "canary":
         do = f"Canary: {do}"
-    meets, about = "nothing tried", "No option tried meets the SLO."
+    meets, about = "no option", "None of those tried meets the SLO."
     if cheapest is not None:
         meets, about = option_name(tuned, cheapest), "The cheapest option that meets the SLO."
     return [

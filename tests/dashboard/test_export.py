@@ -110,6 +110,6 @@ def test_overview_shows_the_stored_plan(
         "Do now, free",
         "Meets 1 ms",
     ]
-    assert shown_tiles["Meets 1 ms"] == "nothing tried"
+    assert shown_tiles["Meets 1 ms"] == "no option"
     assert page_html(app).count('class="tile missed"') >= 2
     assert len(data.stored_results().reports) == 1
