@@ -16,6 +16,7 @@ from kvscope.api import tune_tiers as tune_tiers
 from kvscope.app.simulate import Simulation
 from kvscope.app.values import OtherMachine
 from kvscope.app.values import TierSize
+from kvscope.fleet.options import Scaling
 from kvscope.latency.calibration import Calibration
 from kvscope.results import UseCaseResult
 from kvscope.reuse_models.results import Fit
@@ -318,6 +319,7 @@ def simulate_fleet(
     router_seeds: str | int = 3,
     warmup: str | float = 0.5,
     on: str | None = None,
+    autoscale: str | Scaling | None = None,
     perfetto: str | None = None,
     db: str = ':memory:',
     force: bool = False,

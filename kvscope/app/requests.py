@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvscope.app.values import TierSize
     from kvscope.core.runs import RunSetting
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.fleet.options import Scaling
     from kvscope.fleet.outcome import Slo
     from kvscope.routers.base import Router
     from kvscope.tuning.file import TierTable
@@ -246,3 +247,4 @@ class FleetRequest(Struct, frozen=True):
     routers_named: bool = True
     on: str | None = None
     perfetto: str | None = None
+    autoscale: Scaling | None = None

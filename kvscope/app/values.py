@@ -14,6 +14,7 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.files import check_writable
 from kvscope.deployment.architecture import WEIGHT_DTYPES, WeightDtype
+from kvscope.fleet.options import READY_S, Scaling
 from kvscope.store.folder import store_path
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _TIER_SIZE = re.compile(
     r"(?:\+(?:ssd:(?P<files>[^:+]+)|shared:(?P<shared>[^:+]+)(?P<options>(?::[^+]*)?)))?",
     re.IGNORECASE,
 )
+
+_AUTOSCALING = re.compile(r"(?P<replicas>\d+\.\.\d+)@(?P<rate>[^:]+)(?::ready=(?P<ready>.+))?")
 
 
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
@@ -155,6 +158,20 @@ def other_machine(text: str) -> OtherMachine:
 def memory_price(text: str) -> float:
     """Return an amount of money, 0 for memory that is there already."""
     return 0.0 if text in {"0", "0.0"} else price(text)
+
+
+def autoscaling(text: str) -> Scaling:
+    """Return `2..8@0.5`, from 2 to 8 replicas of 0.5 requests a second, with `:ready=TIME`."""
+    scaling = _AUTOSCALING.fullmatch(text)
+    if scaling is None:
+        remedy = "write for example 2..8@0.5 or 2..8@0.5:ready=2min"
+        raise UsageError(f"{text!r} is no range of replicas with a rate for each", remedy=remedy)
+    between, ready_s = counts(scaling["replicas"]), READY_S
+    if len(between) < 2:
+        raise UsageError(f"{text!r} is one number of replicas", remedy="leave it out")
+    if scaling["ready"]:
+        ready_s = units.parse_duration(scaling["ready"])
+    return Scaling(between[0], between[-1], _positive("a rate")(scaling["rate"]), ready_s)
 
 
 class TierSize(NamedTuple):

@@ -8,10 +8,12 @@ one holds, which is behind by the lag.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import UsageError
@@ -26,18 +28,21 @@ from kvscope.fleet.engines_kernel import (
     Sights,
     run_engines,
 )
-from kvscope.fleet.machines import Machines, idle_machines, layouts
-from kvscope.fleet.replay import FleetReplay, PoolUse, arrivals, asked, no_view
+from kvscope.fleet.machines import Machines, idle_machines, layouts, renew
+from kvscope.fleet.replay import FleetReplay, PoolUse, among, arrivals, asked, no_view
+from kvscope.fleet.scaling import Schedule
 from kvscope.policies.base import Policy
 from kvscope.replay.costs import Costs
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.routers.base import MemorySizes, Router
+from kvscope.routers.base import MemorySizes, Router, View
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.engine import engine_function
 from kvscope.vllm_sim.replay import loaded_blocks, never_start
 from kvscope.vllm_sim.state import Machine, engine_traffic, idle_machine
 
 _SLICE = 1000  # arrivals between two checks for an interrupt
+Route = Callable[[int, int], int]
+"""Routes the arrivals from one number to another; returns how far it got."""
 
 
 def replay_engines(
@@ -53,6 +58,7 @@ def replay_engines(
     rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
     seed: int = 0,
+    scaled: Schedule | None = None,
 ) -> FleetReplay:
     """Replay a trace on `replicas` simulated vLLMs of these settings, behind `router`.
 
@@ -61,6 +67,8 @@ def replay_engines(
     A prefix that is computed between a request's arrival and its admission counts in `best_blocks`
     where the request hit it. Routers see pools, and no CPU tier below them; `hit_blocks` count what
     was loaded from one. `Truth.wait_s` is what the tokens in front take, without decodes.
+    With `scaled` the first of the replicas serve, as many as it says. One that leaves ends what it
+    has begun, and comes back with an empty cache, at the first arrival after it has ended that.
     Raises UsageError for a policy without lanes and for a router that copies prefixes.
     """
     if router.copies:
@@ -87,8 +95,7 @@ def replay_engines(
     due = arrivals(engine_traffic(prompts, rate_scale), think_s, after)
     sent = _nothing_sent(replicas, count, closed=len(due.turns) > 0)
     simulate: Any = run_engines  # which takes tuples of arrays as `Referenced`
-    route = partial(
-        simulate,
+    before = (
         Referenced(Engines(engine_function(known), addresses)),
         Referenced(machines),
         Referenced(routed),
@@ -96,23 +103,50 @@ def replay_engines(
         Referenced(due),
         _costs(cost),
         Sights(router.sees in {"load", "truth"}, router.counts_blocks, scrape_s, lag_s),
-        Referenced(view),
-        Referenced(_no_loads(replicas, count, scraped=scrape_s > 0)),
-        Referenced(sent),
-        Function(type(router).choose, Router.choose, memory),
-        Opaque(memory),
-        router.settings(),
     )
-    slot = 0
+    loads = Referenced(_no_loads(replicas, count, scraped=scrape_s > 0))
+
+    def route_of(view: View, memory: Any) -> Route:
+        choose = Function(type(router).choose, Router.choose, memory)
+        after = (loads, Referenced(sent), choose, Opaque(memory), router.settings())
+        return partial(simulate, *before, Referenced(view), *after)
+
+    route = route_of(view, memory)
+    if scaled is None:
+        _route(route, 0, count)
+        route(count, count + 1)
+        return _outcome(machines, sent)
+    # Replicas that serve are the first ones, so that routers see no others.
+    age_s, joined_s, active, slot = np.full(count, np.inf), np.full(replicas, -np.inf), 0, 0
     while slot < count:
-        reached = route(slot, min(slot + _SLICE, count))
-        if reached == slot:
-            raise UsageError(
-                f"{count - slot:,} requests never arrive: they follow others that never end"
-            )
-        slot = reached
+        now_s, present = float(due.due.keys[0]), active
+        wanted, changes_s = scaled.at(now_s)
+        active = min(active, wanted) if slot else wanted
+        while active < wanted and machines.now_s[active] == np.inf:  # it has ended all it had
+            renew(machines, active, known)
+            view.own.processed[active] = view.scraped.processed[active] = 0
+            joined_s[active] = now_s
+            active += 1
+        if active != present:
+            route = route_of(among(view, active), router.among(memory, active, seed))
+        end = int(np.searchsorted(requests.arrival_s, changes_s)) if active == wanted else slot + 1
+        _route(route, slot, end)
+        served = sent.request[slot:end]
+        age_s[served] = requests.arrival_s[served] - joined_s[sent.replica[served]]
+        slot = end
     route(count, count + 1)
-    return _outcome(machines, sent)
+    return replace(_outcome(machines, sent), age_s=age_s)
+
+
+def _route(route: Route, begin: int, end: int) -> None:
+    """Route the arrivals `begin` to `end`, with a look for an interrupt now and then."""
+    while begin < end:
+        reached = route(begin, min(begin + _SLICE, end))
+        if reached == begin:
+            raise UsageError(
+                f"{end - begin:,} requests never arrive: they follow others that never end"
+            )
+        begin = reached
 
 
 def _parents(known: Machine) -> Int32s:

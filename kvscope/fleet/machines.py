@@ -134,6 +134,27 @@ def _machine_at(each: Machine, number: int, count: int) -> Machine:
     )
 
 
+_COUNTS = (  # of a machine's state, that go on when its cache is emptied
+    *("evictions", "freed", "next", "arrived", "steps", "finished", "admitted", "period"),
+    *("now_s", "ready_s", "end_s"),
+)
+
+
+def renew(machines: Machines, number: int, known: Machine) -> None:
+    """Make an idle machine another one with an empty cache; `known` is as for `idle_machines`."""
+    each, new = machines.each, known.state.copy()
+    for count in _COUNTS:
+        new[count] = each.state[number][count]
+    each.state[number] = new
+    for rows, empty in (
+        (each.blocks, known.blocks),
+        (each.nodes, known.nodes),
+        (each.busy, known.busy),
+        (each.recent, known.recent),
+    ):
+        rows[number] = empty
+
+
 @callable_in_kernels
 def queue_request(machines: Machines, number: int, request: int, now_s: float) -> int:
     """Send a request to a machine, which gets it now; return its place there."""

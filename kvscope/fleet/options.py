@@ -1,9 +1,9 @@
-"""`--router` and `--param` of a fleet: routers with parameters, from text."""
+"""Options of a fleet: routers with parameters, from text, and how the replicas scale."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvscope.core.errors import UsageError
 from kvscope.replay.policy_options import ALL, combinations, format_value, parameter_values
@@ -16,6 +16,28 @@ RANKS_ROUTER = "vllm-dp@0.32"  # of the ranks of one engine
 
 Assignments = list[tuple[str, str]]
 """Pairs of a parameter's name and its values as they are written."""
+
+SYNC_S = 15.0
+RATE_S = 60.0
+SETTLE_S = 300.0
+READY_S = 60.0  # a usual time to load a model from a disk
+
+
+class Scaling(NamedTuple):
+    """From `low` to `high` replicas, `requests_per_s` for each; a new one takes `ready_s`.
+
+    The number is set anew every SYNC_S seconds, by the rate of the last RATE_S: the total over the
+    target, rounded up; the present number stays where that is within a tenth of it. It grows at
+    most to twice as many or by 4, whichever is more, and falls to the largest number that was
+    wanted in the last SETTLE_S.
+    Source: Kubernetes, Horizontal Pod Autoscaling, algorithm details, and the default behavior of
+    autoscaling/v2. The window of the rate is a usual one; Kubernetes has none.
+    """
+
+    low: int
+    high: int
+    requests_per_s: float
+    ready_s: float
 
 
 def parse_routers(text: str) -> list[type[Router]]:

@@ -50,7 +50,8 @@ class FleetReplay(Struct, frozen=True):
     With files below CPU tiers, `read_blocks` of the hits came from there; `pool` where those are
     shared. `stored_chunks` were written to the tiers of all. On simulated engines, `before` (R, 2)
     are the steps that its replica had planned and the blocks that it had evicted when a request
-    arrived.
+    arrived. Where replicas come and go, `age_s` (R) says for how long its replica had served by
+    then, infinity for those of the beginning.
     """
 
     replicas: int
@@ -67,6 +68,7 @@ class FleetReplay(Struct, frozen=True):
     pool: PoolUse | None = None
     stored_chunks: int = 0
     before: Int64s | None = None
+    age_s: Float64s | None = None
 
     @property
     def ttft_s(self) -> Float64s:
@@ -250,6 +252,27 @@ def no_view(
         np.zeros(1, dtype=np.int32),
         truth,
         Fetch(np.zeros(1, dtype=np.int32), np.zeros(1)),
+    )
+
+
+def among(view: View, replicas: int) -> View:
+    """Return the view of the first replicas alone, on the same arrays."""
+
+    def part(load: ReplicaLoad) -> ReplicaLoad:
+        return ReplicaLoad(*(column[:replicas] for column in load))
+
+    truth = view.truth
+    return view._replace(
+        replicas=replicas,
+        own=part(view.own),
+        scraped=part(view.scraped),
+        reported_blocks=view.reported_blocks[:replicas],
+        truth=Truth(
+            truth.cached_blocks[:replicas],
+            truth.new_blocks[:replicas],
+            truth.prefill_s[:replicas],
+            truth.wait_s[:replicas],
+        ),
     )
 
 

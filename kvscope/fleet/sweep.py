@@ -19,9 +19,11 @@ from kvscope.core.trace import Prompts
 from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.kernel import Asked
 from kvscope.fleet.machines import machines_bytes
+from kvscope.fleet.options import Scaling
 from kvscope.fleet.outcome import FleetOutcome, Slo, fleet_outcome, infinite_hit_blocks
 from kvscope.fleet.pooled import pooled_fleet
 from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
+from kvscope.fleet.scaling import schedule
 from kvscope.fleet.split import assignment, fleet_curve
 from kvscope.policies.base import TOKENS_PER_S, Policy
 from kvscope.policies.belady import Belady
@@ -39,11 +41,12 @@ SEEDS = 3
 
 
 class Fleet(Struct, frozen=True):
-    """So many replicas with a policy behind a router."""
+    """So many replicas with a policy behind a router, at most where `scaling` says how many."""
 
     router: Router
     policy: Policy
     replicas: int
+    scaling: Scaling | None = None
 
 
 class SeedSpread(Struct, frozen=True):
@@ -178,6 +181,7 @@ class FleetSweep:
         else:
             done = self._on_engines(fleet, engine, seed)
         alone = fleet.router.sees == "order" and self.think_s is None and not fleet.router.copies
+        alone = alone and fleet.scaling is None
         if fleet.replicas > 1 and fleet.policy.guarded and alone and done.pool is None:
             return self._with_own_guards(fleet, engine, done)
         return done
@@ -275,7 +279,7 @@ class FleetSweep:
 
     def _on_engines(self, fleet: Fleet, engine: EngineSettings, seed: int) -> FleetReplay:
         """Return what a fleet of simulated vLLMs does with each request."""
-        workload, policy = self.workload, fleet.policy
+        workload, policy, scaling = self.workload, fleet.policy, fleet.scaling
         done = replay_engines(
             workload.prompts,
             policy,
@@ -287,6 +291,7 @@ class FleetSweep:
             after=self.after,
             tables=self._tables(fleet, engine.usable_blocks, fits(workload.traffic, engine)),
             seed=seed,
+            scaled=schedule(workload.prompts.arrival_s, scaling) if scaling else None,
         )
         outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
         return replace(done, token_s=done.token_s + outside_s, end_s=done.end_s + outside_s)

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvscope.core import units
 from kvscope.deployment.deployment import RANKS_APART
+from kvscope.fleet.autoscaled import ALIKE, AgeHits, AutoscaledFleet
 from kvscope.fleet.options import RANKS_ROUTER, router_flags, router_label
 from kvscope.fleet.outcome import FleetOutcome, Latencies, Slo
 from kvscope.fleet.sweep import FleetRun
@@ -74,7 +75,7 @@ def screen(study: FleetStudy) -> list[Section]:
     return [
         Section.of("Answer", *in_words(study)),
         Section.of(_here(study), _routers(study, _leading(study))),
-        *(_pool(study) or [losses]),
+        *(_pool(study) or _autoscaling(study) or [losses]),
         Section.of("Assumed", *_assumed(study)),
     ]
 
@@ -100,6 +101,7 @@ def sections(study: FleetStudy) -> list[Section]:
         ),
         *_capacity(study),
         *_pool(study),
+        *_autoscaling(study),
         Section.of("Assumed", *_assumed(study)),
     ]
 
@@ -576,6 +578,60 @@ def _pool(study: FleetStudy) -> list[Section]:
     return [Section.of(title, tabulate("", study.pool_sizes, columns, note))]
 
 
+def _autoscaling(study: FleetStudy) -> list[Section]:
+    """Return what comes of replicas that come and go, and how soon new ones hit as others do."""
+    scaled = study.autoscaled
+    if scaled is None:
+        return []
+    low, high, rate, ready_s = scaled.scaling
+    alike, always = scaled.alike_replicas, "all the time"
+    fleets: list[tuple[str, float, FleetOutcome]] = [
+        (f"{low} to {high}, by load", scaled.mean_replicas, scaled.outcome),
+        (f"{high} {always}", high, scaled.steady),
+        *([] if alike == high else [(f"{alike} {always}", alike, scaled.alike)]),
+    ]
+    unit = time_unit(_p95_s(outcome.latencies) for _, _, outcome in fleets)
+    where = study.request.deployment
+    hour = None if where is None else where.price_of(where.tp)
+    columns: dict[str, Callable[[tuple[str, float, FleetOutcome]], str]] = {
+        "replicas": lambda row: row[0],
+        "mean": lambda row: significant(row[1]),
+        **_ttft_columns(unit, lambda row: row[2].latencies),
+        "within": lambda row: share(row[2].latencies.attainment),
+        "hit rate": lambda row: share(row[2].taken),
+        **({} if hour is None else {"per h": lambda row: money(hour * row[1])}),
+    }
+    by_age: dict[str, Callable[[AgeHits], str]] = {
+        "age of the replica": lambda row: (
+            f"up to {units.duration_in_words(row.until_s)}" if row.until_s else "older"
+        ),
+        "requests": lambda row: count(row.requests),
+        "hit rate": lambda row: share(row.hit_rate),
+        f"with {alike} {always}": lambda row: share(row.alike_hit_rate),
+    }
+    cost = points(scaled.outcome.taken - scaled.steady.taken)
+    words = (
+        f"{rate:g} requests/s of each replica, ready after {units.duration_in_words(ready_s)}:"
+        f" {significant(scaled.mean_replicas)} on average, {count(scaled.added)} added,"
+        f" {count(scaled.removed)} removed. Hit rate {cost} against {high} {always}."
+    )
+    title = f"Autoscaling: behind {_called(study)(study.best)}"
+    shown: list[str | Table] = [words, tabulate("", fleets, columns)]
+    if scaled.ages:
+        shown += [_back(scaled), tabulate("Requests to new replicas", scaled.ages, by_age)]
+    return [Section.of(title, *shown)]
+
+
+def _back(scaled: AutoscaledFleet) -> str:
+    """Return how old a new replica is when it hits as much as one that was always there."""
+    others = f"with {scaled.alike_replicas} all the time"
+    what = f"at least {ALIKE:.0%} of what the same requests hit {others}"
+    if scaled.back_s is None:
+        return f"New replicas never came to hit {what}."
+    when = f"from {units.duration_in_words(scaled.back_s)} on" if scaled.back_s else "at once"
+    return f"New replicas hit {what} {when}."
+
+
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
     """Return what gives LRU's hit rate for the capacity of a replica, by router; pooled last."""
 
@@ -652,6 +708,12 @@ def _assumed(study: FleetStudy) -> list[str]:
         )
         if study.tier.pool is not None:
             words.append(_sharing(study.tier.pool))
+    if study.autoscaled is not None:
+        words.append(
+            "Scaling: by Kubernetes's defaults, every 15 s, on the requests of the last minute; the"
+            " latest replicas leave first, end what they have begun and come back empty. Routers"
+            " forget them."
+        )
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
     else:

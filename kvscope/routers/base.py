@@ -177,6 +177,14 @@ class Router:
         """Return an empty memory, a NamedTuple of arrays, for one replay."""
         return Dice(new_dice(seed))
 
+    def among(self, memory: Any, replicas: int, seed: int) -> Any:
+        """Return the memory where only the first of its replicas are left; others are forgotten.
+
+        `memory` is one of `memory`, for the most replicas; it is changed, and goes on to be used
+        where replicas come back.
+        """
+        return memory
+
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the replica that serves a request, and remember what the next choice needs.

@@ -118,6 +118,10 @@ class Dynamo(Router):
         """Return room for the costs of one request, and dice."""
         return DynamoMemory(np.zeros(sizes.replicas), new_dice(seed))
 
+    def among(self, memory: DynamoMemory, replicas: int, seed: int) -> DynamoMemory:
+        """Return room for the costs of the replicas that are left."""
+        return memory._replace(costs=memory.costs[:replicas])
+
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: DynamoMemory, p: Float64s) -> int:
         """Return the replica of the least cost."""
@@ -196,6 +200,11 @@ class DynamoApprox(Router):
         sent_s = np.full((sizes.replicas, sizes.blocks), -np.inf)
         overlap_blocks = np.zeros(sizes.replicas, dtype=np.int32)
         return SentBlocks(sent_s, overlap_blocks, np.zeros(sizes.replicas), new_dice(seed))
+
+    def among(self, memory: SentBlocks, replicas: int, seed: int) -> SentBlocks:
+        """Forget what was sent to replicas that left."""
+        memory.sent_s[replicas:] = -np.inf
+        return memory._replace(costs=memory.costs[:replicas])
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: SentBlocks, p: Float64s) -> int:

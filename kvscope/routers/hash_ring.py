@@ -71,6 +71,10 @@ class ConsistentHash(Router):
         """Return the ring."""
         return new_ring(sizes.replicas, seed)
 
+    def among(self, memory: HashRing, replicas: int, seed: int) -> HashRing:
+        """Return the ring of the replicas that are left."""
+        return new_ring(replicas, seed)
+
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:
         """Return the first replica clockwise that has room."""
@@ -136,6 +140,10 @@ class PrefixHash(Router):
     def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
         """Return the ring."""
         return new_ring(sizes.replicas, seed)
+
+    def among(self, memory: HashRing, replicas: int, seed: int) -> HashRing:
+        """Return the ring of the replicas that are left."""
+        return new_ring(replicas, seed)
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.parameters import Parameter
 from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View, draw, new_dice
-from kvscope.routers.lru_index import LruIndex, empty_index, holds, touch
+from kvscope.routers.lru_index import LruIndex, clear, empty_index, holds, touch
 
 PREFIX, QUEUE, KV, _SCRAPE, _LIMIT, _BLOCK = range(6)
 _LISTED_BLOCKS = 31_250  # defaultLRUCapacityPerServer; 0.8 ignores lruCapacityPerServer
@@ -111,6 +111,12 @@ class LlmD(Router):
         capacity = max(1, min(capacity, sizes.blocks))
         sent = empty_index(sizes.replicas, capacity)
         return PickerMemory(sent, np.zeros(sizes.replicas), new_dice(seed))
+
+    def among(self, memory: PickerMemory, replicas: int, seed: int) -> PickerMemory:
+        """Forget the lists of replicas that left."""
+        for replica in range(replicas, len(memory.scores)):
+            clear(memory.sent, replica)
+        return memory
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: PickerMemory, p: Float64s) -> int:

@@ -81,6 +81,18 @@ def touch(index: LruIndex, replica: int, block: int) -> None:
     index.newer[latest] = place
 
 
+def clear(index: LruIndex, replica: int) -> None:
+    """Empty the list of a replica."""
+    capacity = len(index.blocks) // len(index.sizes) - 1
+    first = replica * (capacity + 1)
+    sentinel = first + capacity
+    for place in range(first, first + int(index.sizes[replica])):
+        _forget(index, find(index, replica, int(index.blocks[place])))
+    index.blocks[first:sentinel] = _FREE
+    index.newer[sentinel] = index.older[sentinel] = sentinel
+    index.sizes[replica] = 0
+
+
 def _unlink(index: LruIndex, place: int) -> None:
     """Take a place out of its list."""
     newer, older = index.newer[place], index.older[place]

@@ -74,6 +74,11 @@ class Prefixaware(Router):
             dice=new_dice(seed),
         )
 
+    def among(self, memory: Sent, replicas: int, seed: int) -> Sent:
+        """Forget the prompts of replicas that left."""
+        memory.had[:, replicas:] = 0
+        return memory
+
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Sent, p: Float64s) -> int:
         """Return a replica that had the longest prefix, or the one with the fewest requests."""

@@ -117,6 +117,15 @@ class Sglang(Router):
             counters=np.array([begin, 1, 0, 0], dtype=np.int64),
         )
 
+    def among(self, memory: Tree, replicas: int, seed: int) -> Tree:
+        """Take replicas that left out of the tree."""
+        left = np.flatnonzero(memory.stamps[:, replicas:].any(axis=1))
+        memory.stamps[:, replicas:], memory.children[:, replicas:] = _ABSENT, 0
+        memory.replica_tokens[replicas:], memory.oldest[replicas:] = 0, 0
+        for node in left[left > 0].tolist():
+            _free_if_unused(memory, node, replicas)
+        return memory
+
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
         """Return the owner of what matches, or the replica with the fewest requests in flight."""

@@ -33,7 +33,7 @@ from kvscope.app.requests import (
 )
 from kvscope.core.errors import Stopped, UsageError
 from kvscope.deployment.speculative import not_beside
-from kvscope.fleet.options import RANKS_ROUTER, ROUTED
+from kvscope.fleet.options import RANKS_ROUTER, ROUTED, Scaling
 from kvscope.replay.policy_options import VLLM, Variant, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting, setting_profile
 from kvscope.usecases.base import Opened, UseCase
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Prompts, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.kv_groups import KvGroups
+    from kvscope.fleet.autoscaled import AutoscaledFleet
     from kvscope.fleet.closed_loop import ThinkTimes
     from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledCache
     from kvscope.latency.profile import LatencyProfile
@@ -116,6 +117,13 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
         value=0.5,
     )
     on: opt.On = None
+    autoscale: Scaling | None = opt.option(
+        "Also let the answer's replicas come and go, as Kubernetes does for a target of so many"
+        " requests a second of each: 2..8@0.5 from 2 to 8 of half a request. A new one is empty,"
+        " and serves after :ready=60s.",
+        "LOW..HIGH@RATE[:ready=TIME]",
+        values.autoscaling,
+    )
     perfetto: str | None = opt.Target(f"Write a timeline of the answer{opt.FOR_PERFETTO}")
 
 
@@ -190,6 +198,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             where="--tier-size",
             remedy="take --time-model engine" if modelled else "name --model, and no other engine",
         )
+    _check_scaling(options, "queue" if engine is None else time_model, ranks=ranks)
     variants = parse_variants(policies, of_policies)
     for variant in variants:
         check_required(variant.policy, variant.given, "--policy")
@@ -214,6 +223,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         routers_named=options.router is not None,
         on=options.on,
         perfetto=options.perfetto,
+        autoscale=options.autoscale,
     )
 
 
@@ -237,6 +247,24 @@ def _check_ranks(where: ResolvedDeployment, replicas: tuple[int, ...]) -> None:
             where="--replicas",
             remedy="leave it out, and take another --dp for another number",
         )
+
+
+def _check_scaling(options: FleetOptions, time_model: opt.TimeModel, *, ranks: bool) -> None:
+    """Raise UsageError where the replicas of a fleet are to come and go, and cannot."""
+    flag = "--autoscale"
+    if options.autoscale is None:
+        return
+    if ranks:
+        raise UsageError("the ranks of one engine do not scale", where=flag, remedy="leave it out")
+    if time_model != "engine":
+        remedy = "take --time-model engine, and no other engine"
+        raise UsageError("needs simulated vLLMs", where=flag, remedy=remedy)
+    if options.closed_loop or options.tier_size is not None:
+        where = "--closed-loop" if options.closed_loop else "--tier-size"
+        raise UsageError(f"not simulated beside {where}", where=flag, remedy=f"leave {where} out")
+    if any(".event_lag_s=" in assigned for assigned in options.param or ()):
+        remedy = "leave event_lag_s out of --param"
+        raise UsageError("not simulated with KV events that come late", where=flag, remedy=remedy)
 
 
 def _check_engine_runs(
@@ -360,7 +388,8 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     reference of one cache for the chosen number of replicas. `on_engines`: an answer of queues that
     meets the SLO, replayed on a deployment's simulated vLLMs; its hybrid model's layers are in
     `groups`. `tier` is below each replica's pool, `pooled` and the curves have none; a pool that is
-    shared is replayed in several `pool_sizes`, ascending. What a policy learns it learns of the
+    shared is replayed in several `pool_sizes`, ascending. `autoscaled`, where asked for, has the
+    answer's router and policy with replicas that come and go. What a policy learns it learns of the
     whole fleet's traffic. `lru_curves` are over every capacity of a replica, by router: of those
     that see the order alone, in open loop; `pooled_curve` is over that of one cache. `think` is
     None in open loop.
@@ -372,7 +401,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         " percentile=request.slo.percentile tpot_slo_ms=request.slo.tpot_s"
         " warmup=request.setting.definition.warmup rate_scale=request.setting.rate_scale"
         " capacity_blocks capacity_tokens capacity_bytes"
-        " tier pool_sizes"
+        " tier pool_sizes autoscaled"
         " verdict words fewest fewest_interval chosen price_hour pooled on_engines lines=ranked"
         " fleets curves"
     )
@@ -389,6 +418,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     groups: KvGroups | None = None
     tier: TierCandidate | None = None
     pool_sizes: tuple[PoolSize, ...] = ()
+    autoscaled: AutoscaledFleet | None = None
 
     @cached_property
     def ranked(self) -> tuple[FleetLine, ...]:
@@ -621,6 +651,7 @@ def _with_references(
     study: FleetStudy, sweep: FleetSweep, engine: EngineSettings | None, monitor: Monitor
 ) -> FleetStudy:
     """Return the study with what its answer is compared with, and how certain that is."""
+    from kvscope.fleet.autoscaled import AutoscaledFleet
     from kvscope.fleet.options import router_label
     from kvscope.policies.base import LanePolicy
     from kvscope.policies.belady import Belady
@@ -646,6 +677,9 @@ def _with_references(
         with monitor.steps("replaying the answer above other pools"):
             sizes = pool_sizes(sweep, sweep.engine, study.answer, study.tier, monitor.note)
             study = replace(study, pool_sizes=sizes)
+    if (scaling := study.request.autoscale) is not None:
+        with monitor.steps("letting replicas come and go"):
+            study = replace(study, autoscaled=AutoscaledFleet.of(sweep, study.answer, scaling))
     if study.think is not None or not any(isinstance(line.policy, Lru) for line in study.lines):
         return study
     routers = dict.fromkeys(line.router for line in study.lines)
@@ -730,7 +764,16 @@ USE_CASE: UseCase[FleetOptions, FleetRequest, FleetStudy] = UseCase(
     run=run,
     table="fleets",
     reporting="fleet",
-    sections=("answer", "routers", "losses", "replicas", "capacity", "pool", "assumed"),
+    sections=(
+        "answer",
+        "routers",
+        "losses",
+        "replicas",
+        "capacity",
+        "pool",
+        "autoscaling",
+        "assumed",
+    ),
     known=known_figures,
     figures=fleet_figures,
     remembers=True,

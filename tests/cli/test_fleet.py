@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -139,6 +140,39 @@ def test_a_pool_that_replicas_share(capsys: Streams, short: str) -> None:
     private = document(capsys, *fleet, "--tier-size", "8GiB+ssd:8GiB")
     assert private["pool_sizes"] == []
     assert private["fleets"][0]["hit_rate"] < replayed["hit_rate"]
+
+
+def test_replicas_that_come_and_go(capsys: Streams, tmp_path: Path) -> None:
+    """Beside fleets of one size, which are those of `--replicas`; new replicas hit less."""
+    lines = gzip.decompress(Path(SAMPLE).read_bytes()).splitlines()
+    waves = tmp_path / "waves.jsonl"  # every half hour four times as many as in the one before
+    rows = [json.loads(line) for line in lines[:1200]]
+    for number, row in enumerate(rows):
+        half, part = divmod(number, 250)
+        row["timestamp"] = 3600.0 * half + part * (1800 / 200 if part < 200 else 0) + part / 1e3
+        row["timestamp"] += 1800.0 * (part >= 200) * (part - 200) / 50
+    waves.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    fleet = ("fleet", str(waves), "--db", ":memory:", "--gpu", "l40s", "--model", "llama3-8b")
+    fleet = (*fleet, "--num-gpu-blocks", "3000", "--slo", "20s", "--router", "session")
+    made = document(capsys, *fleet, "--replicas", "1,2,3,4", "--autoscale", "1..4@0.03")
+    scaled = made["autoscaled"]
+    sizes = {row["replicas"]: row for row in made["fleets"]}
+    assert (scaled["low"], scaled["high"], scaled["ready_s"]) == (1, 4, 60.0)
+    assert 1 < scaled["mean_replicas"] < 4
+    assert min(scaled["added"], scaled["removed"]) > 0
+    assert scaled["steady_hit_rate"] == sizes[4]["hit_rate"] > scaled["hit_rate"]
+    assert scaled["alike_replicas"] == round(scaled["mean_replicas"])
+    assert scaled["alike_hit_rate"] == sizes[scaled["alike_replicas"]]["hit_rate"]
+    assert len(scaled["by_replica"]) == 4
+    young = [row for row in scaled["ages"] if row["until_s"] is not None]
+    assert young
+    assert sum(row["requests"] for row in young) < 600
+    text = " ".join(
+        streams_of(capsys, *fleet, "--replicas", "4", "--autoscale", "1..4@0.03").out.split()
+    )
+    assert f"{scaled['added']} added, {scaled['removed']} removed" in text
+    assert "Scaling: by Kubernetes's defaults" in text
+    assert document(capsys, *fleet, "--replicas", "4")["autoscaled"] is None
 
 
 @pytest.mark.parametrize(

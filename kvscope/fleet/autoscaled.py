@@ -1,0 +1,119 @@
+"""A fleet whose replicas come and go, beside fleets of one size: what scaling costs in hits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar, Self
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kvscope.core.arrays import Bools, Int32s
+from kvscope.fleet.options import Scaling
+from kvscope.fleet.outcome import FleetOutcome
+from kvscope.fleet.scaling import schedule
+from kvscope.fleet.sweep import FleetRun, FleetSweep
+from kvscope.replay.curve import first_counted, looked_up, weighted
+
+AGES_S = (60.0, 300.0, 900.0, 3600.0)
+ALIKE = 0.95  # of the hits that the same requests have where no replica is new
+
+
+class AgeHits(Struct, frozen=True):
+    """Counted requests by the age of their replica: up to `until_s`, null for all older ones.
+
+    `hit_rate` is of their input tokens, `alike_hit_rate` that of the same requests where as many
+    replicas as the mean serve all the time.
+    """
+
+    DOCUMENT: ClassVar[str] = "until_s requests hit_rate alike_hit_rate"
+    until_s: float | None
+    requests: int
+    hit_rate: float
+    alike_hit_rate: float
+
+
+class AutoscaledFleet(Struct, frozen=True):
+    """The answer's router and policy with a number of replicas that follows the load.
+
+    `mean_replicas` is over the counted requests' time, in which replicas were `added` and
+    `removed`. `steady` has the most of them all the time, `alike` as many as the mean, rounded.
+    `back_s`: from that age on new replicas hit at least ALIKE of what `alike` hits of the same
+    requests; 0 for at once, null where that was not seen.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "low=scaling.low high=scaling.high requests_per_s=scaling.requests_per_s"
+        " ready_s=scaling.ready_s mean_replicas added removed *outcome"
+        " steady_hit_rate=steady.taken"
+        " steady_ttft_at_percentile_ms=steady.target_ttft_s alike_replicas"
+        " alike_hit_rate=alike.taken alike_ttft_at_percentile_ms=alike.target_ttft_s ages back_s"
+    )
+    scaling: Scaling
+    mean_replicas: float
+    added: int
+    removed: int
+    outcome: FleetOutcome
+    steady: FleetOutcome
+    alike_replicas: int
+    alike: FleetOutcome
+    ages: tuple[AgeHits, ...]
+
+    @property
+    def back_s(self) -> float | None:
+        """The age from which on a new replica hits about as much as one that was always there."""
+        back_s, begins_s = None, [0.0, *(row.until_s for row in self.ages)]
+        for row, begin_s in reversed([*zip(self.ages, begins_s, strict=False)]):
+            if row.hit_rate < ALIKE * row.alike_hit_rate:
+                break
+            back_s = begin_s
+        return back_s
+
+    @classmethod
+    def of(cls, sweep: FleetSweep, answer: FleetRun, scaling: Scaling) -> Self:
+        """Replay an answer, with its seed, at the numbers of replicas that a scaling gives."""
+        prompts, seed = sweep.prompts, answer.seed
+        first = first_counted(prompts, sweep.workload.setting.definition)
+        scaled = replace(answer.fleet, replicas=scaling.high, scaling=scaling)
+        done = sweep.replay(scaled, seed)
+        steady = replace(answer.fleet, replicas=scaling.high)
+        made = schedule(prompts.arrival_s, scaling)
+        begin_s, end_s = float(prompts.arrival_s[first]), float(prompts.arrival_s[-1])
+        mean = made.mean(begin_s, end_s)
+        changes = np.diff(made.replicas)[made.from_s[1:] >= begin_s]
+        about = replace(answer.fleet, replicas=max(round(mean), 1))
+        alike = sweep.replay(about, seed)
+        age_s = np.zeros(0) if done.age_s is None else done.age_s
+        edges = [0.0, *AGES_S, np.inf]
+        rows = []
+        for low, high in pairwise(edges):
+            chosen = (age_s >= low) & (age_s < high)
+            chosen[:first] = False
+            if chosen.any():
+                rows.append(
+                    AgeHits(
+                        None if np.isinf(high) else high,
+                        int(chosen.sum()),
+                        _rate(sweep, done.hit_blocks, chosen),
+                        _rate(sweep, alike.hit_blocks, chosen),
+                    )
+                )
+        return cls(
+            scaling,
+            mean,
+            int(changes[changes > 0].sum()),
+            int(-changes[changes < 0].sum()),
+            sweep.outcome(done),
+            sweep.outcome(sweep.replay(steady, seed)),
+            about.replicas,
+            sweep.outcome(alike),
+            tuple(rows),
+        )
+
+
+def _rate(sweep: FleetSweep, hit_blocks: Int32s, chosen: Bools) -> float:
+    """Return the share of the input tokens of some requests that was hit."""
+    prompts, definition = sweep.prompts, sweep.workload.setting.definition
+    hits = weighted(prompts, definition, hit_blocks)[chosen].sum()
+    return float(hits / max(looked_up(prompts, definition)[chosen].sum(), 1))

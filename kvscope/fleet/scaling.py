@@ -1,0 +1,81 @@
+"""Replicas that come and go with the load, as Kubernetes scales a deployment.
+
+The number follows from when requests arrive, not from how they are served: as with a target for the
+requests a second of each replica, from whatever the metric is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+from msgspec import Struct
+
+from kvscope.core.arrays import Float64s, Int64s
+from kvscope.fleet.options import RATE_S, SETTLE_S, SYNC_S, Scaling
+
+_TOLERANCE = 0.1
+_MOST_ADDED = 4
+
+
+class Schedule(Struct, frozen=True):
+    """From `from_s` on (K, ascending, the first -inf) so many `replicas` serve (K)."""
+
+    from_s: Float64s
+    replicas: Int64s
+
+    def at(self, now_s: float) -> tuple[int, float]:
+        """Return how many replicas serve at a time, and when that number changes next."""
+        place = int(np.searchsorted(self.from_s, now_s, side="right"))
+        changes_s = float(self.from_s[place]) if place < len(self.from_s) else math.inf
+        return int(self.replicas[place - 1]), changes_s
+
+    def mean(self, begin_s: float, end_s: float) -> float:
+        """Return the mean number of replicas between two times."""
+        edges = np.clip(np.append(self.from_s, np.inf), begin_s, end_s)
+        if end_s <= begin_s:
+            return float(self.replicas[0])
+        return float(np.diff(edges) @ self.replicas) / (end_s - begin_s)
+
+
+def schedule(arrival_s: Float64s, scaling: Scaling) -> Schedule:
+    """Return how many replicas serve at a time; at first those that suit the first RATE_S.
+
+    `arrival_s` (R) are seconds since the trace's start. One that is added serves `ready_s` later;
+    one that is removed gets nothing more, at once. The latest leave first.
+    """
+    arrivals = np.sort(arrival_s)
+
+    def wanted_at(now_s: float) -> float:
+        begin, end = np.searchsorted(arrivals, (now_s - RATE_S, now_s))
+        return float(end - begin) / RATE_S / scaling.requests_per_s
+
+    def within(replicas: int) -> int:
+        return min(max(replicas, scaling.low), scaling.high)
+
+    first = within(math.ceil(wanted_at(RATE_S)))
+    serves_from = [-math.inf] * first  # each of the present ones, the oldest first
+    changes = {-math.inf: first}
+    recent = deque([(RATE_S, first)])
+    syncs = np.arange(RATE_S + SYNC_S, arrivals[-1] + SYNC_S if len(arrivals) else 0.0, SYNC_S)
+    for now_s in syncs.tolist():
+        share, present = wanted_at(now_s), len(serves_from)
+        near = abs(share / present - 1) <= _TOLERANCE
+        wanted = within(present if near else math.ceil(share))
+        recent.append((now_s, wanted))
+        while recent[0][0] <= now_s - SETTLE_S:
+            recent.popleft()
+        if wanted < present:
+            wanted = min(present, max(each for _, each in recent))
+        wanted = min(wanted, max(2 * present, present + _MOST_ADDED))
+        for _ in range(wanted, present):
+            began_s = serves_from.pop()
+            at_s = max(now_s, began_s)  # one that never served adds nothing to the changes
+            changes[at_s] = changes.get(at_s, 0) - 1
+        for _ in range(present, wanted):
+            serves_from.append(now_s + scaling.ready_s)
+            changes[serves_from[-1]] = changes.get(serves_from[-1], 0) + 1
+    times = sorted(at_s for at_s, change in changes.items() if change)
+    counts = np.cumsum([changes[at_s] for at_s in times])
+    return Schedule(np.array(times), counts.astype(np.int64))
