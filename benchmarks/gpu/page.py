@@ -176,17 +176,22 @@ def _summary(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _hits(blocks: int, steps: list[Found]) -> Table:
-    runs = [
-        (pace, run)
+    validations = [
+        (pace, validation)
         for step in steps
         for pace, validation in step.items()
         if pace.startswith("--")
-        for run in validation["runs"]
     ]
+    runs = [(pace, run) for pace, validation in validations for run in validation["runs"]]
+    verdicts = "; ".join(
+        f"{pace}, {validation['runs'][0]['policy']}: {validation['verdict']}"
+        for pace, validation in validations
+    )
     return Table(
         "Hits and TTFT on vLLM beside the simulation",
         f"{POLICY_MODEL} with random weights and {blocks:,} blocks; a generated"
-        " trace of conversations and one-shot calls; TTFT by the profile calibrated just before.",
+        " trace of conversations and one-shot calls; TTFT by the profile calibrated just before."
+        f" Verdicts of `kvscope validate`: {verdicts}.",
         ("sent", "policy", "time", "measured", "predicted", "error", "hit rate", "hit tokens off"),
         [
             [pace, run["policy"], f"{what} {figure}", *_beside(run, times, figure)]
