@@ -47,6 +47,9 @@ MORE_LINES = {
             + b"}"
         ),
     ],
+    "dynamo": [
+        b'{"timestamp":7,"event":' + line + b"}" for line in SAMPLES["dynamo"].data.splitlines()
+    ],
     "lengths": [b"Timestamp,Request tokens,Response tokens\n5,472,18\n45,1087,230"],
     "litellm": [
         (

@@ -1,14 +1,22 @@
 """Dynamo's request traces: JSON lines of events, one for the end of each request.
 
-Hashes are chained and cover the prompt with its last partial block. Source: ai-dynamo/dynamo,
-dynamo-llm 1.4.1, lib/llm/src/request_trace (types.rs, replay.rs).
+Its files have each event beside the time since the file was opened. Hashes are chained and cover
+the prompt with its last partial block. Source: ai-dynamo/dynamo, dynamo-llm 1.4.1,
+lib/llm/src/request_trace (types.rs, replay.rs) and lib/llm/src/telemetry/jsonl.rs.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from kvscope.ingest.formats.base import UNREAD_PROMPTS, BadLine, Identifier, Request, in_seconds
+from kvscope.ingest.formats.base import (
+    UNREAD_PROMPTS,
+    BadLine,
+    Identifier,
+    Request,
+    common_keys,
+    in_seconds,
+)
 from kvscope.ingest.formats.json_lines import RowFormat
 
 _REQUEST = "request_end"
@@ -54,11 +62,15 @@ class _RequestMetrics(msgspec.Struct, gc=False):
     replay: _ReplayMetrics | None = None
 
 
-class _DynamoRow(msgspec.Struct, gc=False):
-    event_type: str
+class _DynamoEvent(msgspec.Struct, gc=False):
+    event_type: str | None = None
     event_time_unix_ms: float | None = None
     agent_context: _AgentContext | None = None
     request: _RequestMetrics | None = None
+
+
+class _DynamoRow(_DynamoEvent, gc=False):
+    event: _DynamoEvent | None = None
 
 
 class DynamoTraces(RowFormat):
@@ -68,11 +80,21 @@ class DynamoTraces(RowFormat):
     summary = "Dynamo request traces (v1): sessions, workers, measured times"
     source = "ai-dynamo/dynamo, dynamo-llm 1.4.1 (request_trace)"
     fields = ("schema", "event_type", "event_time_unix_ms", "request")
-    marks = ("event_time_unix_ms",)
     default_block_size = 64
     row = _DynamoRow
+    redundant = frozenset({"timestamp"})
 
-    def request(self, row: _DynamoRow) -> Request | None:
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the lines are events, or hold them in `event`."""
+        keys = common_keys(head)
+        wrapped = "event" in keys and b'"event_time_unix_ms"' in head
+        return wrapped or "event_time_unix_ms" in keys
+
+    def request(self, line: _DynamoRow) -> Request | None:
+        row = line.event or line
+        if row.event_type is None:
+            raise BadLine("Object missing required field `event_type`")
         if row.event_type != _REQUEST:
             tool = row.event_type.startswith("tool_")
             self.left_out[_TOOLS if tool else f"{row.event_type[:40]} records"] += 1

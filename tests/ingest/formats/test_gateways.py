@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats import registry
+from tests.ingest.formats.conftest import SAMPLES
 
 _Row = dict[str, Any]
 
@@ -35,6 +37,22 @@ def as_csv(*rows: _Row) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return table.getvalue().encode()
+
+
+def test_dynamos_files_hold_each_event_beside_the_time_since_they_were_opened(read: Any) -> None:
+    """Its sinks write these, gzip in a member each batch; the times are those of the events."""
+    lines = SAMPLES["dynamo"].data.splitlines()
+    wrapped = [b'{"timestamp":%d,"event":%b}\n' % (7 * k, line) for k, line in enumerate(lines)]
+    plain = read(SAMPLES["dynamo"].data)
+    for text in (b"".join(wrapped), b"".join(map(gzip.compress, wrapped))):
+        result = read(text)
+        assert result.reader.name == "dynamo"
+        assert result.requests == plain.requests
+        assert (result.rejects.count, result.reader.unread(b"".join(wrapped))) == (0, [])
+    other = b'{"timestamp":1,"event":{"type":"x"}}\n'
+    assert registry.recognized(other) is None
+    (refused,) = read(wrapped[0] + other).rejects.lines
+    assert refused == (2, "Object missing required field `event_type`")
 
 
 @pytest.mark.parametrize("written", [as_lines, as_csv])
