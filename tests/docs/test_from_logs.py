@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -29,7 +30,12 @@ def samples() -> dict[str, list[object] | bytes]:
     payload = {"endTime": 3.5, "prompt_tokens": 300, "completion_tokens": 7, "trace_id": "t"}
     return {
         "recording/recording-1.jsonl": SAMPLES["bailian"].data,
-        "dynamo.jsonl": SAMPLES["dynamo"].data,
+        "dynamo-request-trace.000000.jsonl.gz": gzip.compress(
+            b"".join(
+                b'{"timestamp":7,"event":%b}\n' % line
+                for line in SAMPLES["dynamo"].data.splitlines()
+            )
+        ),
         "logs/lookups.jsonl": SAMPLES["lmcache"].data,
         "tair.jsonl": SAMPLES["tair"].data,
         "otlp.jsonl": SAMPLES["otlp"].data,
