@@ -6,11 +6,14 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
+from kvscope.fleet.options import Scaling
+from kvscope.fleet.scaling import schedule
 from tests.cli.replayed import PROFILE, write_short
 from tests.cli.shell import Streams, document, streams_of
 
@@ -145,12 +148,11 @@ def test_a_pool_that_replicas_share(capsys: Streams, short: str) -> None:
 def test_replicas_that_come_and_go(capsys: Streams, tmp_path: Path) -> None:
     """Beside fleets of one size, which are those of `--replicas`; new replicas hit less."""
     lines = gzip.decompress(Path(SAMPLE).read_bytes()).splitlines()
-    waves = tmp_path / "waves.jsonl"  # every half hour four times as many as in the one before
+    waves = tmp_path / "waves.jsonl"  # 200 requests in half an hour, 50 in the next
     rows = [json.loads(line) for line in lines[:1200]]
     for number, row in enumerate(rows):
-        half, part = divmod(number, 250)
-        row["timestamp"] = 3600.0 * half + part * (1800 / 200 if part < 200 else 0) + part / 1e3
-        row["timestamp"] += 1800.0 * (part >= 200) * (part - 200) / 50
+        hour, part = divmod(number, 250)
+        row["timestamp"] = 3600.0 * hour + (9.0 * part if part < 200 else 36.0 * part - 5400.0)
     waves.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     fleet = ("fleet", str(waves), "--db", ":memory:", "--gpu", "l40s", "--model", "llama3-8b")
     fleet = (*fleet, "--num-gpu-blocks", "3000", "--slo", "20s", "--router", "session")
@@ -158,6 +160,9 @@ def test_replicas_that_come_and_go(capsys: Streams, tmp_path: Path) -> None:
     scaled = made["autoscaled"]
     sizes = {row["replicas"]: row for row in made["fleets"]}
     assert (scaled["low"], scaled["high"], scaled["ready_s"]) == (1, 4, 60.0)
+    arrival_s = np.array([row["timestamp"] for row in rows])
+    known = schedule(arrival_s, Scaling(1, 4, 0.03, 60.0))
+    assert scaled["mean_replicas"] == pytest.approx(known.mean(arrival_s[600], arrival_s[-1]))
     assert 1 < scaled["mean_replicas"] < 4
     assert min(scaled["added"], scaled["removed"]) > 0
     assert scaled["steady_hit_rate"] == sizes[4]["hit_rate"] > scaled["hit_rate"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,20 +12,27 @@ from hypothesis import strategies as st
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.trace import Prompts
+from kvscope.fleet.autoscaled import AgeHits, AutoscaledFleet
 from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.options import RATE_S, SETTLE_S, SYNC_S, Scaling
-from kvscope.fleet.replay import FleetReplay
+from kvscope.fleet.outcome import Slo
+from kvscope.fleet.replay import FleetReplay, no_view
 from kvscope.fleet.scaling import Schedule, schedule
+from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.derived_traces import select
-from kvscope.routers.base import Router
+from kvscope.routers.balancers import LeastRequests, Session
+from kvscope.routers.base import MemorySizes, Prompt, Router
+from kvscope.routers.dynamo import DynamoApprox
+from kvscope.routers.llm_d import LlmD
 from kvscope.routers.lru_index import clear, empty_index, holds, touch
 from kvscope.routers.registry import ROUTERS
 from kvscope.routers.sglang import Sglang
 from kvscope.vllm_sim import replay_engine
 from tests.fleet.test_engines import COST, SETTINGS, a_trace
+from tests.tuning.examples import chats, workload
 
 ON_ENGINES = [kind for kind in ROUTERS if not kind.copies]
 
@@ -85,6 +93,78 @@ def test_a_replica_ends_what_it_has_begun() -> None:
     before = np.flatnonzero((done.replica == 2) & np.isinf(done.age_s))
     assert done.arrival_s[again[0]] - done.age_s[again[0]] >= done.end_s[before].max() > 10.05
     check_lives(trace, done, Lru())
+
+
+def test_one_that_comes_back_has_got_nothing() -> None:
+    """It was sent a third of 50 requests before; of idle ones that with the fewest is next."""
+    trace = a_trace(9000.0)
+    times = trace.arrival_s[[150, 160]].tolist()
+    scaled = of((0, 3), (times[0], 2), (times[1], 3))
+    done = replay_engines(trace, Lru(), LeastRequests(), 3, SETTINGS, COST, scaled=scaled)
+    assert np.bincount(done.replica[:150]).min() >= 45
+    assert done.replica[160:190].tolist() == [2] * 30
+
+
+def test_routers_forget_those_that_left() -> None:
+    """Nothing is remembered of a prompt that was sent to the second of two replicas alone."""
+    parents, path = np.arange(-1, 8, dtype=np.int32), np.arange(1, 9, dtype=np.int32)
+    sizes, prompt = MemorySizes(2, 9, 9, 9, 16, 8, parents), Prompt(0, 1.0, 128, 0, 8, 8)
+    view = no_view(2, 8, 16)
+    view.own.in_flight[0] = view.own.used_blocks[0] = view.own.processed[0] = 1000
+    view.own.waiting[0] = view.own.uncached_tokens[0] = 10_000
+
+    def sent(router: Router) -> Any:
+        memory = router.memory(sizes, 0)
+        assert router.choose(prompt, path, view, memory, router.settings()) == 1
+        return memory
+
+    tree = sent(Sglang())
+    assert tree.node_of[path].all()
+    tree = Sglang().among(tree, 1, 0)
+    assert not tree.node_of.any()
+    assert not tree.stamps.any()
+    assert tree.replica_tokens.tolist() == [0, 0]
+    approximate = sent(DynamoApprox())
+    assert np.isfinite(approximate.sent_s[1, path]).all()
+    assert np.isinf(DynamoApprox().among(approximate, 1, 0).sent_s).all()
+    lists = sent(LlmD())
+    assert holds(lists.sent, 1, 1)
+    assert LlmD().among(lists, 1, 0).sent.sizes.tolist() == [0, 0]
+
+
+def test_a_guard_learns_of_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas that come and go have no guards of their own: each would begin at nothing."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    guarded, scaling = TLru({"xi_tokens": 64, "guard": 1}), Scaling(1, 3, 0.5, 10.0)
+    sweep = FleetSweep(workload(chats(5, 300)), 300, Slo(1.0), engine=SETTINGS)
+    monkeypatch.setattr(FleetSweep, "_with_own_guards", refuse)
+    with pytest.raises(AssertionError):
+        sweep.replay(Fleet(Session(), guarded, 3))
+    assert sweep.replay(Fleet(Session(), guarded, 3, scaling)).age_s is not None
+
+
+@pytest.mark.parametrize(
+    ("rates", "back_s"),
+    [
+        ([(0.50, 0.50), (0.30, 0.50), (0.49, 0.50)], 300.0),
+        ([(0.48, 0.50), (0.50, 0.50), (0.50, 0.50)], 0.0),
+        ([(0.10, 0.50), (0.48, 0.50), (0.60, 0.50)], 60.0),
+        ([(0.50, 0.50), (0.50, 0.50), (0.40, 0.50)], None),
+        ([], None),
+    ],
+)
+def test_hits_are_back_where_they_stay(
+    rates: list[tuple[float, float]], back_s: float | None
+) -> None:
+    """At the first age from which on all are alike."""
+    edges = (60.0, 300.0, None)
+    ages = tuple(AgeHits(edge, 9, *pair) for edge, pair in zip(edges, rates, strict=False))
+    outcome: Any = None
+    made = AutoscaledFleet(Scaling(1, 3, 0.5, 10.0), 2.0, 1, 1, outcome, outcome, 2, outcome, ages)
+    assert made.back_s == back_s
 
 
 def in_words(arrivals: list[float], scaling: Scaling) -> list[tuple[float, int]]:
