@@ -2,7 +2,8 @@
 
 Its options win over kvscope.toml, and the file wins over what earlier commands on the trace stated:
 `stated_before`. A command that names a GPU, a model or a pool starts anew: nothing of the earlier
-deployment is mixed with it. Any other option (`--tp`, `--slo`, `--gpu-hour`) changes only itself.
+deployment is mixed with it. Any other option (`--slo`, `--gpu-hour`) changes only itself, but what
+was measured on one engine, or is a GPU's price, is not taken for another one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
 from kvscope.deployment.file import TARGET, deployment_file, files_in, read_deployment, read_target
-from kvscope.latency.profile import DEFAULT_PROFILE
+from kvscope.latency.profile import DEFAULT_PROFILE, FROM_TRACE
 
 
 class Stating(Protocol):
@@ -47,6 +48,9 @@ _SIZES = frozenset(
     {"hbm", "capacity", "capacity_blocks", "capacity_range", "points", "tiers", "view"}
 )
 """Options of a cache study, whose place a deployment's pool takes."""
+_ENGINE = ("gpu", "model", "tp", "dp", "weight_dtype", "kv_dtype")
+"""What makes another engine, whose pool and latency are others."""
+_MEASURED = ("num_gpu_blocks", "engine_log", "latency")
 _TARGET_PARSERS = {"slo": values.duration, "percentile": values.percentile}
 
 
@@ -62,7 +66,20 @@ def stated_deployment(options: Stating) -> Deployment | None:
     deployment = Deployment() if path is None else read_deployment(path)
     if "num_gpu_blocks" in stated:  # the file's log would win over it
         deployment = replace(deployment, engine_log=None)
-    return replace(deployment, **stated)
+    others = dict.fromkeys(_of_another(deployment.as_table, stated))
+    return replace(deployment, **others | stated)
+
+
+def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
+    """Return which of the `known` options hold for another engine than the one `stated`."""
+    before = {"tp": 1, "dp": 1, "weight_dtype": None, "kv_dtype": None, **known}
+    changed = {
+        name
+        for name in _ENGINE
+        if name in stated and name in before and str(stated[name]).lower() != str(before[name])
+    }
+    names = [*(_MEASURED if changed else ()), *(("gpu_hour",) if "gpu" in changed else ())]
+    return [each for each in names if each in known and known[each] != FROM_TRACE]
 
 
 def names_no_machine(options: ReplicaOptions) -> bool:
@@ -84,11 +101,17 @@ def resolved_deployment(
         return None
     path = _deployed_file(options)
     try:
-        return resolve(deployment, block_size)
+        resolved = resolve(deployment, block_size)
     except UsageError as error:
         if path is None or (key := _key(error.where, options)) is None:
             raise
         raise InputError(error.what, where=f"{path}: {key}", remedy=error.remedy) from error
+    stated = _given(options, _NAMES)
+    others = [] if path is None else _of_another(read_deployment(path).as_table, stated)
+    if dropped := [each for each in others if each not in stated]:
+        note = f"{path}: {', '.join(dropped)} left out, as the command names another engine"
+        resolved = replace(resolved, notes=(*resolved.notes, note))
+    return resolved
 
 
 def with_any_latency(options: Asked) -> Asked:
@@ -138,6 +161,8 @@ def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Ask
     deployed = {name: value for name, value in record.items() if name in _KEPT}
     if _starts_anew(options, deployed):
         deployed = {}
+    for name in _of_another(deployed, _given(options, _NAMES)):
+        del deployed[name]
     open_ = {name for name in (*_KEPT, *TARGET) if getattr(options, name, ...) is None}
     if getattr(options, "max_violations", None) is not None:
         open_.discard("percentile")

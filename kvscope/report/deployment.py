@@ -8,7 +8,7 @@ from kvscope.deployment.pool import Term
 from kvscope.latency.profile import TO_FIT
 from kvscope.policies.lru import Lru
 from kvscope.report.section import Section, Table, tabulate
-from kvscope.report.words import count, money
+from kvscope.report.words import count, counted, money
 from kvscope.tuning.flags import EngineLaunch, flags
 
 _PROMPTS = (1_000, 8_000, 32_000)
@@ -29,14 +29,15 @@ def sections(deployment: ResolvedDeployment) -> list[Section]:
 
 def _deployment(deployment: ResolvedDeployment) -> Section:
     traffic = "the whole fleet" if deployment.stated.traffic == "fleet" else "one replica"
-    price = deployment.price_hour
+    price, gpus = deployment.price_hour, counted(deployment.gpus, "GPU")
+    gpus += " costs" if deployment.gpus == 1 else " cost"
     return Section.of(
         "Deployment",
         deployment.summary,
         f"The trace holds the traffic of {traffic}."
         f" Limits: {count(deployment.max_num_seqs)} running requests,"
         f" {count(deployment.max_num_batched_tokens)} tokens per step.",
-        None if price is None else f"{count(deployment.gpus)} GPUs cost {money(price)} an hour.",
+        None if price is None else f"{gpus} {money(price)} an hour.",
         ranks_in_words(deployment) if deployment.dp > 1 else None,
     )
 
