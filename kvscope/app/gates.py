@@ -415,7 +415,7 @@ def read_document(path: str) -> dict[str, Any]:
         document = msgspec.json.decode(content_of(Path(path)))
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=path) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", where=path) from error
     if not isinstance(document, dict) or not {"kvscope", "command"} <= set(document):
         raise InputError(

@@ -11,8 +11,9 @@ kernel, so that `--help` is quick.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -422,17 +423,18 @@ def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
     """Raise UsageError for a file to write that is also one to read, or to write otherwise.
 
     Files are the same by device and inode, whatever leads to them. The store, `db`, counts before
-    it is there, and a dataset with all that is in its folder. `writes` are paths by flag.
+    it is there, and a dataset with all that is in its folder; settings with the files that they
+    name, a model with the files beside it. `writes` are paths by flag.
     """
     known: dict[object, str] = {}
+    if writes and "trace" in reads and reads.get("deployment") is None:
+        from kvscope.deployment.file import FILE  # late: loads what deployments need
+
+        reads = {**reads, "deployment": FILE}
     for name, value in reads.items() if writes else ():
         for text in value if isinstance(value, list | tuple) else [value]:
-            if not isinstance(text, str):
-                continue
-            files = [text] if is_dataset(text) else [text, f"{text}.wal"] if name == "db" else None
-            if files is None:
-                files = [] if missing_from(text) else files_of(text)
-            known |= dict.fromkeys(map(file_identity, files), "is read, too")
+            if isinstance(text, str):
+                known |= dict.fromkeys(map(file_identity, _files_read(name, text)), "is read, too")
     for flag, path in writes.items():
         if path == values.STANDARD_STREAM:
             continue
@@ -443,6 +445,23 @@ def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
                 where, remedy = f"{flag} {path}", "name another file to write"
                 raise UsageError(f"the file {reason}", where=where, remedy=remedy)
         known[file_identity(path)] = f"is that of {flag}, too"
+
+
+def _files_read(name: str, text: str) -> Iterable[str | Path]:
+    """Return the files that a command reads for the option `name`, none where `text` is no path."""
+    if is_dataset(text):
+        return [text]
+    if name == "db":
+        return [text, f"{text}.wal"]
+    if missing_from(text):
+        return []
+    from kvscope.core.toml_files import files_named_in
+
+    files: list[str | Path] = [*files_of(text)]
+    if name in {"tokenizer", "model"}:
+        folder = Path(text) if Path(text).is_dir() else Path(text).parent
+        files += chain(folder.glob("*.json"), folder.glob("*.jinja"), folder.glob("*/*.jinja"))
+    return chain(files, *(files_named_in(Path(each)) for each in files_of(text)))
 
 
 def standard_output(options: Struct) -> str | None:

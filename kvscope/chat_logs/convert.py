@@ -55,6 +55,7 @@ FORMATS: dict[str, type[LogFormat]] = {
 
 _BATCH_CHARACTERS = 1 << 18
 _BATCHES = 3
+_MOST_CHARACTERS = 1 << 31  # of the prompts of one line, each of which repeats those before
 _PLAIN = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)
 _DATE = re.compile(r"(?<!\d)20\d\d([-.]?)(0[1-9]|1[0-2])\1(0[1-9]|[12]\d|3[01])(?!\d)")
 _PERSONAL = re.compile(
@@ -168,9 +169,12 @@ class Converter:
         try:
             requests = reader.parse(text)
             date_s = None  # of the line, where a later request of it has no time
+            characters = 0
             for k, request in enumerate(requests, 1):
                 request.date_s = date_s = date_s if request.arrival_s is None else request.arrival_s
                 prompt = self._tokenizer.prompt(request)
+                characters += len(prompt.text) if isinstance(prompt, Text) else 0
+                _require_few(characters)
                 answer = self._answer(request, prompt)
                 self._lineage.link(request)
                 yield _Record(line, k == len(requests), request, prompt, answer)
@@ -306,6 +310,12 @@ class Converter:
 def _is_plain(word: str) -> bool:
     """Return whether a word can be in a trace: it is short and says nothing about a person."""
     return bool(_PLAIN.fullmatch(word)) and not _PERSONAL.search(_DATE.sub("", word))
+
+
+def _require_few(characters: int) -> None:
+    """Raise BadLine for more characters than the prompts of one line may have."""
+    if characters > _MOST_CHARACTERS:
+        raise BadLine(f"the prompts of its turns have more than {_MOST_CHARACTERS:,} characters")
 
 
 def _require_library_error(error: BaseException) -> None:

@@ -7,11 +7,9 @@ utils/chat_template_utils.py (render_jinja_template).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
-from time import monotonic
 from typing import Any
 
 import jinja2
@@ -20,15 +18,16 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from kvscope.chat_logs.formats.base import Chat, Message
+from kvscope.chat_logs.formats.base import Chat, Message, Rendered
+from kvscope.chat_logs.growing import ReadInOrder, least_messages
 from kvscope.chat_logs.messages import rendered_messages, rendered_tools, without_developers
-from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import BadLine
 from kvscope.ingest.limits import MAX_LINE_BYTES
 
 _LONGEST_REASON = 120
-_LONGEST_S = 60.0  # of a prompt
-_PARTS_AT_ONCE = 4096  # of a template's output, between two looks at the clock
+
+
+_Answer = Callable[[tuple[Chat, float | None, Message | None]], Rendered]
 
 
 class _Generation(jinja2.ext.Extension):
@@ -62,13 +61,11 @@ def _tojson(
 class ChatTemplate:
     """The templates of a model by name, with its special tokens.
 
-    `templates` has "default" and, for requests with tools, maybe "tool_use". Raises InputError
-    where a template is no Jinja.
+    `templates` has "default" and, for requests with tools, maybe "tool_use". Raises BadLine where a
+    template is no Jinja.
     """
 
-    def __init__(
-        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], where: str
-    ) -> None:
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -79,17 +76,21 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled = {}
         self._takes_parts = {}
+        self._grows_from = {}
         self._knows_developers = {}
         self._last: tuple[list[Message], list[Message]] = [], []
-        self.dated = self.undated = False
+        self.is_dated = False  # the last prompt
+        self.ends: dict[int, int] = {}  # of its beginnings, by their messages; empty if none is one
         for name, text in templates.items():
             try:
                 self._compiled[name] = environment.from_string(text)
-                self._takes_parts[name] = takes_parts(environment.parse(text))
+                parsed = environment.parse(text)
+                self._takes_parts[name] = takes_parts(parsed)
+                self._grows_from[name] = least_messages(parsed)
             except Exception as error:  # RecursionError and SyntaxError of what Jinja writes, too
                 reason = str(error) if isinstance(error, jinja2.TemplateError) else None
                 what = f"not a chat template: {reason or type(error).__name__}"
-                raise InputError(what, where=where) from error
+                raise BadLine(what) from error
             self._knows_developers[name] = '"developer"' in text or "'developer'" in text
         self._sources = "\n".join(templates.values())
 
@@ -101,6 +102,7 @@ class ChatTemplate:
         The template's today is the day of `date_s`, s since 1970, in UTC. Raises BadLine where it
         refuses the messages.
         """
+        self.is_dated, self.ends = False, {}
         name = "tool_use" if chat.tools and "tool_use" in self._compiled else "default"
         given = chat.messages if answer is None else [*chat.messages, answer]
         messages = self._rendered(given, as_parts=self._takes_parts[name])
@@ -117,13 +119,18 @@ class ChatTemplate:
             ending = messages[-1]["content"]
         try:
             template = self._compiled[name]
+            output, least = _Written(), self._grows_from[name]
+            grows = least is not None and ending is None and len(messages) == len(given)
             values = {
-                "messages": messages,
+                "messages": ReadInOrder(messages, output.size, self.ends) if grows else messages,
                 "tools": rendered_tools(chat.tools) if chat.tools else None,
                 "strftime_now": partial(self._strftime, date_s),
             }
             context = template.new_context({**self._special_tokens, **arguments, **values})
-            text = _joined(template.root_render_func(context))
+            text = output.of(template.root_render_func(context))
+            if len(messages) not in self.ends:  # the loop has ended before
+                self.ends = {}
+            self.ends = {at: end for at, end in self.ends.items() if at >= (least or 0)}
         except BadLine:
             raise
         except Exception as error:  # whatever a template's code meets in messages of any shape
@@ -141,8 +148,7 @@ class ChatTemplate:
 
     def _strftime(self, date_s: float | None, form: str) -> str:
         """Return today as a template asks for it: the request's day, the same in every run."""
-        self.dated = True
-        self.undated = self.undated or date_s is None
+        self.is_dated = True
         try:
             today = datetime.fromtimestamp(date_s or 0.0, UTC)
         except (OverflowError, OSError, ValueError):
@@ -167,15 +173,38 @@ class ChatTemplate:
         return rendered
 
 
-def _joined(parts: Iterator[str]) -> str:
-    """Return the text of a template's output. Raises BadLine beyond a length or a time."""
-    texts, size, end_s = [], 0, monotonic() + _LONGEST_S
-    while some := list(islice(parts, _PARTS_AT_ONCE)):
-        texts.append(text := "".join(some))
-        size += len(text)
-        if size > MAX_LINE_BYTES or monotonic() > end_s:
-            raise BadLine("the chat template writes too much, or for too long")
-    return "".join(texts)
+def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None, _Answer]:
+    """Return what renders chats by the templates and special tokens in `settings`."""
+    template = ChatTemplate(*settings)
+
+    def render(request: tuple[Chat, float | None, Message | None]) -> Rendered:
+        """Return a prompt."""
+        chat, date_s, answer = request
+        text = template.render(chat, date_s=date_s, answer=answer)
+        return Rendered(text, template.is_dated, template.ends)
+
+    return None, render
+
+
+class _Written:
+    """The text that a template has written so far."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def size(self) -> int:
+        """Return its length."""
+        return self._size
+
+    def of(self, parts: Iterator[str]) -> str:
+        """Return all of it. Raises BadLine beyond a length."""
+        texts = []
+        for text in parts:
+            texts.append(text)
+            self._size += len(text)
+            if self._size > MAX_LINE_BYTES:
+                raise BadLine("the chat template writes too much")
+        return "".join(texts)
 
 
 def _cut_behind(text: str, ending: Any) -> str:

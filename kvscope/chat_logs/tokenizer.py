@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import accumulate, chain
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
+from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message, Rendered
 from kvscope.chat_logs.hashing import Tokens, tokens_of
+from kvscope.chat_logs.library_process import LibraryProcess
 from kvscope.chat_logs.messages import for_mistral, plain_text
-from kvscope.chat_logs.parts import parts_of
-from kvscope.chat_logs.tokenizer_process import TokenizerProcess
+from kvscope.chat_logs.parts import PartFinder
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.files import content_of
+from kvscope.core.files import content_of, json_object
 from kvscope.core.trace import Part
 from kvscope.ingest.formats.base import BadLine
+from kvscope.ingest.limits import MAX_TOKENS
 
 _EXTRA = "pip install 'kvscope[hash]'"
 _SPECIAL = "_token"
+_TEMPLATES = "kvscope.chat_logs.template"
 _MOST_CHARACTERS = 1 << 25  # of pieces of prompts whose tokens are kept
 _PIECES_AT_ONCE = 1024  # encodings take some hundred bytes a token
+_MOST_NEW_PIECES = 8  # at the end of a prompt that a turn goes on with
 
 
 class Text(Struct, frozen=True):
     """Text to tokenize; `is_raw` adds the special tokens that a template would have added.
 
-    Its `parts` end at characters.
+    Its `parts` end at characters. An answer begins with nothing that another text begins with.
     """
 
     text: str
     is_raw: bool = False
+    is_answer: bool = False
     parts: Sequence[Part] = ()
 
 
@@ -82,39 +87,42 @@ class HuggingFaceTokenizer(Tokenizer):
     """
 
     def __init__(self, folder: Path, template: str | None = None) -> None:
-        try:
-            import jinja2
-            import tokenizers
-        except ImportError as error:
-            raise UsageError(f"needs {error.name}", where="kvscope hash", remedy=_EXTRA) from error
-        del jinja2
-        from kvscope.chat_logs.template import ChatTemplate
-
+        for library in ("jinja2", "tokenizers"):
+            if find_spec(library) is None:
+                raise UsageError(f"needs {library}", where="kvscope hash", remedy=_EXTRA)
         path = folder / "tokenizer.json"
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except BaseException as error:  # the library raises Exception itself, and panics
-            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-                raise
-            raise InputError(f"not a tokenizer: {error}", where=str(path)) from error
-        config = _json(folder / "tokenizer_config.json")
-        special = _special_tokens(_json(folder / "special_tokens_map.json") | config)
-        missing = [text for text in special.values() if self._tokenizer.token_to_id(text) is None]
-        self._tokenizer.add_special_tokens(
-            [tokenizers.AddedToken(text, special=True, normalized=False) for text in missing]
+        special_map, config = (
+            json_object(file) if (file := folder / name).is_file() else {}
+            for name in ("special_tokens_map.json", "tokenizer_config.json")
         )
-        self._special = _boundaries(self._tokenizer)
-        self._process = TokenizerProcess(self._tokenizer.to_str())
+        special = _special_tokens(special_map | config)
+        self._process = LibraryProcess(__name__, (str(path), special))
+        facts = _begun(self._process, f"not a tokenizer: {path.name}", str(path))
+        self._special = None if facts.boundaries is None else re.compile(facts.boundaries)
+        self._encoding = Lock()
+        self._longest_special = facts.longest
+        self._finder, self._last = PartFinder(), _Cut("", [0])
         self._pieces: dict[str, Tokens] = {}
         self._piece_characters = 0
-        self._token_ends: dict[str, array[int]] = {}  # of pieces in which parts end
+        self._token_ends: dict[str, Tokens] = {}  # of pieces in which parts end
         self._ends: tuple[list[int], list[int]] | None = None
         if "add_bos_token" in config or "add_eos_token" in config:
-            self._ends = self._added(config, special, "bos"), self._added(config, special, "eos")
+            first, last = (
+                [facts.special[f"{end}{_SPECIAL}"]]
+                if config.get(f"add_{end}_token") and f"{end}{_SPECIAL}" in facts.special
+                else []
+                for end in ("bos", "eos")
+            )
+            self._ends = first, last
         templates = _templates(folder, config, template)
-        where = template or str(folder)
-        self._template = ChatTemplate(templates, special, where) if templates else None
-        self._where = where
+        self._where = template or str(folder)
+        self._template: LibraryProcess | None = None
+        self._notes: set[str] = set()
+        self._whole: Sequence[Message] = ()
+        self._rendered_whole: dict[bool, tuple[Rendered, float | None]] = {}  # by whether it ends
+        if templates:
+            self._template = LibraryProcess(_TEMPLATES, (templates, special))
+            _begun(self._template, "not a chat template", self._where)
 
     def prompt(self, request: LoggedRequest) -> Piece:
         """Return the rendered chat, or the request's own text or tokens."""
@@ -126,8 +134,10 @@ class HuggingFaceTokenizer(Tokenizer):
                     where=self._where,
                     remedy="name the template's file with --chat-template",
                 )
-            text = self._template.render(prompt, date_s=request.date_s)
-            return _sound(Text(text, parts=parts_of(text, prompt) if self.marks_parts else ()))
+            text = self._render(prompt, request.date_s)
+            return _sound(
+                Text(text, parts=self._finder.parts_of(text, prompt) if self.marks_parts else ())
+            )
         if isinstance(prompt, str):
             return _sound(Text(prompt, is_raw=True))
         return Encoded(tokens_of(prompt))
@@ -135,10 +145,48 @@ class HuggingFaceTokenizer(Tokenizer):
     @property
     def notes(self) -> list[str]:
         """Whose date the prompts have."""
-        if self._template is None or not self._template.dated:
+        if not self._notes:
             return []
-        missing = ", 1970-01-01 where a line has no time" if self._template.undated else ""
+        missing = ", 1970-01-01 where a line has no time" if "undated" in self._notes else ""
         return [f"the template writes a date: that of each request, in UTC{missing}"]
+
+    def _render(self, chat: Chat, date_s: float | None, answer: Message | None = None) -> str:
+        """Return the prompt of a chat, or the chat ended by an answer. Raises BadLine."""
+        text = self._of_conversation(chat, date_s, answer)
+        return self._rendered_chat(chat, date_s, answer).text if text is None else text
+
+    def _rendered_chat(self, chat: Chat, date_s: float | None, answer: Message | None) -> Rendered:
+        assert self._template is not None  # noqa: S101  (checked before)
+        given = Chat(chat.messages, chat.tools, chat.arguments)
+        try:
+            rendered: Rendered = self._template.ask(
+                (given, date_s, answer), sum(map(_size, chat.messages))
+            )
+        except RuntimeError as error:
+            raise BadLine(f"the chat template fails: {type(error).__name__}") from error
+        if rendered.is_dated:
+            self._notes.add("undated" if date_s is None else "dated")
+        return rendered
+
+    def _of_conversation(
+        self, chat: Chat, date_s: float | None, answer: Message | None
+    ) -> str | None:
+        """Return a prompt as part of what the whole conversation becomes, None where it is none."""
+        whole, ended = chat.conversation, answer is not None
+        count = len(chat.messages) + ended
+        if whole is None or (ended and answer != whole[count - 1]):
+            return None
+        if self._whole is not whole:
+            self._whole, self._rendered_whole = whole, {}
+        if ended not in self._rendered_whole:
+            all_ = Chat(whole[: len(whole) - ended], chat.tools, chat.arguments)
+            try:
+                rendered = self._rendered_chat(all_, date_s, whole[-1] if ended else None)
+            except BadLine:  # of a later message
+                rendered = Rendered("", is_dated=False, ends={})
+            self._rendered_whole[ended] = rendered, date_s
+        rendered, of_s = self._rendered_whole[ended]
+        return None if rendered.is_dated and date_s != of_s else rendered.of(count)
 
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
         """Return the text that the template adds for the answer, up to its end token.
@@ -155,17 +203,19 @@ class HuggingFaceTokenizer(Tokenizer):
                 if isinstance(response, str)
                 else response | {"role": "assistant"}
             )
-            whole = self._template.render(chat, date_s=request.date_s, answer=message)
+            whole = self._render(chat, request.date_s, message)
             if whole.startswith(prompt.text):
-                return _sound(Text(whole[len(prompt.text) :].rstrip()))
-        return _sound(Text(plain_text(response)))
+                return _sound(Text(whole[len(prompt.text) :].rstrip(), is_answer=True))
+        return _sound(Text(plain_text(response), is_answer=True))
 
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of each text."""
         whole: list[Encoded] = [Encoded(tokens_of(()))] * len(texts)
         rendered = [at for at, text in enumerate(texts) if not text.is_raw]
         raw = [at for at, text in enumerate(texts) if text.is_raw]
-        for at, encoded in zip(rendered, self._rendered([texts[k] for k in rendered]), strict=True):
+        with self._encoding:
+            prompts = self._rendered([texts[at] for at in rendered])
+        for at, encoded in zip(rendered, prompts, strict=True):
             whole[at] = encoded
         first, last = self._ends or ([], [])
         plain = self._encoded([texts[at].text for at in raw], special=self._ends is None)
@@ -174,7 +224,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return whole
 
     def _encoded(self, texts: Sequence[str], *, special: bool = False) -> list[Tokens]:
-        return self._process.ids(texts, special=special) if texts else []
+        if not texts:
+            return []
+        ids = self._process.ask(("ids", [*texts], special), sum(map(len, texts)))
+        return [array("I", each) for each in ids]
 
     def _rendered(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of rendered prompts; pieces between special tokens are encoded once.
@@ -184,27 +237,67 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         if self._piece_characters > _MOST_CHARACTERS:
             self._pieces, self._token_ends, self._piece_characters = {}, {}, 0
-        split = _as_one if self._special is None else self._special.split
-        pieces = [split(text.text) for text in texts]
-        new = [each for each in dict.fromkeys(chain(*pieces)) if each not in self._pieces]
+        cuts, last = [], self._last
+        for text in texts:
+            before = _Cut("", [0]) if text.is_answer else last
+            cuts.append((before, cut := self._cut(text, before)))
+            last = last if text.is_answer else cut
+        pieces = dict.fromkeys(chain(*(cut.pieces for _, cut in cuts)))
+        new = [each for each in pieces if each not in self._pieces]
         for at in range(0, len(new), _PIECES_AT_ONCE):
             some = new[at : at + _PIECES_AT_ONCE]
             self._pieces |= zip(some, self._encoded(some), strict=True)
         self._piece_characters += sum(map(len, new))
-        return [
-            Encoded(
-                array("I", b"".join(self._pieces[piece].tobytes() for piece in own)),
-                [*self._ending_at_tokens(text.parts, own)],
-            )
-            for text, own in zip(texts, pieces, strict=True)
-        ]
+        encoded = [self._of_pieces(text, *cut) for text, cut in zip(texts, cuts, strict=True)]
+        self._last = last
+        return encoded
 
-    def _ending_at_tokens(self, parts: Sequence[Part], pieces: Sequence[str]) -> Iterator[Part]:
-        """Yield parts of a text by the token behind each, for the pieces that the text is of.
+    def _cut(self, text: Text, before: _Cut) -> _Cut:
+        """Return the pieces that a prompt does not share with the one before.
+
+        What special tokens are in a text up to some character follows from the text up to the end
+        of the longest one from there on.
+        """
+        if self._special is None:
+            return _Cut(text.text, [0], [text.text])
+        shared = 0
+        for start in before.starts[-1:-_MOST_NEW_PIECES:-1]:
+            if text.text.startswith(before.text[:start]):
+                shared = max(bisect_right(before.starts, start - self._longest_special) - 1, 0)
+                break
+        begin = before.starts[shared]
+        pieces = self._special.split(text.text[begin:])
+        if shared and not pieces[0]:
+            del pieces[0]
+        starts = accumulate(map(len, pieces[:-1]), initial=begin)
+        return _Cut(text.text, [*before.starts[:shared], *starts], pieces, shared)
+
+    def _of_pieces(self, text: Text, last: _Cut, cut: _Cut) -> Encoded:
+        """Return the tokens of a text, whose beginning is that of the last one."""
+        shared, begin = cut.shared, cut.starts[cut.shared]
+        own = [self._pieces[piece] for piece in cut.pieces]
+        tokens = last.counts[shared]
+        counts = accumulate(map(len, own), initial=tokens)
+        cut.counts = [*last.counts[:shared], *counts]
+        cut.tokens = last.tokens[:tokens] + array("I", b"".join(each.tobytes() for each in own))
+        known = bisect_right(text.parts, begin, key=lambda part: part.end)
+        if text.parts[:known] == last.parts[:known]:
+            rest = self._ending_at_tokens(text.parts[known:], cut.pieces, begin, tokens)
+            cut.ended = [*last.ended[:known], *rest]
+        else:
+            pieces = [text.text] if self._special is None else self._special.split(text.text)
+            cut.ended = [*self._ending_at_tokens(text.parts, pieces, 0, 0)]
+        cut.parts = text.parts
+        return Encoded(cut.tokens, cut.ended)
+
+    def _ending_at_tokens(
+        self, parts: Sequence[Part], pieces: Sequence[str], characters: int, tokens: int
+    ) -> Iterator[Part]:
+        """Yield parts by the token behind each, for pieces behind these characters and tokens.
 
         A token that two parts share is the first one's, as are blanks behind a part's last word.
         """
-        at, characters, tokens = 0, 0, 0
+        at = 0
         for kind, end in parts:
             while at < len(pieces) and characters + len(pieces[at]) <= end:
                 characters += len(pieces[at])
@@ -219,14 +312,9 @@ class HuggingFaceTokenizer(Tokenizer):
     def _ends_in(self, piece: str) -> array[int]:
         """Return the character behind each token of a piece."""
         if (ends := self._token_ends.get(piece)) is None:
-            ends = self._token_ends[piece] = self._process.ends(piece)
+            (as_bytes,) = self._process.ask(("ends", [piece], False), len(piece))
+            ends = self._token_ends[piece] = array("I", as_bytes)
         return ends
-
-    def _added(self, config: Mapping[str, Any], special: Mapping[str, str], end: str) -> list[int]:
-        """Return the token that plain prompts get at one end, if any."""
-        text = special.get(f"{end}{_SPECIAL}")
-        token = None if text is None else self._tokenizer.token_to_id(text)
-        return [token] if config.get(f"add_{end}_token") and token is not None else []
 
 
 class TekkenTokenizer(Tokenizer):
@@ -249,6 +337,7 @@ class TekkenTokenizer(Tokenizer):
         tekken = self._tokenizer.instruct_tokenizer.tokenizer
         self._encode, self._bytes = tekken.encode, tekken.id_to_byte_piece
         self._no_special = SpecialTokenPolicy.IGNORE
+        self._finder = PartFinder(as_bytes=True)
 
     def prompt(self, request: LoggedRequest) -> Piece:
         """Return the tokens of a chat, or the request's own text or tokens."""
@@ -275,7 +364,7 @@ class TekkenTokenizer(Tokenizer):
         texts = [self._bytes(token, self._no_special) for token in tokens]
         ends = [*accumulate(map(len, texts))]
         text = b"".join(texts).decode("latin-1")
-        *parts, last = parts_of(text, chat, as_bytes=True) or [Part("template", 0)]
+        *parts, last = self._finder.parts_of(text, chat) or [Part("template", 0)]
         marked = [Part(kind, bisect_left(ends, end) + 1) for kind, end in parts]
         return [*marked, Part(last.kind, len(tokens))]  # with what has no bytes
 
@@ -318,7 +407,78 @@ def load(path: str, template: str | None = None) -> Tokenizer:
     return TekkenTokenizer(place)
 
 
-def _boundaries(tokenizer: Any) -> re.Pattern[str] | None:
+class _Cut(Struct):
+    """A rendered prompt in pieces, without the first ones, which it shares with the one before.
+
+    Each piece by its first character, and by the tokens before it; parts by character and token.
+    """
+
+    text: str
+    starts: list[int]
+    pieces: list[str] = []
+    shared: int = 0
+    counts: list[int] = field(default_factory=lambda: [0])
+    tokens: Tokens = field(default_factory=lambda: tokens_of(()))
+    parts: Sequence[Part] = ()
+    ended: list[Part] = []
+
+
+class _Facts(Struct, frozen=True):
+    """What a tokenizer's special tokens are; `boundaries` matches where prompts can be cut."""
+
+    boundaries: str | None
+    longest: int
+    special: Mapping[str, int]
+
+
+def _begun(process: LibraryProcess, what: str, where: str) -> Any:
+    """Return what a library says of itself at its start. Raises InputError where it cannot."""
+    try:
+        return process.start()
+    except BadLine as error:
+        raise InputError(str(error), where=where) from error
+    except RuntimeError as error:
+        raise InputError(f"{what} ({type(error).__name__})", where=where) from error
+
+
+def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[Any], Any]]:
+    """Return what the tokenizer of a file has for special tokens, and what encodes texts.
+
+    The library may raise anything, panic or abort: see `LibraryProcess`.
+    """
+    import tokenizers
+
+    path, special = settings
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises Exception itself
+        raise BadLine(f"not a tokenizer: {error}") from error
+    missing = [text for text in special.values() if tokenizer.token_to_id(text) is None]
+    tokenizer.add_special_tokens(
+        [tokenizers.AddedToken(text, special=True, normalized=False) for text in missing]
+    )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(request: tuple[str, list[str], bool]) -> list[bytes]:
+        """Return token ids of texts, or the character behind each token, as uint32."""
+        what, texts, adds_special = request
+        if what == "ends":
+            offsets = tokenizer.encode(texts[0], add_special_tokens=False).offsets
+            return [array("I", (end for _, end in offsets)).tobytes()]
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=adds_special)
+        if any(len(each) > MAX_TOKENS for each in encodings):
+            raise OverflowError
+        return [array("I", each.ids).tobytes() for each in encodings]
+
+    ids = {name: tokenizer.token_to_id(text) for name, text in special.items()}
+    known = {name: token for name, token in ids.items() if token is not None}
+    added = tokenizer.get_added_tokens_decoder().values()
+    longest = max((len(each.content) for each in added), default=0)
+    return _Facts(_boundaries(tokenizer), longest, known), encode
+
+
+def _boundaries(tokenizer: Any) -> str | None:
     """Return where rendered prompts can be cut: before special tokens; None where they cannot.
 
     Not where a special token takes the blanks before it, or is found in normalized text.
@@ -331,11 +491,12 @@ def _boundaries(tokenizer: Any) -> re.Pattern[str] | None:
     if any(word in other for word in words for other in words if word != other):
         return None
     longest_first = sorted((re.escape(each.content) for each in special), key=len, reverse=True)
-    return re.compile(f"(?={'|'.join(longest_first)})")
+    return f"(?={'|'.join(longest_first)})"
 
 
-def _as_one(text: str) -> list[str]:
-    return [text]
+def _size(message: Message) -> int:
+    content = message.get("content")
+    return len(content) if isinstance(content, str | list) else 0
 
 
 def _sound(text: Text) -> Text:
@@ -345,19 +506,6 @@ def _sound(text: Text) -> Text:
     except UnicodeEncodeError as error:
         raise BadLine("text with half a surrogate pair") from error
     return text
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Return the object in a file, empty where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", where=str(path)) from error
-    if not isinstance(document, dict):
-        raise InputError("not a JSON object", where=str(path))
-    return document
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -179,7 +179,7 @@ def _end(
 def _check_outputs(
     case: AnyUseCase, options: Any, common: _Common, path: str | None, store: StoreFile
 ) -> None:
-    """Raise UsageError for a file to write from which a trace was read, stored or not."""
+    """Raise UsageError for a file to write that is also read, or from which a trace was."""
     from kvscope.app.traces import file_of, sources_of
 
     if case.takes_trace:
@@ -190,7 +190,11 @@ def _check_outputs(
     flags = {name: "--" + name.replace("_", "-") for name in targets_of(case.options)}
     writes = {flag: getattr(options, name) for name, flag in flags.items()}
     writes |= {"--html": common.printing.html, "--output": path}
-    check_outputs({flag: to for flag, to in writes.items() if to}, {"trace": sources})
+    reads = {
+        each: getattr(options, each) for each in options.__struct_fields__ if each not in flags
+    }
+    reads |= {"trace": sources, "db": common.db, "baseline": common.gate.baseline}
+    check_outputs({flag: to for flag, to in writes.items() if to}, reads)
 
 
 def _target_of(case: AnyUseCase, path: str | None, *, force: bool) -> str | None:

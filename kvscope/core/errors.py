@@ -15,18 +15,20 @@ from enum import IntEnum
 from typing import Any
 
 _ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)://(?:[^\s/?#'\"]*@)?([^\s?'\"]*)(\?[^\s'\"]*)?")
+_USER = re.compile(r"[^\s/@:'\"]+:[^\s/'\"]+@(?=[\w\[])")
 
 
 def without_secrets(text: str) -> str:
     """Return `text` with the addresses in it as they may be shown: no user, no query.
 
-    A question mark of s3:// is one of a pattern.
+    A question mark of s3:// is one of a pattern. A user with a password is left out of what is no
+    whole address, too.
     """
-    if "://" not in text:
-        return text
-    return _ADDRESS.sub(
-        lambda at: f"{at[1]}://{at[2]}{(at[3] or '') if at[1].lower() == 's3' else ''}", text
-    )
+    if "://" in text:
+        text = _ADDRESS.sub(
+            lambda at: f"{at[1]}://{at[2]}{(at[3] or '') if at[1].lower() == 's3' else ''}", text
+        )
+    return _USER.sub("", text) if "@" in text else text
 
 
 class ExitCode(IntEnum):

@@ -11,6 +11,7 @@ import atexit
 import errno
 import glob
 import gzip
+import json
 import os
 import shlex
 import shutil
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -189,6 +191,20 @@ def content_of(path: Path, most: int = MAX_DOCUMENT_BYTES) -> bytes:
     if len(content) > most:
         raise InputError(f"larger than {format_size(most)}", where=str(path))
     return content
+
+
+def json_object(path: Path, remedy: str | None = None) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises InputError where it holds none."""
+    try:
+        document = json.loads(content_of(path))
+        what = None if isinstance(document, dict) else "not a JSON object"
+    except OSError as error:
+        what = error.strerror or "cannot be read"
+    except (ValueError, RecursionError):
+        what = "not a JSON document"
+    if what is not None:
+        raise InputError(what, where=str(path), remedy=remedy)
+    return cast(dict[str, Any], document)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -411,12 +427,34 @@ def files_of(path: str) -> list[str]:
         path = str(Path(glob.escape(path)) / "*")
     elif place.exists() or not glob.has_magic(path):
         return [path]
-    matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob raises for some patterns
     by_file: dict[object, Path] = {}
-    for match in sorted(map(Path, matches), key=lambda match: (len(match.parts), match)):
-        if match.is_file():  # by the shortest path: links lead to folders again and again
+    for match in sorted(map(Path, _matches(path)), key=lambda match: (len(match.parts), match)):
+        if match.is_file():  # by the shortest path
             by_file.setdefault(file_identity(match), match)
     return [*map(str, sorted(by_file.values()))]
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """Yield what matches a pattern; of folders below `**` each one once, whatever links lead there.
+
+    `glob` follows links without end: two of them are 2^40 paths.
+    """
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        yield from glob.glob(pattern)  # noqa: PTH207 - Path.glob raises for some patterns
+        return
+    at = parts.index("**")
+    begin, rest = os.path.join(*parts[:at], ""), parts[at + 1 :] or ("*",)  # noqa: PTH118
+    folders, seen = deque(glob.glob(begin) if at else ["."]), set[object]()  # noqa: PTH207
+    while folders:
+        folder = Path(folders.popleft())
+        if (identity := file_identity(folder)) in seen:
+            continue
+        seen.add(identity)
+        yield from _matches(str(Path(glob.escape(str(folder)), *rest)))
+        with suppress(OSError):
+            inner = (each for each in folder.iterdir() if not each.name.startswith("."))
+            folders.extend(str(each) for each in sorted(inner) if each.is_dir())
 
 
 def file_identity(path: str | Path) -> object:

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.error import HTTPError, URLError
@@ -187,7 +187,9 @@ def _refusals(path: str) -> Iterator[None]:
         ) from error
     except TimeoutError as error:
         raise InputError(f"no answer within {TIMEOUT_S:g} s", where=path) from error
-    except (HTTPException, OSError, ValueError) as error:
+    except (InvalidURL, ValueError) as error:  # which repeat what they refuse
+        raise InputError("no address that can be asked", where=path) from error
+    except (HTTPException, OSError) as error:
         raise InputError(f"cannot be read: {error or type(error).__name__}", where=path) from error
     except Exception as error:
         if not type(error).__module__.startswith(("botocore.", "boto3.", "urllib3.")):

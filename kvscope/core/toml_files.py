@@ -8,11 +8,13 @@ refuses a value by `ValueError("key: what is wrong")`.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from decimal import Decimal
 from difflib import get_close_matches
@@ -86,6 +88,22 @@ def document_in(path: Path, remedy: str) -> dict[str, Any]:
             remedy=remedy if version is None else f"{remedy}; or upgrade kvscope",
         )
     return document
+
+
+def files_named_in(path: Path) -> Iterator[Path]:
+    """Yield the files that a TOML file names, from its folder or from here."""
+    if path.suffix != ".toml" or not path.is_file():
+        return
+    waiting: list[Any] = []
+    with suppress(InputError, OSError, ValueError, ArithmeticError, RecursionError):
+        waiting = [_parsed(content_of(path, MAX_BYTES).decode())]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, str):
+            places = (path.parent / value, Path(value))
+            yield from (each for each in places if os.path.lexists(each) and each.is_file())
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -16,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.files import content_of
+from kvscope.core.files import json_object
 from kvscope.deployment.architecture import (
     MIXED,
     NUMBERED,
@@ -462,35 +461,22 @@ def read_config(path: Path) -> Model:
     The bytes of model.safetensors.index.json and the precision of hf_quant_config.json beside it
     count. Raises InputError for a file that cannot be read or does not say what is needed.
     """
-    try:
-        config = json.loads(content_of(path))
-    except OSError as error:
-        what = error.strerror or "cannot be read"
-        raise InputError(what, where=str(path), remedy="name a config.json or a preset") from error
-    except ValueError as error:
-        raise InputError("not a JSON document", where=str(path)) from error
-    if not isinstance(config, dict):
-        raise InputError("not a JSON object", where=str(path))
+    config = json_object(path, "name a config.json or a preset")
     inner: dict[str, Any] = next(
         (config[key] for key in _NESTED if isinstance(config.get(key), dict)), {}
     )
-    beside = _object(path.with_name(_QUANTIZATION))
+    beside = _beside(path, _QUANTIZATION)
     stated = {**beside, **config, **inner}
     fields = ConfigFields(str(path), stated | usual_fields(stated))
-    metadata = _object(path.with_name(_INDEX)).get("metadata")
+    metadata = _beside(path, _INDEX).get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return _model(path.resolve().parent.name, fields, total)
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file that may be missing."""
-    if not (os.path.lexists(path) and path.is_file()):
-        return {}
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError("not a JSON document", where=str(path), remedy="remove it") from error
-    return document if isinstance(document, dict) else {}
+def _beside(config: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object in a file beside a config.json, which may be missing."""
+    path = config.with_name(name)
+    return json_object(path, "remove it") if os.path.lexists(path) and path.is_file() else {}
 
 
 def _model(name: str, config: ConfigFields, total: object) -> Model:

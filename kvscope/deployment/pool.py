@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from io import TextIOWrapper
 from pathlib import Path
@@ -82,6 +82,7 @@ _SGLANG = re.compile(r"max_total_num_tokens(?:=|\{[^}]*\} )(?P<value>[\d,.e+]+)"
 _BLOCK_SIZE = re.compile(r"\bblock_size['\"]?[=:]\s*['\"]?(?P<value>\d+)")
 _PATTERNS = (_METRICS, _OVERRIDE, _BLOCKS, _TOKENS, _BYTES, _SGLANG)
 _LONGEST_LINE = 2**20
+_MOST_PARTS = 64  # of a line
 _NAMED = 2  # unknown fields in a table
 _MOST = 2**53  # blocks, tokens or GiB
 
@@ -392,11 +393,21 @@ def observed_pool(
     """
     try:
         with TextIOWrapper(opened(path), encoding="utf-8", errors="replace") as lines:
-            bounded = iter(lambda: lines.readline(_LONGEST_LINE), "")
+            bounded = _lines_of(lines, str(path))
             return pool_in(bounded, str(path), model=model, tp=tp, block_size=block_size)
     except OSError as error:
         what = error.strerror or "cannot be read"
         raise InputError(what, where=str(path), remedy="name an engine's log") from error
+
+
+def _lines_of(file: TextIOWrapper, where: str) -> Iterator[str]:
+    """Yield lines, long ones in parts. Raises InputError where they do not end."""
+    parts = 0
+    while line := file.readline(_LONGEST_LINE):
+        parts = 0 if line.endswith("\n") else parts + 1
+        if parts > _MOST_PARTS:
+            raise InputError("no lines of text", where=where, remedy="name an engine's log")
+        yield line
 
 
 def pool_in(

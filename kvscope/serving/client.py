@@ -121,7 +121,7 @@ class Endpoint:
                 remedy=f"is it an OpenAI-compatible server? Set {API_KEY} to its key",
             )
         try:
-            models = {str(card["id"]): card for card in json.loads(body)["data"]}
+            models = {str(card["id"]): card for card in _decoded(body)["data"]}
         except (ValueError, KeyError, TypeError) as error:
             raise EngineError("/v1/models is not in OpenAI's format", where=self.url) from error
         if not models or (name is not None and name not in models):
@@ -134,7 +134,7 @@ class Endpoint:
     def version(self) -> str | None:
         """Return the version that the server reports, or None."""
         with suppress(ValueError, KeyError, TypeError):
-            return str(json.loads(self._body("GET", "/version") or b"")["version"])
+            return str(_decoded(self._body("GET", "/version") or b"")["version"])
         return None
 
     def metrics(self) -> str:
@@ -271,7 +271,7 @@ def _answer(
             ended = True
             continue
         try:
-            chunk = json.loads(line)
+            chunk = _decoded(line)
         except ValueError:
             why = why or "the stream is not JSON"
             continue
@@ -325,10 +325,18 @@ def time_in_steps(metrics: str) -> InSteps | None:
     return InSteps(int(sum(counts)), queued + prefilled) if counts else None
 
 
+def _decoded(body: bytes) -> Any:
+    """Return what a server writes as JSON. Raises ValueError for what is none."""
+    try:
+        return json.loads(body)
+    except RecursionError as error:
+        raise ValueError("nests too deep") from error
+
+
 def _reason(body: bytes) -> str:
     """Return a server's reason for a refusal, in one line."""
     try:
-        return _words(json.loads(body))
+        return _words(_decoded(body))
     except ValueError:
         return " ".join(body.decode(errors="replace").split())[:200]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -19,7 +18,8 @@ from typing import IO, Self
 
 from msgspec import Struct, field
 
-from kvscope.core.errors import EngineError, InputError
+from kvscope.core.errors import EngineError
+from kvscope.core.files import json_object
 from kvscope.serving import guard
 from kvscope.serving.client import Endpoint
 from kvscope.serving.interpreter import Interpreter
@@ -225,13 +225,7 @@ def config_of(model: str) -> dict[str, object] | None:
     folder = model_folder(model)
     if folder is None:
         return None
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            "no readable config.json", where=str(folder), remedy="name a model's folder"
-        ) from error
-    return dict(config)
+    return json_object(folder / "config.json", "name a model's folder")
 
 
 def _random_weights(model: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from tests.attack.attack import Attack
 from tests.attack.interruptions import FullDisk, Kills, TwoProcesses
-from tests.attack.logs import Logs
+from tests.attack.logs import Libraries, Logs
 from tests.attack.names import Names
 from tests.attack.outputs import Outputs
 from tests.attack.parsers import Parsers
@@ -10,10 +10,12 @@ from tests.attack.settings import Files, Plugin
 from tests.attack.stores import Stores
 from tests.attack.trace_files import TraceFiles
 from tests.attack.values import DatasetValues, StoreValues
+from tests.attack.watch import Watched
 
 ATTACKS: tuple[type[Attack], ...] = (
     Parsers,
     Logs,
+    Libraries,
     TraceFiles,
     Stores,
     StoreValues,
@@ -22,6 +24,7 @@ ATTACKS: tuple[type[Attack], ...] = (
     Plugin,
     Names,
     Outputs,
+    Watched,
     Kills,
     FullDisk,
     TwoProcesses,

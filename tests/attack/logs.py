@@ -1,4 +1,4 @@
-"""Attack on the readers of logs with prompts: mutated lines, through template and tokenizer."""
+"""Attacks on logs with prompts: mutated lines, and lines that break template or tokenizer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from kvscope.chat_logs import library_process
 from kvscope.chat_logs.convert import FORMATS, Converter
 from kvscope.chat_logs.hashing import SALT_BYTES, Hasher
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import ReadOptions, Rejects
 from tests.attack.attack import Attack, Case, Harm
+from tests.attack.commands import DONE, INPUT, command
 from tests.attack.mutations import as_json, mutated_bytes, mutated_document
 from tests.attack.parsers import read
 from tests.chat_logs.models import write_model
 
+MARK = "sekrit@pomegranate"
+"""Text of a log that no message and no trace may hold: no plain word."""
 _USER = {"role": "user", "content": [{"type": "text", "text": "Hello there"}]}
 _CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
 _ASSISTANT = {"role": "assistant", "content": "Hm", "tool_calls": [_CALL], "reasoning": "Why"}
@@ -112,7 +116,10 @@ LINES: dict[str, list[Any]] = {
 
 
 class Logs(Attack):
-    """A line is hashed or refused with a reason, and the trace is one that kvscope reads."""
+    """A line is hashed or refused with a reason that repeats nothing that somebody wrote.
+
+    The trace is one that kvscope reads.
+    """
 
     name = "logs"
     target = "readers of logs with prompts: mutated lines"
@@ -140,25 +147,123 @@ class Logs(Attack):
         try:
             lines = [*converter.lines(str(log), random.choice((None, name)), rejects)]
         except InputError as refusal:
-            if not str(refusal).strip():
-                raise Harm("a refusal without a word") from refusal
+            if not str(refusal).strip() or MARK in str(refusal):
+                raise Harm(f"a refusal without a word, or with text: {refusal}") from refusal
             return inputs
         for line, reason in rejects.lines:
-            if not reason or len(reason) > 400:
-                raise Harm(f"line {line}: the reason has {len(reason)} characters")
+            if not reason or len(reason) > 400 or MARK in reason:
+                raise Harm(f"line {line}: the reason is {reason[:400]!r}")
         trace.write_bytes(b"".join(lines))
+        left_out = " ".join(converter.counts.left_out)
+        if MARK in left_out or MARK.encode() in trace.read_bytes():
+            raise Harm(f"text of the log in the trace, or in {left_out!r}")
         if lines and (refused := read(trace, "mooncake", ReadOptions())).count:
             raise Harm(f"kvscope does not read its own trace: {refused.lines[0]}")
         return inputs
 
 
+def _marked(random: Random, document: Any, share: float) -> Any:
+    """Return the document with MARK in a share of its texts, as texts, lists or names too."""
+    if isinstance(document, dict):
+        return {
+            f"{name} {MARK}" if random.random() < share / 10 else name: _marked(
+                random, value, share
+            )
+            for name, value in document.items()
+        }
+    if isinstance(document, list):
+        return [_marked(random, each, share) for each in document]
+    if isinstance(document, str) and document[:1] in {"[", "{"} and random.random() < 0.5:
+        return json.dumps(_marked(random, json.loads(document), share))
+    if random.random() > (share if isinstance(document, str) else share / 4):
+        return document
+    return random.choice((f"{MARK} ", f"{document} {MARK}", [f"a {MARK}"], {MARK: 1}))
+
+
 def _mutated(random: Random, name: str) -> bytes:
     document = random.choice(LINES[name])
+    if random.random() < 0.5:
+        document = _marked(random, document, random.choice((0.1, 0.5)))
     if random.random() < 0.1:
         return json.dumps(document).encode()
     if random.random() < 0.7:
         return as_json(random, mutated_document(random, document))
     return mutated_bytes(random, json.dumps(document).encode())
+
+
+class Libraries(Attack):
+    """What breaks a template or a tokenizer costs its line, in bounded time, without its text."""
+
+    name = "libraries"
+    target = "`kvscope hash` of lines that break template or tokenizer"
+    share = 0.05
+    short = 2
+
+    def attempt(self, case: Case) -> int:
+        """Hash a log of which some lines break a library in one of these ways."""
+        random = case.random
+        breaks = random.choice(TEMPLATES)
+        template = (
+            f"{{% if messages|length > 1 %}}{breaks}{{% endif %}}{{{{ messages[0].content }}}}"
+        )
+        write_model(case.folder / "model", template)
+        path = case.folder / "model" / "tokenizer.json"
+        document = json.loads(path.read_bytes())
+        document |= random.choice(TOKENIZERS)
+        path.write_text(json.dumps(document))
+        user = {"role": "user", "content": f"{MARK} hello"}
+        broken = {"role": "user", "content": f"{MARK} {'!?' * random.choice((1, 40, 9_000))}"}
+        said = [random.choice(([user], [user, user], [broken])) for _ in range(6)]
+        log = "\n".join(json.dumps({"messages": each}) for each in [*said, [user]])
+        (case.folder / "log").write_text(log)
+        into = case.folder / "trace.jsonl"
+        words = ("--tokenizer", str(path.parent), "-o", str(into), "--max-bad", "1")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library_process, "LIMIT_S", 1.0)
+            patch.setattr(library_process, "_START_S", 20.0)
+            patch.setattr(library_process, "_LEAST_BYTES", MOST_BYTES)
+            patch.setattr(library_process, "_SHARE", 0.0)
+            outcome = command("hash", str(case.folder / "log"), *words).check(DONE, INPUT)
+        if MARK in outcome.out + outcome.err:
+            raise Harm(f"text of the log: {outcome.err}")
+        return len(said) + 1
+
+
+TEMPLATES = (
+    "",
+    "{{ raise_exception(messages[0].content) }}",
+    "{{ messages[0].content.nothing.at_all }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{{ messages[0].content * 9999 }}{% endfor %}",
+    "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(messages[0].content) }}",
+    "{{ (messages | length * 10) ** (10 ** 9) }}",
+    "{{ messages[0].content * (10 ** 10) }}",
+    "{{ messages[0].content | center(10 ** 10) }}",
+    "{% set n = namespace(s='a') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "{{ messages[0].__class__.__mro__ }}",
+)
+"""What a template does with a chat of two messages."""
+_SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+TOKENIZERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"model": {"type": "WordLevel", "vocab": {"hello": 0}, "unk_token": "[none]"}},
+    {"model": {"type": "WordPiece", "vocab": {"hello": 0}, "unk_token": "[none]"}},
+    {"pre_tokenizer": _SPLIT | {"pattern": {"Regex": "([!?]+)+(a|$)\\1"}}},
+    {"normalizer": {"type": "Replace", "pattern": {"Regex": "[!?]"}, "content": "?" * 10_000}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {
+        "truncation": {
+            "direction": "Right",
+            "max_length": 1,
+            "strategy": "LongestFirst",
+            "stride": 9,
+        }
+    },
+    {"model": {"type": "Unigram", "unk_id": None, "vocab": [["hello", 0.0]]}},
+    {"post_processor": {"type": "Sequence", "processors": []}, "added_tokens": [{"id": -1}]},
+)
+"""What a tokenizer.json has instead of what it had."""
+MOST_BYTES = 1 << 30
 
 
 assert LINES.keys() == FORMATS.keys()

@@ -13,10 +13,12 @@ pytest.importorskip("tokenizers", reason="make setup installs it")
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
+from kvscope.chat_logs import library_process
 from kvscope.chat_logs.hashing import Hasher, salt, tokens_of
 from kvscope.chat_logs.template import ChatTemplate
 from kvscope.chat_logs.tokenizer import HuggingFaceTokenizer, Text
 from kvscope.core.errors import InputError
+from kvscope.ingest.formats.base import BadLine
 from tests.chat_logs.models import SPECIAL, TEMPLATE, write_model
 from tests.chat_logs.test_hash import ANSWER, MORE, SYSTEM, USER, Line, hashed, tokens, write
 from tests.long import long
@@ -148,8 +150,29 @@ def test_a_tokenizer_without_an_unknown_token_costs_a_line_each(tmp_path: Path) 
     ["{% if 1 %}" * 3000 + "{% endif %}" * 3000, "{{", "{% unknown %}", "{{ 1 }}{% for %}"],
 )
 def test_a_template_that_cannot_be_compiled_is_named(source: str) -> None:
-    with pytest.raises(InputError, match="not a chat template: "):
-        ChatTemplate({"default": source}, {}, "file")
+    with pytest.raises(BadLine, match="not a chat template: "):
+        ChatTemplate({"default": source}, {})
+
+
+ENDLESS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ (messages | length * 10) ** (10 ** 9) }}",
+)
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_a_template_that_never_ends_costs_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """Loops without output, and arithmetic that no signal interrupts."""
+    monkeypatch.setattr(library_process, "LIMIT_S", 0.5)
+    write_model(
+        tmp_path / "model", "{% if messages|length > 1 %}fine{% else %}" + source + "{% endif %}"
+    )
+    bad, good = {"messages": [USER]}, {"messages": [SYSTEM, USER]}
+    assert len(hashed(tmp_path / "model", tmp_path, bad, good, max_bad=0.5)) == 1
+    with pytest.raises(InputError, match="the chat template fails: TimeoutError"):
+        hashed(tmp_path / "model", tmp_path, bad)
 
 
 HARMFUL = (
@@ -282,20 +305,15 @@ def test_a_salt_that_another_run_has_read_is_kept(tmp_path: Path) -> None:
 def test_memory_and_time_of_a_conversation_are_those_of_its_pieces(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each distinct piece is tokenized once, each message rendered and digested once."""
+    """Each distinct piece is tokenized once, each message digested once."""
     encoded: list[str] = []
-    rendered: list[object] = []
-    from kvscope.chat_logs import lineage, messages
+    from kvscope.chat_logs import lineage
 
-    whole, render, digest = HuggingFaceTokenizer._encoded, messages._rendered, lineage._digest
+    whole, digest = HuggingFaceTokenizer._encoded, lineage._digest
 
     def counting(self: HuggingFaceTokenizer, texts: Any, **options: Any) -> Any:
         encoded.extend(texts)
         return whole(self, texts, **options)
-
-    def rendering(message: Any, *rest: Any, **options: Any) -> Any:
-        rendered.append(message)
-        return render(message, *rest, **options)
 
     digests: list[object] = []
 
@@ -304,7 +322,6 @@ def test_memory_and_time_of_a_conversation_are_those_of_its_pieces(
         return digest(before, message)
 
     monkeypatch.setattr(HuggingFaceTokenizer, "_encoded", counting)
-    monkeypatch.setattr(messages, "_rendered", rendering)
     monkeypatch.setattr(lineage, "_digest", digesting)
     turns = [
         {"role": role, "content": f"{role} {turn}"}
@@ -314,5 +331,4 @@ def test_memory_and_time_of_a_conversation_are_those_of_its_pieces(
     lines = hashed(model, tmp_path, {"messages": turns})
     assert len(lines) == 100
     assert len(encoded) < 1_000  # 20,200 pieces in all prompts together
-    assert len(rendered) < 1_000  # 10,100 messages in all prompts, as many with answers
     assert len(digests) < 1_000

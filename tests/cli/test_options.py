@@ -15,6 +15,7 @@ from kvscope.cli import output
 from kvscope.cli.app import run
 from kvscope.cli.options import DEFAULT_DB, Json, parsed_by, typed
 from kvscope.core.errors import ExitCode, UsageError
+from kvscope.core.files import TOML_MARK
 from tests.cli.replayed import write_trace
 from tests.cli.shell import Streams, show, streams_of
 
@@ -123,6 +124,37 @@ def test_a_store_and_a_dataset_are_read_before_they_are_there(
     assert inside.read_bytes() == before
     with pytest.raises(UsageError, match="the file is read, too"):
         kvscope.simulate(trace, capacity_blocks=9, perfetto=trace, force=True)
+
+
+def test_what_is_read_without_being_named_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """The deployment here, the files that settings name, those beside a tokenizer, a default."""
+    monkeypatch.chdir(tmp_path)
+    write_trace(tmp_path, "trace")
+    Path("log.jsonl").write_text('{"prompt": [1, 2]}\n')
+    for number, name in enumerate(("kvscope.toml", "other.toml", "recommendation.toml")):
+        Path(name).write_text(f'{TOML_MARK}1\nschema = 1\nengine_log = "engine-{number}.log"\n')
+        Path(f"engine-{number}.log").write_text("num_gpu_blocks is: 90\n")
+    beside = Path("model") / "templates" / "tool_use.jinja"
+    beside.parent.mkdir(parents=True)
+    for path in (beside, Path("model/tokenizer.json"), Path("model/chat_template.jinja")):
+        path.write_text("x")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    analyze = "analyze trace.jsonl --db :memory: --force"
+    hashed = "hash log.jsonl --tokenizer model/tokenizer.json --force -o"
+    for line in (
+        f"{analyze} --html kvscope.toml",
+        f"{analyze} --html engine-0.log",
+        f"{analyze} --deployment other.toml --html engine-1.log",
+        "export trace.jsonl --to mooncake -o kvscope.toml --force",
+        "tune trace.jsonl --db :memory: --slo 1s --deployment recommendation.toml",
+        f"{hashed} model/chat_template.jinja",
+        f"{hashed} {beside}",
+    ):
+        assert run(line.split()) == ExitCode.USAGE, line
+        assert "the file is read, too" in capsys.readouterr().err, line
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_only_own_reports_are_replaced(tmp_path: Path, capsys: Streams) -> None:

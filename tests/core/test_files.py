@@ -94,10 +94,17 @@ def test_a_name_too_long_for_a_file_is_none() -> None:
 
 
 def test_links_count_a_file_once(tmp_path: Path) -> None:
-    """By its shortest path; a link to its own folder leads there again and again."""
+    """By its shortest path; two links to folders around them are 2^40 paths."""
     (tmp_path / "b.jsonl").write_text("")
+    (tmp_path / "in" / "there").mkdir(parents=True)
+    (tmp_path / "in" / "a.jsonl").write_text("")
     (tmp_path / "again").symlink_to(".")
-    assert files_of(f"{tmp_path}/**/*") == [str(tmp_path / "b.jsonl")]
+    (tmp_path / "in" / "there" / "up").symlink_to("../..")
+    inner = [str(tmp_path / "in" / "a.jsonl")]
+    assert files_of(f"{tmp_path}/**/*") == [str(tmp_path / "b.jsonl"), *inner]
+    assert files_of(f"{tmp_path}/**") == files_of(f"{tmp_path}/**/*")
+    assert files_of(f"{tmp_path}/**/there/*.jsonl") == []
+    assert files_of(f"{tmp_path}/no/**/*") == []
     (tmp_path / "c.jsonl").hardlink_to(tmp_path / "b.jsonl")
     (tmp_path / "d.jsonl").symlink_to("c.jsonl")
     assert files_of(str(tmp_path)) == [str(tmp_path / "b.jsonl")]
@@ -114,6 +121,21 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> 
     for path, file in (("day[1].jsonl", "day[1].jsonl"), ("day[1]", "day[1]/a.jsonl")):
         assert files_of(str(tmp_path / path)) == [str(tmp_path / file)]
     assert files_of(str(tmp_path / "day[12].jsonl")) == [str(tmp_path / "day1.jsonl")]
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_json_is_bounded_in_depth(tmp_path: Path, name: str) -> None:
+    """Of a model and of what lies beside its config.json."""
+    for each in ("config.json", name):
+        (tmp_path / each).write_text("{}" if each != name else "[" * 200_000)
+    with pytest.raises(InputError, match=f"{name}: not a JSON document"):
+        read_config(tmp_path / "config.json")
+
+
+def test_an_engine_log_has_lines(tmp_path: Path) -> None:
+    """A device has none, and never ends."""
+    with pytest.raises(InputError, match="no lines of text"):
+        observed_pool(Path("/dev/zero"))
 
 
 @pytest.fixture

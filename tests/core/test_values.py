@@ -336,6 +336,8 @@ def test_closing_up() -> None:
         ("'https://h/a?b=1' s3://bucket/p?.jsonl", "'https://h/a' s3://bucket/p?.jsonl"),
         ("hf://datasets/o/n@main/x.jsonl", "hf://datasets/o/n@main/x.jsonl"),
         ("a.jsonl?: me@home", "a.jsonl?: me@home"),
+        ("'me:pw@host' is no address", "'host' is no address"),
+        ("er:p@w@host/t: no such file", "host/t: no such file"),
     ],
 )
 def test_addresses_lose_user_and_query(text: str, shown: str) -> None:

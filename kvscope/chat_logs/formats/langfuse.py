@@ -18,7 +18,7 @@ from kvscope.chat_logs.bodies import as_response
 from kvscope.chat_logs.formats import openinference
 from kvscope.chat_logs.formats.base import LoggedRequest
 from kvscope.chat_logs.formats.openai import OpenAI
-from kvscope.ingest.formats.base import BadLine, between, described, moment
+from kvscope.ingest.formats.base import BadLine, between, described, moment, named
 
 _GENERATION = "GENERATION"
 _WRITTEN = ("creation", "write")
@@ -35,7 +35,7 @@ class Langfuse(OpenAI):
         """Return the generation's request; none for other observations."""
         row = msgspec.json.decode(line, type=dict[str, Any])
         if (kind := row.get("type")) != _GENERATION:
-            self.left_out[f"observations of the type {str(kind)[:40]}"] += 1
+            self.left_out[f"observations of the type {named(kind)}"] += 1
             return ()
         asked, said = _exchange(row)
         if asked is None:

@@ -290,9 +290,15 @@ def described(value: object) -> str:
     return "a number" if isinstance(value, int | float) else "a value"
 
 
+def named(value: object) -> str:
+    """Return a value that is one word; else its description."""
+    is_word = isinstance(value, str) and _FIELD.fullmatch(value)
+    return str(value) if is_word else described(value)
+
+
 def field_names(names: Sequence[str]) -> str:
     """Return the first names of fields for a message; of what may be text of a log the length."""
-    shown = [name if _FIELD.fullmatch(name) else described(name) for name in names[:_MOST_NAMES]]
+    shown = map(named, names[:_MOST_NAMES])
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{', '.join(shown)}{more}"
 

@@ -16,6 +16,7 @@ from kvscope.ingest.formats.base import (
     Request,
     common_keys,
     in_seconds,
+    named,
 )
 from kvscope.ingest.formats.json_lines import RowFormat
 
@@ -97,7 +98,7 @@ class DynamoTraces(RowFormat):
             raise BadLine("Object missing required field `event_type`")
         if row.event_type != _REQUEST:
             tool = row.event_type.startswith("tool_")
-            self.left_out[_TOOLS if tool else f"{row.event_type[:40]} records"] += 1
+            self.left_out[_TOOLS if tool else f"{named(row.event_type)} records"] += 1
             if row.event_type == "request_payload":
                 self.note(UNREAD_PROMPTS)
             return None

@@ -23,6 +23,7 @@ from kvscope.ingest.formats.base import (
     between,
     common_keys,
     moment,
+    named,
 )
 from kvscope.ingest.formats.json_lines import RowFormat
 from kvscope.ingest.formats.lengths import csv_fields, csv_header
@@ -87,7 +88,7 @@ class Payload(msgspec.Struct, gc=False, kw_only=True):
         """Return why the call is no request to an engine, None if it is one."""
         kind = self.call_type or ""
         if kind and not {kind, kind.removeprefix("a")} & _PROMPTED:
-            return f"calls of the kind {kind[:40]}"
+            return f"calls of the kind {named(kind)}"
         if self.status not in {None, "", "success"}:
             return "calls that failed"
         cached = str(self.cache_hit).lower() not in _UNCACHED
