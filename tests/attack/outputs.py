@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import chdir
 from pathlib import Path
 from random import Random
 
 from kvscope.core.errors import ExitCode
+from kvscope.core.files import TOML_MARK
 from tests.attack.attack import Attack, Case, Harm
 from tests.attack.commands import DONE, command
 from tests.attack.trace_files import sample_lines
@@ -23,6 +25,14 @@ COMMANDS = (
     "doctor --db {store} --save-to {to}",
     "ingest {trace} --db {store} --into {to}",
 )
+UNNAMED = (
+    "analyze {trace} --db {store} --html {to}",
+    "export {trace} --db {store} --to mooncake --output {to}",
+    "tune {trace} --db {store} --slo 150ms --policy lru --output {to}",
+    "simulate {trace} --db {store} --policy lru --perfetto {to}",
+    "fit {trace} --db {store} --deployment kvscope.toml --export {to}",
+)
+"""Commands where a kvscope.toml is, which they read, as they do the files that it names."""
 
 
 class Outputs(Attack):
@@ -57,7 +67,22 @@ class Outputs(Attack):
             outcome = command(*words).check(ExitCode.USAGE, ExitCode.INPUT)
             if {each: each.read_bytes() for each in before} != before:
                 raise Harm(f"an input is another: kvscope {' '.join(outcome.words)}")
-        return 4
+        self._write_where_none_is_named(case, trace, store)
+        return 5
+
+    def _write_where_none_is_named(self, case: Case, trace: Path, store: Path) -> None:
+        """Let a command write over settings that it reads, or what they name."""
+        settings, log = case.folder / "kvscope.toml", case.folder / "engine.log"
+        mark = f"{TOML_MARK}1\nschema = 1\nmodel = 'llama3-8b'\nengine_log = 'engine.log'\n"
+        settings.write_text(mark)
+        log.write_text("INFO GPU KV cache size: 163,168 tokens\n")
+        before = {each: each.read_bytes() for each in (settings, log)}
+        line, to = case.random.choice(UNNAMED), _path(case.random, case.random.choice([*before]))
+        words = [*line.format(trace=trace, store=store, to=to).split(), "--force"]
+        with chdir(case.folder):
+            outcome = command(*words).check(ExitCode.USAGE)
+        if {each: each.read_bytes() for each in before} != before:
+            raise Harm(f"settings are others: kvscope {' '.join(outcome.words)}")
 
 
 def _path(random: Random, file: Path) -> str:
