@@ -16,6 +16,7 @@ from kvscope.core.arrays import Float64s, Int64s
 from kvscope.fleet.options import RATE_S, SETTLE_S, SYNC_S, Scaling
 
 _TOLERANCE = 0.1
+_ROUNDING = 1e-9
 _MOST_ADDED = 4
 
 
@@ -47,22 +48,23 @@ def schedule(arrival_s: Float64s, scaling: Scaling) -> Schedule:
     """
     arrivals = np.sort(arrival_s)
 
-    def wanted_at(now_s: float) -> float:
+    def share_at(now_s: float) -> float:
+        """Return how many replicas the last arrivals suit, as a fraction."""
         begin, end = np.searchsorted(arrivals, (now_s - RATE_S, now_s))
         return float(end - begin) / RATE_S / scaling.requests_per_s
 
-    def within(replicas: int) -> int:
-        return min(max(replicas, scaling.low), scaling.high)
+    def suiting(share: float) -> int:
+        return min(max(math.ceil(share - _ROUNDING), scaling.low), scaling.high)
 
-    first = within(math.ceil(wanted_at(RATE_S)))
+    first = suiting(share_at(RATE_S))
     serves_from = [-math.inf] * first  # each of the present ones, the oldest first
     changes = {-math.inf: first}
     recent = deque([(RATE_S, first)])
     syncs = np.arange(RATE_S + SYNC_S, arrivals[-1] + SYNC_S if len(arrivals) else 0.0, SYNC_S)
     for now_s in syncs.tolist():
-        share, present = wanted_at(now_s), len(serves_from)
-        near = abs(share / present - 1) <= _TOLERANCE
-        wanted = within(present if near else math.ceil(share))
+        share, present = share_at(now_s), len(serves_from)
+        near = abs(share / present - 1) <= _TOLERANCE + _ROUNDING
+        wanted = suiting(present if near else share)
         recent.append((now_s, wanted))
         while recent[0][0] <= now_s - SETTLE_S:
             recent.popleft()

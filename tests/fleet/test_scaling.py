@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.arrays import Float64s
@@ -169,13 +170,15 @@ def test_hits_are_back_where_they_stay(
 
 def in_words(arrivals: list[float], scaling: Scaling) -> list[tuple[float, int]]:
     """Return when how many serve, by Kubernetes's rule, a second at a time."""
+    target = Fraction(str(scaling.requests_per_s)) * int(RATE_S)
 
     def desired(now_s: float, present: int) -> int:
-        total = sum(now_s - RATE_S <= arrival_s < now_s for arrival_s in arrivals) / RATE_S
-        ratio = total / (present * scaling.requests_per_s)
-        if 0.9 <= ratio <= 1.1:
-            return min(max(present, scaling.low), scaling.high)
-        return min(max(math.ceil(total / scaling.requests_per_s), scaling.low), scaling.high)
+        total = sum(now_s - RATE_S <= arrival_s < now_s for arrival_s in arrivals)
+        ratio = total / (present * target)
+        wish = (
+            present if Fraction(9, 10) <= ratio <= Fraction(11, 10) else math.ceil(total / target)
+        )
+        return min(max(wish, scaling.low), scaling.high)
 
     pods = [0.0] * desired(RATE_S, 10**9)
     wishes, found = [(RATE_S, len(pods))], [(0.0, len(pods))]
@@ -203,6 +206,7 @@ def in_words(arrivals: list[float], scaling: Scaling) -> list[tuple[float, int]]
     rate=st.sampled_from([0.1, 0.5, 1.0]),
     ready_s=st.sampled_from([0.0, 20.0, 90.0]),
 )
+@example(bursts=[(60, 31, 60), (62, 29, 59), (65, 35, 63)], high=4, rate=0.5, ready_s=0.0)
 @settings(max_examples=60, deadline=None)
 def test_the_number_is_kubernetess(
     bursts: list[tuple[int, int, int]], high: int, rate: float, ready_s: float
