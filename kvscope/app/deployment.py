@@ -2,8 +2,8 @@
 
 Its options win over kvscope.toml, and the file wins over what earlier commands on the trace stated:
 `stated_before`. A command that names a GPU, a model or a pool starts anew: nothing of the earlier
-deployment is mixed with it. Any other option (`--slo`, `--gpu-hour`) changes only itself, but what
-was measured on one engine, or is a GPU's price, is not taken for another one.
+deployment is mixed with it, and of a file's not what was measured on, or paid for, another one. Any
+other option (`--tp`, `--slo`, `--gpu-hour`) changes only itself.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ _SIZES = frozenset(
     {"hbm", "capacity", "capacity_blocks", "capacity_range", "points", "tiers", "view"}
 )
 """Options of a cache study, whose place a deployment's pool takes."""
-_ENGINE = ("gpu", "model", "tp", "dp", "weight_dtype", "kv_dtype")
-"""What makes another engine, whose pool and latency are others."""
 _MEASURED = ("num_gpu_blocks", "engine_log", "latency")
+"""What a file states of one GPU and model."""
 _TARGET_PARSERS = {"slo": values.duration, "percentile": values.percentile}
 
 
@@ -71,13 +70,9 @@ def stated_deployment(options: Stating) -> Deployment | None:
 
 
 def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
-    """Return which of the `known` options hold for another engine than the one `stated`."""
-    before = {"tp": 1, "dp": 1, "weight_dtype": None, "kv_dtype": None, **known}
-    changed = {
-        name
-        for name in _ENGINE
-        if name in stated and name in before and str(stated[name]).lower() != str(before[name])
-    }
+    """Return which of the `known` options are of another GPU or model than the `stated` one."""
+    both = known.keys() & stated.keys() & {"gpu", "model"}
+    changed = {name for name in both if stated[name].lower() != known[name].lower()}
     names = [*(_MEASURED if changed else ()), *(("gpu_hour",) if "gpu" in changed else ())]
     return [each for each in names if each in known and known[each] != FROM_TRACE]
 
@@ -109,7 +104,7 @@ def resolved_deployment(
     stated = _given(options, _NAMES)
     others = [] if path is None else _of_another(read_deployment(path).as_table, stated)
     if dropped := [each for each in others if each not in stated]:
-        note = f"{path}: {', '.join(dropped)} left out, as the command names another engine"
+        note = f"{path}: {', '.join(dropped)} left out: the command names another GPU or model"
         resolved = replace(resolved, notes=(*resolved.notes, note))
     return resolved
 
@@ -161,8 +156,6 @@ def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Ask
     deployed = {name: value for name, value in record.items() if name in _KEPT}
     if _starts_anew(options, deployed):
         deployed = {}
-    for name in _of_another(deployed, _given(options, _NAMES)):
-        del deployed[name]
     open_ = {name for name in (*_KEPT, *TARGET) if getattr(options, name, ...) is None}
     if getattr(options, "max_violations", None) is not None:
         open_.discard("percentile")

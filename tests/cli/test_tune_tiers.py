@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import kvscope
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
@@ -116,17 +118,17 @@ def test_files_that_all_replicas_share(capsys: Streams, trace: str) -> None:
 
 
 @pytest.mark.parametrize("evicts", [True, False])
-def test_a_shared_pool_is_added_in_words(capsys: Streams, evicts: bool) -> None:
+def test_a_shared_pool_is_added_in_words(evicts: bool) -> None:
     """What it writes a day, who deletes its files and when it is full are all replicas'."""
-    agents = str(data_folder("sample_traces") / "agent.jsonl.gz")
     size = "dram:64GiB+shared:1TiB" + (":evict=lru" if evicts else "")
-    slower = (agents, "--db", ":memory:", "--rate-scale", "0.25", "--slo", "30s", "--replicas", "2")
-    engine = ("--gpu", "h200", "--model", "llama3-70b", "--weight-dtype", "fp8")
-    memory = ("--compare-tiers", "--tier-size", size, "--offload", PLAIN, "--policy", "lru")
-    command = ("tune", *slower, *engine, *memory, *NO_FILE)
-    text = " ".join(streams_of(capsys, *command).out.split())
+    slower: dict[str, Any] = {"rate_scale": 0.25, "slo": "30s", "replicas": 2, "policy": "lru"}
+    engine = {"gpu": "h200", "model": "llama3-70b", "weight_dtype": "fp8"}
+    memory = {"compare_tiers": True, "tier_size": size, "offload": PLAIN}
+    with kvscope.open_trace(data_folder("sample_traces") / "agent.jsonl.gz") as agents:
+        tuned = kvscope.tune(agents, **slower, **engine, **memory)
+    text = " ".join(html.unescape(re.sub("<[^>]+>", " ", tuned._repr_html_())).split())
     assert "64 GiB of CPU memory below each pool and 1 TiB of files that all replicas" in text
-    made = document(capsys, *command)
+    made = tuned.to_dict()
     tier = made["rows"][made["add_tier"]]["change"]["tier"]
     daily = 2 * tier["written_bytes_s"] * 86_400 / 2**40
     assert f"{daily:.2f} TiB a day are written, {tier['wear']:.2f} times" in text

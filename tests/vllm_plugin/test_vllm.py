@@ -280,7 +280,8 @@ def test_causes_injected_on_purpose_are_explained(vllm: Vllm, tmp_path: Path) ->
     assert sum(causes.values()) == explanation.missed_tokens
     blocks = {"evicted": 8, "salt": 8, "diverged": 4}
     assert {cause: causes[cause] // BLOCK for cause in blocks} == blocks  # type: ignore[index]
-    assert {each.cause for each in explanation.findings} == {*blocks, "below-block"}
+    assert {each.cause for each in explanation.findings} == {*blocks}
+    assert 0 < causes["below-block"] < explanation.input_tokens / 100  # too little for advice
     observed = explanation.observed
     assert observed is not None
     assert observed.requests == len(answer["served"])
