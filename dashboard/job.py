@@ -24,7 +24,7 @@ from kvscope.core import units
 from kvscope.core.errors import KvscopeError, Stopped, StoreBusyError
 
 _EVERY_S, _LATER_EVERY_S = 0.3, 1.0
-_SOON_S = 3.0  # progress of a longer job is drawn less often: that takes time from other pages
+_SOON_S = 1.0  # progress of a longer job is drawn less often: that takes time from other pages
 _MOST_ENDED = 12  # jobs that are listed, with their results
 _FAILED = "kvscope failed here. The terminal that runs the dashboard shows the details."
 
