@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message, Rendered
 from kvscope.chat_logs.hashing import Tokens, tokens_of
-from kvscope.chat_logs.library_process import LibraryProcess
+from kvscope.chat_logs.isolated import LibraryProcess
 from kvscope.chat_logs.messages import for_mistral, plain_text
 from kvscope.chat_logs.parts import PartFinder
 from kvscope.core.errors import InputError, UsageError

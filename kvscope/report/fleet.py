@@ -611,8 +611,8 @@ def _autoscaling(study: FleetStudy) -> list[Section]:
     }
     cost = points(scaled.outcome.taken - scaled.steady.taken)
     words = (
-        f"{rate:g} requests/s of each replica, ready after {units.duration_in_words(ready_s)}:"
-        f" {significant(scaled.mean_replicas)} on average, {count(scaled.added)} added,"
+        f"{rate:g} requests/s a replica, ready after {units.duration_in_words(ready_s)}:"
+        f" {significant(scaled.mean_replicas)} replicas on average, {count(scaled.added)} added,"
         f" {count(scaled.removed)} removed. Hit rate {cost} against {high} {always}."
     )
     title = f"Autoscaling: behind {_called(study)(study.best)}"

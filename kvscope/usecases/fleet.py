@@ -37,7 +37,6 @@ from kvscope.fleet.options import RANKS_ROUTER, ROUTED, Scaling
 from kvscope.replay.policy_options import VLLM, Variant, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting, setting_profile
 from kvscope.usecases.base import Opened, UseCase
-from kvscope.usecases.timeline import write_timeline
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -118,9 +117,9 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     )
     on: opt.On = None
     autoscale: Scaling | None = opt.option(
-        "Also let the answer's replicas come and go, as Kubernetes does for a target of so many"
-        " requests a second of each: 2..8@0.5 from 2 to 8 of half a request. A new one is empty,"
-        " and serves after :ready=60s.",
+        "Also replay the answer with replicas that Kubernetes adds and removes for a target of RATE"
+        " requests a second each, for example 2..8@0.5. A new one is empty, and serves after 60 s"
+        " (:ready=TIME).",
         "LOW..HIGH@RATE[:ready=TIME]",
         values.autoscaling,
     )
@@ -621,16 +620,22 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     )
     study = _with_references(study, sweep, engine, monitor)
     if request.perfetto is not None:
-        answer = study.answer
-        what = f"{study.chosen} replicas with {answer.fleet.policy.name}"
-        write_timeline(
-            request.perfetto,
-            f"{what} behind {answer.fleet.router.name}",
-            lambda: (sweep.replay(answer.fleet, answer.seed), sweep.prompts),
-            request.setting.definition,
-            monitor,
-        )
+        _write_perfetto(request.perfetto, study, sweep, monitor)
     return study
+
+
+def _write_perfetto(path: str, study: FleetStudy, sweep: FleetSweep, monitor: Monitor) -> None:
+    from kvscope.report.perfetto import write_timeline
+
+    answer, definition = study.answer, study.request.setting.definition
+    what = f"{study.chosen} replicas with {answer.fleet.policy.name}"
+    write_timeline(
+        path,
+        f"{what} behind {answer.fleet.router.name}",
+        lambda: (sweep.replay(answer.fleet, answer.seed), sweep.prompts),
+        definition,
+        monitor,
+    )
 
 
 def _above(

@@ -44,7 +44,6 @@ from kvscope.replay.policy_options import (
 )
 from kvscope.replay.settings import policies_for, run_setting, tree_setting, with_capacity_model
 from kvscope.usecases.base import Opened, UseCase
-from kvscope.usecases.timeline import write_timeline
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -376,6 +375,8 @@ def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulatio
     prompts = sampleable(opened.stores, trace, request.setting, monitor)
     simulation = simulate(opened.stores, trace, prompts, request, monitor)
     if request.perfetto is not None and not simulation.unfinished:
+        from kvscope.report.perfetto import write_timeline
+
         runs = simulation.at(simulation.middle)
         best = max(runs, key=lambda run: hit_rate(run.setting, run.outcome))
         write_timeline(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.chat_logs import library_process
+from kvscope.chat_logs import isolated
 from kvscope.chat_logs.convert import FORMATS, Converter
 from kvscope.chat_logs.hashing import SALT_BYTES, Hasher
 from kvscope.core.errors import InputError
@@ -219,10 +219,10 @@ class Libraries(Attack):
         into = case.folder / "trace.jsonl"
         words = ("--tokenizer", str(path.parent), "-o", str(into), "--max-bad", "1")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(library_process, "LIMIT_S", 1.0)
-            patch.setattr(library_process, "_START_S", 20.0)
-            patch.setattr(library_process, "_LEAST_BYTES", MOST_BYTES)
-            patch.setattr(library_process, "_SHARE", 0.0)
+            patch.setattr(isolated, "LIMIT_S", 1.0)
+            patch.setattr(isolated, "_START_S", 20.0)
+            patch.setattr(isolated, "_LEAST_BYTES", MOST_BYTES)
+            patch.setattr(isolated, "_SHARE", 0.0)
             outcome = command("hash", str(case.folder / "log"), *words).check(DONE, INPUT)
         if MARK in outcome.out + outcome.err:
             raise Harm(f"text of the log: {outcome.err}")

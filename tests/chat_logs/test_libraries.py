@@ -13,7 +13,7 @@ pytest.importorskip("tokenizers", reason="make setup installs it")
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from kvscope.chat_logs import library_process
+from kvscope.chat_logs import isolated
 from kvscope.chat_logs.hashing import Hasher, salt, tokens_of
 from kvscope.chat_logs.template import ChatTemplate
 from kvscope.chat_logs.tokenizer import HuggingFaceTokenizer, Text
@@ -165,7 +165,7 @@ def test_a_template_that_never_ends_costs_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     """Loops without output, and arithmetic that no signal interrupts."""
-    monkeypatch.setattr(library_process, "LIMIT_S", 0.5)
+    monkeypatch.setattr(isolated, "LIMIT_S", 0.5)
     write_model(
         tmp_path / "model", "{% if messages|length > 1 %}fine{% else %}" + source + "{% endif %}"
     )
