@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int64s
-from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.core.jit import kernel
 from kvscope.ingest.formats.base import UNUSABLE, BadLine, HashIds, Identifier, reason_of
 from kvscope.ingest.limits import MAX_HASH_IDS
 
@@ -28,10 +28,9 @@ IdPaths = tuple[Int64s, Int64s]
 """(starts, ids): the hash ids of prompt k are ids[starts[k]:starts[k + 1]]."""
 
 _TOO_MANY = f"request with more than {MAX_HASH_IDS:,} hash ids: use larger blocks"
-_UNUSUAL = -1  # stands for the end of what the kernel does not read
+_UNUSUAL = -1  # what the kernel does not read
 _OPEN, _CLOSE, _COMMA, _MINUS = b"[],-"
 _SPACE, _TAB, _RETURN, _LINE_FEED = b" \t\r\n"
-_N, _U, _L = b"nul"
 _ZERO = np.uint64(ord("0"))
 _ONE, _NINE, _TEN = np.uint64(1), np.uint64(9), np.uint64(10)
 _LARGEST_NEGATED = np.uint64(2**63)
@@ -114,98 +113,47 @@ def _gathered_singly(prompts: Sequence[HashIds]) -> IdPaths:
 def parse(text: NDArray[np.uint8], starts: Int64s, ids: Int64s) -> int:
     """Fill `starts` and `ids`; return the number of ids, or -1 if `text` has anything unusual.
 
-    `text` has a line per prompt, len(starts) - 1 of them, each with its line feed: nothing, null,
-    or a JSON array of integers from -2^63 to 2^64 - 1. Those from 2^63 on wrap around.
+    `text` has a line per prompt, len(starts) - 1 of them, each with its line feed: nothing, or
+    valid JSON. Usual are arrays of integers from -2^63 to 2^64 - 1; those from 2^63 on wrap around.
     """
-    at = 0
-    count = 0
+    count = line = 0
+    at = np.uint64(0)  # whether an index is negative would take a third of the time to find out
+    negative = opened = closed = False
     starts[0] = 0
-    for line in range(len(starts) - 1):
-        if _byte_at(text, at) != _LINE_FEED:
-            count, at = _ids_at(text, at, ids, count)
-            if at == _UNUSUAL or _byte_at(text, at) != _LINE_FEED:
+    while at < len(text):
+        byte = text[at]
+        first, digit, value = at, np.uint64(byte) - _ZERO, np.uint64(0)
+        while digit <= _NINE:  # what comes before "0" wraps around to far above 9
+            value = _TEN * value + digit
+            at += _ONE
+            digit = np.uint64(text[at]) - _ZERO
+        digits = at - first
+        if digits == 0:
+            at += _ONE
+            if byte == _MINUS:
+                negative = True
+            elif byte == _OPEN and not opened:
+                opened = True
+            elif byte == _CLOSE:
+                closed = True
+            elif byte == _LINE_FEED:
+                too_many = count - starts[line] > MAX_HASH_IDS
+                line += 1
+                if opened != closed or too_many or line == len(starts):
+                    return _UNUSUAL
+                opened = closed = False
+                starts[line] = count
+            elif byte != _COMMA and byte != _SPACE and byte != _TAB and byte != _RETURN:
                 return _UNUSUAL
-        at += 1
-        starts[line + 1] = count
-    return count if at == len(text) else _UNUSUAL
-
-
-@callable_in_kernels
-def _ids_at(text: NDArray[np.uint8], at: int, ids: Int64s, count: int) -> tuple[int, int]:
-    """Append the array of integers at `at` (or null) to `count` ids; return their new number.
-
-    The second number is where the array ends, -1 if there is none.
-    """
-    if _is_null(text, at):
-        return count, at + 4
-    if _byte_at(text, at) != _OPEN:
-        return count, _UNUSUAL
-    first = count
-    at = _after_spaces(text, at + 1)
-    more = _byte_at(text, at) != _CLOSE
-    while more:
-        ids[count], at = _integer_at(text, at)
-        if at == _UNUSUAL or count - first == MAX_HASH_IDS:
-            return count, _UNUSUAL
+            continue
+        # Of 20 digits, those that begin with a 1 are below 2 * 10^19, so that they wrapped around
+        # if they are so small.
+        small = digits < 20 or (
+            digits == 20 and text[first] == _ZERO + _ONE and value >= _LEAST_OF_20_DIGITS
+        )
+        if not opened or not small or (negative and value > _LARGEST_NEGATED):
+            return _UNUSUAL
+        ids[count] = -np.int64(value) if negative else np.int64(value)
         count += 1
-        at = _after_spaces(text, at)
-        more = _byte_at(text, at) == _COMMA
-        if more:
-            at = _after_spaces(text, at + 1)
-    return count, (at + 1 if _byte_at(text, at) == _CLOSE else _UNUSUAL)
-
-
-@callable_in_kernels
-def _byte_at(text: NDArray[np.uint8], at: int) -> Any:
-    """Return text[at], an unsigned byte; `at` is not negative.
-
-    To look whether it is would take a third of the time that lines take.
-    """
-    return text[np.uint64(at)]
-
-
-@callable_in_kernels
-def _is_null(text: NDArray[np.uint8], at: int) -> bool:
-    """Return whether a null begins at `at`."""
-    return bool(
-        _byte_at(text, at) == _N
-        and _byte_at(text, at + 1) == _U
-        and _byte_at(text, at + 2) == _L
-        and _byte_at(text, at + 3) == _L
-    )
-
-
-@callable_in_kernels
-def _after_spaces(text: NDArray[np.uint8], at: int) -> int:
-    """Return the first place from `at` on without a space; a line feed counts as no space."""
-    while (
-        _byte_at(text, at) == _SPACE or _byte_at(text, at) == _TAB or _byte_at(text, at) == _RETURN
-    ):
-        at += 1
-    return at
-
-
-@callable_in_kernels
-def _integer_at(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
-    """Return the integer that begins at `at` and where it ends, -1 if there is none."""
-    negative = _byte_at(text, at) == _MINUS
-    first = at + 1 if negative else at
-    end = first
-    value = np.uint64(0)
-    digit = np.uint64(_byte_at(text, end)) - _ZERO
-    while digit <= _NINE:  # what comes before "0" wraps around to far above 9
-        value = _TEN * value + digit
-        end += 1
-        digit = np.uint64(_byte_at(text, end)) - _ZERO
-    digits = end - first
-    # No digits, zeros before others, minus zero, below -2^63, from 2^64 on: of 20 digits, those
-    # that begin with a 1 are below 2 * 10^19, so that they wrapped around if they are so small.
-    if (
-        digits == 0
-        or (_byte_at(text, first) == _ZERO and (negative or digits > 1))
-        or (negative and value > _LARGEST_NEGATED)
-        or digits > 20
-        or (digits == 20 and (_byte_at(text, first) != _ZERO + _ONE or value < _LEAST_OF_20_DIGITS))
-    ):
-        return np.int64(0), _UNUSUAL
-    return (-np.int64(value) if negative else np.int64(value)), end
+        negative = False
+    return count if line == len(starts) - 1 else _UNUSUAL
