@@ -309,11 +309,7 @@ def _parent_notes(
     What cannot be is shown with its first request. A window of a longer trace lacks some.
     """
     lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
-    reasons = {
-        "the request itself": lost.itself,
-        "on a cycle": lost.cycle,
-        "later than the request": lost.later,
-    }
+    reasons = {"the request itself": lost.itself, "later than the request": lost.later}
     counts = []
     for reason, requests in reasons.items():
         if len(requests):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.disk_columns import stretches
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
@@ -56,12 +56,11 @@ def _find_last_earlier(code: Int32s, parent_code: Int32s, last: Int32s, parent: 
 class ImpossibleParents(NamedTuple):
     """Requests whose parent by id cannot be followed, by reason, in order of arrival.
 
-    `itself`: the parent is the request; `cycle`: the request is an ancestor of its parent;
-    `later`: the parent arrives after the request; `missing`: no request has the parent's id.
+    `itself`: the parent is the request; `later`: the parent arrives after the request, as one on
+    every cycle does; `missing`: no request has the parent's id.
     """
 
     itself: Int64s
-    cycle: Int64s
     later: Int64s
     missing: Int64s
 
@@ -72,36 +71,11 @@ def impossible_parents(
     """Return the requests with a parent's id (not `none`) that `parents_by_id` did not follow."""
     lost = np.flatnonzero((parent < 0) & (parent_chat_id != none))
     wanted = parent_chat_id[lost]
-    ids, position = np.unique(wanted, return_inverse=True)
-    first = np.full(len(ids), -1, dtype=np.int32)
-    for part in stretches(len(chat_id)):
-        at = np.minimum(np.searchsorted(ids, chat_id[part]), max(len(ids) - 1, 0))
-        named = np.flatnonzero(ids[at] == chat_id[part]) if len(ids) else at[:0]
-        codes, begin = np.unique(at[named], return_index=True)
-        new = first[codes] < 0
-        first[codes[new]] = part.start + named[begin[new]]
-    above = parent.copy()
-    above[lost] = first[position]
-    on_cycle = np.zeros(len(parent), dtype=np.bool_)
-    _find_cycles(above, np.zeros(len(parent), dtype=np.int32), on_cycle)
+    missing = np.ones(len(lost), dtype=np.bool_)
+    for part in stretches(len(chat_id)) if len(lost) else ():
+        missing &= ~np.isin(wanted, chat_id[part])
     itself = wanted == chat_id[lost]
-    missing = above[lost] < 0
-    cycle = on_cycle[lost] & ~itself
-    later = ~(itself | missing | cycle)
-    return ImpossibleParents(lost[itself], lost[cycle], lost[later], lost[missing])
-
-
-@kernel
-def _find_cycles(above: Int32s, visit: Int32s, on_cycle: Bools) -> None:
-    """Mark the requests that are their own ancestors by `above`; `visit` is 0 everywhere."""
-    for request in range(len(above)):
-        node = request
-        while node >= 0 and visit[node] == 0:
-            visit[node] = request + 1
-            node = above[node]
-        while node >= 0 and visit[node] == request + 1 and not on_cycle[node]:
-            on_cycle[node] = True
-            node = above[node]
+    return ImpossibleParents(lost[itself], lost[~(itself | missing)], lost[missing])
 
 
 def parents_by_prefix(

@@ -72,7 +72,7 @@ def test_given_lineage_equals_the_oracle(told: list[tuple[int, int | str | None]
 
 
 def test_parents_that_cannot_be_are_counted_with_the_first_of_each_kind() -> None:
-    """A parent that is its request, cycles, parents that come later or never: by reason."""
+    """A parent that is its request, parents that come later (as on a cycle) or never: by reason."""
     links = [(1, 1), (2, 4), (3, 2), (4, 3), (5, 6), (6, -1), (7, 99), (8, 7), (9, 9)]
     trace = [
         Request(input_tokens=1, output_tokens=1, chat_id=chat, parent_chat_id=parent)
@@ -81,9 +81,8 @@ def test_parents_that_cannot_be_are_counted_with_the_first_of_each_kind() -> Non
     made = small_traces.built(trace, 16)
     assert small_traces.parents(made) == [None, None, 1, 2, None, None, None, 6, None]
     assert made.notes[0] == (
-        "parents that cannot be: 2 the request itself (request 1 of the file has parent 1), 1 on a"
-        " cycle (request 2 of the file has parent 4), 1 later than the request (request 5 of the"
-        " file has parent 6): correct or remove them"
+        "parents that cannot be: 2 the request itself (request 1 of the file has parent 1), 2 later"
+        " than the request (request 2 of the file has parent 4): correct or remove them"
     )
     missing = "1 of 8 parents are not in the trace: these requests begin conversations"
     assert made.notes[1] == missing

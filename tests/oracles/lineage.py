@@ -55,27 +55,13 @@ def given(requests: Sequence[Request]) -> list[int | None]:
 def impossible(requests: Sequence[Request], parents: Parents) -> dict[str, list[int]]:
     """Return the requests whose parent by chat id is not followed, by reason."""
     ids = [request.chat_id for request in requests]
-    named = [None if each.parent_chat_id == -1 else each.parent_chat_id for each in requests]
-    above = [
-        ids.index(name) if parent is None and name in ids else parent
-        for name, parent in zip(named, parents, strict=True)
-    ]
     found: dict[str, list[int]] = {}
-    for at, name in enumerate(named):
-        if name is None or parents[at] is not None:
+    for at, request in enumerate(requests):
+        name = request.parent_chat_id
+        if name in {None, -1} or parents[at] is not None:
             continue
-        ancestors: list[int] = []
-        up = above[at]
-        while up is not None and up not in ancestors:
-            ancestors.append(up)
-            up = above[up]
-        if name == ids[at]:
-            reason = "the request itself"
-        elif name not in ids:
-            reason = "not in the trace"
-        else:
-            reason = "on a cycle" if at in ancestors else "later than the request"
-        found.setdefault(reason, []).append(at)
+        reason = "later than the request" if name in ids else "not in the trace"
+        found.setdefault("the request itself" if name == ids[at] else reason, []).append(at)
     return found
 
 
