@@ -202,7 +202,7 @@ def _run_on_node(about: tuple[str, str | None], step: Callable[..., R], *argumen
         raise
 
 
-_SAME_FILES = "all nodes need the folder and the files at the same paths"
+_SAME_FILES = "all nodes need the folder at the same path"
 
 
 def _node() -> str:

@@ -1,7 +1,7 @@
 """Traces larger than memory: folders of shards that are built and analyzed one by one, exactly.
 
 A prefix trie falls apart by its roots, and below prefixes that many requests share (`cuts`). So the
-paths of a trace are written to files by shard while it is read (`file_parts`), each shard becomes a
+paths of a trace are written to files by shard while it is read (`reading`), each shard becomes a
 trie (`shards`), and what the shards say adds up (`paths`). `ingest` runs these steps, each a
 function of files to files that any process can run (`executor`); what is finished is not done
 again.

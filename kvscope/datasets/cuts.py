@@ -3,7 +3,7 @@
 A prefix belongs to the trunk if more than a share of the requests have it. The trunk is one shard;
 below it each subtree lies in a shard of its own, or with others. Which prefixes are cut decides how
 even the shards are, never a result: so a sample of the requests chooses them. Paths are written by
-shard while a part of a trace is read.
+shard while a trace is read.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ _PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
 
 
 class Pieces(NamedTuple):
-    """Paths in one shard, K of them: request `row` of the part has the next `length` of the ids.
+    """Paths in one shard, K of them: request `row` has the next `length` of the ids.
 
     The first `split` blocks of a path are the trunk's, in whose shard paths end where they are cut.
     """
@@ -170,7 +170,7 @@ class Pieces(NamedTuple):
 class Spill:
     """An `Interner` that writes paths to files in `folder`, some tens of megabytes at a time."""
 
-    count = 1  # no blocks in memory
+    count, request_bytes = 1, 100  # no blocks in memory
 
     def __init__(self, folder: Path, cuts: Cuts, shards: int) -> None:
         self._folder, self._cuts, self._shards = folder, cuts, shards
@@ -257,7 +257,7 @@ def shard_sizes(folder: Path, shards: int) -> Int64s:
 
 
 def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:
-    """Yield the paths of a part that lie in a shard, some at a time, in the order of its rows."""
+    """Yield the paths that lie in a shard, some at a time, in the order of their rows."""
     index: Int64s = np.load(folder / _INDEX)
     if not len(index):
         return

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +23,7 @@ from kvscope.core.files import (
     files_of,
     is_remote,
     one_path,
+    size_of,
     space_in,
     write_text,
 )
@@ -51,15 +49,6 @@ from kvscope.datasets.dataset import (
     ShardEntry,
     shard_folders,
 )
-from kvscope.datasets.file_parts import (
-    Joined,
-    PartTask,
-    can_be_joined,
-    join_parts,
-    join_rejects,
-    load_facts,
-    parse_part,
-)
 from kvscope.datasets.files import (
     ArrayFolder,
     Arrays,
@@ -70,6 +59,7 @@ from kvscope.datasets.files import (
 )
 from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.paths import Progress
+from kvscope.datasets.reading import ReadFacts, load_facts, load_parts, load_rows, read_files
 from kvscope.datasets.shards import (
     GROUPS,
     ShardTask,
@@ -95,7 +85,7 @@ from kvscope.ingest.pipeline import (
     write_requests,
     write_reuses,
 )
-from kvscope.ingest.source import Source, is_plain
+from kvscope.ingest.source import Source
 from kvscope.replay.path_facts import LENGTHS
 from kvscope.store import traces
 from kvscope.store.checks import keep_checksum
@@ -104,7 +94,6 @@ from kvscope.store.folder import MANIFEST, PLAN, STORE
 
 LEAST_MEMORY = GIB
 MOST_SHARDS = 4096
-_PART_BYTES = 64 * MIB  # of files on disk: what is read again after a failure
 _REQUEST_BYTES = 160  # in this process, while conversations are linked, measured
 _COLUMN_BYTES = 60  # in this process, while shards are built and followed, likewise
 _TRUNK_PATH_BYTES = 140  # of a path in the trunk's shard, likewise
@@ -114,21 +103,16 @@ _PIECE_BYTES = 64  # of a path in a shard, likewise
 _UNEVEN = 4  # the largest shard over the mean, at most; more shards cost little
 _RUNS_AT_ONCE = 4_000_000
 
-T = TypeVar("T", PartTask, ShardTask)
-
 
 class DatasetOptions(Struct, frozen=True):
     """How to make a dataset: below how much memory, in how many shards (None: as many as needed).
 
-    Results depend on neither, nor on `part_bytes` of files that are read at a time, nor on the
-    `stretch_bytes` of a plain file that are, nor on `cut_share`, the share of the requests from
-    which on a prefix is cut.
+    Results depend on neither, nor on `cut_share`, the share of the requests from which on a prefix
+    is cut.
     """
 
     memory_bytes: int
     shards: int | None = None
-    part_bytes: int = _PART_BYTES
-    stretch_bytes: int = 2 * _PART_BYTES
     cut_share: float = SHARE
     read: IngestOptions = field(default_factory=IngestOptions)
 
@@ -227,18 +211,16 @@ class DatasetBuild:
         Raises InputError where files cannot be read or too many lines are bad, UsageError where
         the memory is too little.
         """
-        parts = self._parsed()
-        facts = [load_facts(folder) for folder in parts]
-        self.rejects = join_rejects(self.path, facts)
-        joined = join_parts(self.path, parts, facts, ArrayFolder(self.work / "rows"))
+        read = self._read_into(self.work / "read")
+        self.rejects = read.rejects(self.path)
         held = vetted(
             self.path,
             self._format,
             self._read,
             self.rejects,
-            joined.gaps,
-            joined.cut,
-            joined.left_out,
+            read.gaps,
+            read.cut,
+            read.left_out,
         )
         if held == "delta":
             raise InputError(
@@ -246,13 +228,18 @@ class DatasetBuild:
                 where=self.path,
                 remedy="store it without --into, export it to mooncake, and ingest that",
             )
-        self._require_memory(joined.gaps.requests, parts)
-        self._bytes_on_disk = joined.bytes_on_disk
-        self._content, *others = joined.contents
-        if others:
-            every = "\n".join(joined.contents).encode()
-            self._content = hashlib.blake2b(every, digest_size=16).hexdigest()
-        return self._built(joined, parts)
+        self._require_memory(read.gaps.requests)
+        self._bytes_on_disk, self._content = read.bytes_on_disk, read.content
+        return self._built(read)
+
+    def _read_into(self, folder: Path) -> ReadFacts:
+        """Read all files into a folder, unless they have been; return what they say."""
+        if not folder.is_dir():
+            spill = Cuts.load(self.folder / CUTS), self._plan.shards
+            size = size_of(self.path)
+            with self.progress.steps("reading", size, unit="bytes") as advance:
+                read_files(self.path, self._format, self._read, spill, folder, advance)
+        return load_facts(folder)
 
     def _settled(self) -> Plan:
         """Return the plan, with the number of shards that was chosen first."""
@@ -307,12 +294,11 @@ class DatasetBuild:
         needed = _UNEVEN * _ACCESS_BYTES * sample.accesses_per_byte * size / left
         return int(min(max(needed + 1, 2 * workers), MOST_SHARDS))
 
-    def _require_memory(self, requests: int, parts: list[Path]) -> None:
+    def _require_memory(self, requests: int) -> None:
         """Raise UsageError where the requests are too many, or a shard does not fit into memory."""
         if _REQUEST_BYTES * requests > self.options.memory_bytes - 2 * PROCESS_BYTES:
             raise self._too_many(requests, _REQUEST_BYTES)
-        sizes = [shard_sizes(folder, self._plan.shards) for folder in parts]
-        paths, accesses = np.sum(sizes, axis=0)
+        paths, accesses = shard_sizes(self.work / "read", self._plan.shards)
         left, trunk = self._left(requests), _TRUNK_PATH_BYTES * float(paths[TRUNK])
         if left < 64 * MIB or trunk > left * self.executor.workers:
             raise self._too_many(requests, _COLUMN_BYTES + _TRUNK_PATH_BYTES)
@@ -339,59 +325,10 @@ class DatasetBuild:
             remedy="give more, or take fewer --workers or part of the files",
         )
 
-    def _parsed(self) -> list[Path]:
-        """Read all files; return the folders of the parts.
-
-        Parts that depend on the files before them are read again as one.
-        """
-        read, shards, cuts = self._read, self._plan.shards, str(self.folder / CUTS)
-        whole = self.work / "whole"
-        groups = [] if whole.is_dir() else list(self._groups(self._files))
-        folders = [self.work / f"part-{number:04}" for number in range(len(groups))]
-        tasks = [
-            PartTask(str(folder), one_path(group), read, cuts, shards, stretch)
-            for folder, (group, stretch) in zip(folders, groups, strict=True)
-        ]
-        self._run("reading", parse_part, tasks)
-        if not groups or not can_be_joined([load_facts(folder) for folder in folders]):
-            task = PartTask(str(whole), self.path, read, cuts, shards)
-            self._run("reading as one", parse_part, [task])
-            for folder in folders:
-                shutil.rmtree(folder)
-            return [whole]
-        return folders
-
-    def _groups(self, files: list[str]) -> Iterator[tuple[list[str], tuple[int, int] | None]]:
-        """Yield groups of small files to read together, and stretches of large ones, in order."""
-        group, size = list[str](), 0
-        for file in files:
-            own = _state(file).size or self.options.part_bytes
-            ends = self._ends(file, own)
-            if group and (len(ends) > 1 or size >= self.options.part_bytes):
-                yield group, None
-                group, size = [], 0
-            if len(ends) > 1:
-                yield from (([file], stretch) for stretch in pairwise([0, *ends]))
-            else:
-                group.append(file)
-                size += own
-        if group:
-            yield group, None
-
-    def _ends(self, file: str, size: int) -> list[int]:
-        """Return where the stretches end that a file is read in, each in a process of its own.
-
-        Strict reading ends at a line, whose number is known only where it is read from the first.
-        """
-        count = -(-size // self.options.stretch_bytes)
-        if self._read.strict or not self._format.divides or not is_plain(file):
-            count = 1
-        return [size * (k + 1) // count for k in range(count)]
-
-    def _run(self, label: str, step: Callable[[T], None], tasks: list[T]) -> None:
+    def _run(self, label: str, step: Callable[[ShardTask], None], tasks: list[ShardTask]) -> None:
         """Run the tasks whose folders are missing: the others are done."""
         todo = [task for task in tasks if not Path(task.folder).is_dir()]
-        alone = [task for task in todo if self._trunk_alone and getattr(task, "shard", 1) == TRUNK]
+        alone = [task for task in todo if self._trunk_alone and task.shard == TRUNK]
         with self.progress.steps(label, len(tasks)) as advance:
             advance(len(tasks) - len(todo))
             for some in (alone, [task for task in todo if task not in alone]):
@@ -400,12 +337,12 @@ class DatasetBuild:
         for folder in {Path(task.folder).parent for task in todo}:
             any(folder.iterdir())  # else a network's file system may take new ones for missing
 
-    def _built(self, joined: Joined, paths: list[Path]) -> BuiltRequests:
+    def _built(self, read: ReadFacts) -> BuiltRequests:
         """Make the shards, link conversations and follow reuse; return the requests."""
         columns_on_disk = ArrayFolder(self.work / "requests")
         arranged = Arranged(
-            joined.rows,
-            joined.block_size,
+            load_rows(self.work / "read"),
+            read.block_size,
             self._read.read,
             columns_on_disk,
             in_ms=self._format.in_ms,
@@ -423,18 +360,18 @@ class DatasetBuild:
             "building shards",
             build_shard,
             [
-                ShardTask(k, str(folder), str(columns), tuple(map(str, paths)), joined.offsets)
+                ShardTask(k, str(folder), str(columns), str(self.work / "read"))
                 for k, folder in enumerate(shards)
             ],
         )
         overlaps = []
-        if len(joined.spans) > 1:
+        if len(read.spans) > 1:
             ends = {"leaf": prompt_ends(shards, len(full_blocks))}
-            overlaps = overlap_notes(joined.spans, ChainMap(ends, requests))
+            overlaps = overlap_notes(read.spans, ChainMap(ends, requests))
             del ends
         kind, carrier = arranged.link(path_ends(shards, full_blocks))
         lengths = PromptLengths(
-            block_size=joined.block_size,
+            block_size=read.block_size,
             **{name: requests[name] for name in LENGTHS},
         )
         with whole_folder(self.folder / REQUESTS) as draft:
@@ -445,9 +382,7 @@ class DatasetBuild:
             "following reuse",
             reduce_shard,
             [
-                ShardTask(
-                    k, str(folder), str(self.folder / REQUESTS), (str(shards[k]), str(columns))
-                )
+                ShardTask(k, str(folder), str(self.folder / REQUESTS), str(shards[k]), str(columns))
                 for k, folder in enumerate(reduced)
             ],
         )
@@ -458,15 +393,15 @@ class DatasetBuild:
         self.numbered = number_blocks(shards, reduced, requests["blocks"], arranged.order)
         requests["ideal_blocks"], requests["leaf"] = ideal, self.numbered.leaf
         requests["carried_leaf"] = self.numbered.carried_leaf
-        cut = [joined.cut] if joined.cut else []
-        notes = [*self._unread, *joined.notes, *counted(joined.left_out), *cut]
-        missing = missing_notes(joined.gaps, joined.names, kind)
+        cut = [read.cut] if read.cut else []
+        notes = [*self._unread, *read.notes, *counted(read.left_out), *cut]
+        missing = missing_notes(read.gaps, read.names, kind)
         return BuiltRequests(
-            block_size=joined.block_size,
+            block_size=read.block_size,
             requests=requests,
-            names=joined.names,
-            tenants=joined.tenants,
-            parts=joined.parts,
+            names=read.names,
+            tenants=read.tenants,
+            parts=load_parts(self.work / "read"),
             lineage=kind,
             out_of_order=arranged.out_of_order,
             notes=(*arranged.notes, *notes, *overlaps, *missing),

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from socket import gethostname
 from tempfile import mkdtemp
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 from weakref import finalize
 
 import numpy as np
@@ -103,9 +103,13 @@ class Progress(Protocol):
     """Shows how far each step is."""
 
     def steps(
-        self, label: str, total: int | None = None
+        self,
+        label: str,
+        total: int | None = None,
+        *,
+        unit: Literal["bytes", "steps"] = "steps",
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """Return a context for the step called `label`; its callable counts finished parts."""
+        """Return a context for the step called `label`; its callable counts what is done of it."""
 
 
 class DatasetPaths(Struct, frozen=True):

@@ -47,17 +47,17 @@ GROUPS = ("first_request", "last_request", "reuses", "blocks")
 
 
 class ShardTask(Struct, frozen=True):
-    """Which shard to make in which folder, of the paths in `parts`; part k's rows from offsets[k].
+    """Which shard to make in which folder, of the `paths` in another, or of the shard there.
 
-    `columns` has columns of all requests: their number by file row, or in order of arrival. To
-    follow reuse, `parts` are the shard itself and the columns by file row.
+    `columns` has columns of all requests: their number by file row, or in order of arrival; to
+    follow reuse, `rows` has those by file row, too.
     """
 
     shard: int
     folder: str
     columns: str
-    parts: tuple[str, ...] = ()
-    offsets: tuple[int, ...] = ()
+    paths: str
+    rows: str = ""
 
 
 def build_shard(task: ShardTask) -> None:
@@ -68,17 +68,14 @@ def build_shard(task: ShardTask) -> None:
     number = load_array(Path(task.columns), "number")
     trie = Trie()
     columns: list[tuple[Int32s, ...]] = [(np.zeros(0, dtype=np.int32),) * 4]
-    for part, offset in zip(task.parts, task.offsets, strict=True):
-        for row, length, split, ids in read_pieces(Path(part), task.shard):
-            if trie.count + len(ids) > INT32_MAX:
-                raise InputError(
-                    f"shard {task.shard} may have more than {INT32_MAX:,} distinct blocks",
-                    where=task.folder,
-                    remedy="take more --shards",
-                )
-            columns.append(
-                (number[offset + row], trie.intern(starts_of(length), ids), length, split)
+    for row, length, split, ids in read_pieces(Path(task.paths), task.shard):
+        if trie.count + len(ids) > INT32_MAX:
+            raise InputError(
+                f"shard {task.shard} may have more than {INT32_MAX:,} distinct blocks",
+                where=task.folder,
+                remedy="take more --shards",
             )
+        columns.append((number[row], trie.intern(starts_of(length), ids), length, split))
     request, leaf, length, split = (np.concatenate(each) for each in zip(*columns, strict=True))
     order = np.argsort(request)
     request, leaf, length, split = request[order], leaf[order], length[order], split[order]
@@ -350,16 +347,16 @@ def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
 def reduce_shard(task: ShardTask) -> None:
     """Follow reuse in a shard: its runs, its blocks by first and last request, ideal hits."""
     folder, columns = Path(task.folder), Path(task.columns)
-    shard = load_shard(Path(task.parts[0]), columns)
+    shard = load_shard(Path(task.paths), columns)
     paths = shard.paths
     reuse = trace_reuse(
         paths.block_parent, paths.block_size, paths.input_tokens, paths.full_blocks,
         paths.carried_leaf, paths.carried_blocks,
     )  # fmt: skip
     runs = clipped(reuse.runs, shard.first_carried, shard.request)
-    counts = own_blocks(Path(task.parts[0]))
-    block_parent, member, leaf = (load_array(Path(task.parts[0]), name) for name in SHARD[:3])
-    row = load_array(Path(task.parts[1]), "row")
+    counts = own_blocks(Path(task.paths))
+    block_parent, member, leaf = (load_array(Path(task.paths), name) for name in SHARD[:3])
+    row = load_array(Path(task.rows), "row")
     owner, numbered = owned_blocks(np.asarray(block_parent), counts, member, leaf, row[member])
     carried = np.flatnonzero(paths.carried_blocks > shard.first_carried)
     cacheable = np.flatnonzero(counts & (reuse.first >= 0))
@@ -383,7 +380,7 @@ def reduce_shard(task: ShardTask) -> None:
     }
     with whole_folder(folder) as draft:
         save_arrays(draft, arrays)
-        digest = digest_of(Path(task.parts[0]), SHARD)
+        digest = digest_of(Path(task.paths), SHARD)
         (draft / "digest").write_text(digest, encoding="ascii")
 
 

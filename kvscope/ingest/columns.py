@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import reprlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, cast
@@ -38,7 +38,7 @@ LONGEST_S = 1e12
 UNKNOWN_TYPE = "unknown"
 NONE = -1
 """Stands for no name, no request and nothing measured in columns of numbers."""
-_REQUEST_BYTES, _BLOCK_BYTES = 400, 40  # what linking and storing take on top, measured
+_BLOCK_BYTES = 40  # what linking and storing take on top, measured
 _SMALL_BYTES = 64 * MIB  # fits anywhere
 _IDS_AT_ONCE = 1 << 20
 _LONGEST_ANSWER_S = 86_400.0
@@ -219,14 +219,6 @@ def _wrong_part(request: Request) -> str | None:
     return None
 
 
-def number_of(names: Mapping[str, dict[str, int]], name: str, value: str) -> int:
-    """Return the number of a value of a named column; types beyond the first ones have one."""
-    known = names[name]
-    if name == "type" and len(known) >= MOST_TYPES and value not in known:
-        value = FURTHER_TYPES
-    return known.setdefault(value, len(known))
-
-
 class Gaps(Struct):
     """How many requests lack what a trace may have.
 
@@ -252,10 +244,12 @@ class Gaps(Struct):
 class Interner(Protocol):
     """Where the paths of a trace go: a `Trie`, or files for tries to be made of later.
 
-    `count` are the blocks that it has in memory, and the root.
+    `count` are the blocks that it has in memory, and the root; what is done with the paths later
+    takes `request_bytes` of memory a request.
     """
 
     count: int
+    request_bytes: int
 
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
         """Take each path ids[starts[k]:starts[k + 1]], and return its last block."""
@@ -344,7 +338,7 @@ class Columns:
     def _require_memory(self, requests: int) -> None:
         """Raise OutOfMemoryError where linking and storing the requests takes too much memory."""
         nodes = self._interner.count + self._parts.count
-        needed = _REQUEST_BYTES * requests + _BLOCK_BYTES * nodes
+        needed = self._interner.request_bytes * requests + _BLOCK_BYTES * nodes
         if needed > self._checked_bytes:
             remedy = "take a part of the trace, or more memory"
             memory.require(needed, f"storing {requests:,} requests and more", remedy)
@@ -473,8 +467,15 @@ class Columns:
 
     def _extend_named(self, name: str, values: list[str | None], number: Int64s) -> None:
         """Append the values with these numbers as numbers of the whole trace."""
-        numbers = [NONE if x is None else number_of(self.names, name, x) for x in values]
+        numbers = [NONE if x is None else self._number_of(name, x) for x in values]
         self._extend(name, np.array(numbers)[number])
+
+    def _number_of(self, name: str, value: str) -> int:
+        """Return the number of a value of a named column; types beyond the first have one."""
+        known = self.names[name]
+        if name == "type" and len(known) >= MOST_TYPES and value not in known:
+            value = FURTHER_TYPES
+        return known.setdefault(value, len(known))
 
     def _extend_measured(
         self,

@@ -143,7 +143,7 @@ def parse(text: NDArray[np.uint8], starts: Int64s, ids: Int64s) -> int:
                     return _UNUSUAL
                 opened = closed = False
                 starts[line] = count
-            elif byte != _COMMA and byte != _SPACE and byte != _TAB and byte != _RETURN:
+            elif byte not in (_COMMA, _SPACE, _TAB, _RETURN):
                 return _UNUSUAL
             continue
         # Of 20 digits, those that begin with a 1 are below 2 * 10^19, so that they wrapped around

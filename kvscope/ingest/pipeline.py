@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import groupby, pairwise, takewhile
@@ -150,7 +149,7 @@ def vetted(
     rejects: Rejects,
     gaps: Gaps,
     cut: str,
-    left_out: Counter[str],
+    left_out: Mapping[str, int],
 ) -> Turns:
     """Return what rows of sessions hold, of a trace that was read to its end.
 

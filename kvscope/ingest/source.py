@@ -67,23 +67,15 @@ class Source:
     `advance` gets the number of bytes of each read from disk, for a progress bar;
     `bytes_decompressed` are those read so far. After the pass
     `is_cut` says whether compressed data ends before its end, and `unterminated` is the number of
-    the last line where no line feed ends it, else 0. With a `stretch` of a plain file only lines
-    that begin in it are read, from this byte to before that one. Raises InputError beyond the
-    limits of files.
+    the last line where no line feed ends it, else 0. Raises InputError beyond the limits of files.
     """
 
-    def __init__(
-        self,
-        path: str,
-        advance: Callable[[int], None] | None = None,
-        stretch: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, path: str, advance: Callable[[int], None] | None = None) -> None:
         self.path = path
         self.is_cut = False
         self.unterminated = 0
         self._files = list[tuple[int, str]]()  # with the number of each one's first line
-        raw = _open(path) if stretch is None else cast(BinaryIO, _Stretch(path, *stretch))
-        self._stretch_bytes = raw.size if isinstance(raw, _Stretch) else None
+        raw = _open(path)
         self._begins = raw.begins if isinstance(raw, _Joined) else deque[tuple[int, str]]()
         self._raw = _Counted(raw, advance)
         self._digest = hashlib.blake2b(digest_size=16)
@@ -99,16 +91,9 @@ class Source:
 
     @property
     def bytes_on_disk(self) -> int:
-        """The size of the files, or of the stretch; where unknown, the bytes read so far."""
-        if self._stretch_bytes is not None:
-            return self._stretch_bytes
+        """The size of the files; where unknown, the bytes read so far."""
         size = None if self.path == STANDARD_STREAM else size_of(self.path)
         return self._raw.bytes_read if size is None else size
-
-    @property
-    def lines_read(self) -> int:
-        """The number of lines read so far."""
-        return max(self._line - 1, self.unterminated)
 
     def content_hash(self) -> str:
         """Return the digest of the decompressed bytes read so far (32 hex digits)."""
@@ -268,45 +253,6 @@ class _Counted(io.RawIOBase):
         if self._inner is not sys.stdin.buffer:
             self._inner.close()
         super().close()
-
-
-class _Stretch(io.RawIOBase):
-    """The lines of a plain file that begin from byte `begin` to before byte `end`."""
-
-    def __init__(self, path: str, begin: int, end: int) -> None:
-        self._file = Path(path).open("rb")  # noqa: SIM115 - closed with this
-        self._left = self._line_from(end) - self._line_from(begin)
-        self.size = self._left
-        self._line_from(begin)
-
-    def _line_from(self, offset: int) -> int:
-        """Go to the first line that begins at `offset` or later; return its offset."""
-        self._file.seek(max(offset - 1, 0))
-        while offset and (part := self._file.readline(_CHUNK_BYTES)) and part[-1] != _LINE_FEED:
-            pass
-        return self._file.tell()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        target = cast(memoryview, buffer)
-        count = self._file.readinto(target[: min(len(target), self._left)])
-        self._left -= count
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def is_plain(path: str) -> bool:
-    """Return whether a file is on this machine and not compressed, so that it has stretches."""
-    if is_remote(path) or not Path(path).is_file():
-        return False
-    with Path(path).open("rb") as file:
-        magic = file.read(4)
-    return not (magic.startswith(_GZIP) or magic == _ZSTD)
 
 
 class _Joined(ChunkReader):

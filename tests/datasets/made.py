@@ -24,23 +24,17 @@ class Silent:
     """Shows no progress."""
 
     def steps(
-        self, label: str, total: int | None = None
+        self, label: str, total: int | None = None, *, unit: str = "steps"
     ) -> AbstractContextManager[Callable[[int], None]]:
         """Return a context whose callable counts nothing."""
         return nullcontext(lambda _: None)
 
 
 def options(
-    shards: int | None = None,
-    *,
-    part_bytes: int = 1,
-    stretch_bytes: int = GIB,
-    cut_share: float = 0.1,
-    read: IngestOptions | None = None,
+    shards: int | None = None, *, cut_share: float = 0.1, read: IngestOptions | None = None
 ) -> DatasetOptions:
-    """Return options by which every file is a part, and many prefixes are cut."""
-    read = read or IngestOptions(NAME)
-    return DatasetOptions(4 * GIB, shards, part_bytes, stretch_bytes, cut_share, read)
+    """Return options by which many prefixes are cut."""
+    return DatasetOptions(4 * GIB, shards, cut_share, read or IngestOptions(NAME))
 
 
 def dataset(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gzip
 import os
 import shutil
 import tempfile
@@ -179,22 +177,9 @@ def test_an_analysis_equals(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("few_at_once")
 def test_an_analysis_of_several_files_equals(tmp_path: Path) -> None:
-    """Files that overlap in time, in parts of their own."""
+    """Files that overlap in time."""
     paths = [path for path in SAMPLES if path.name.startswith("to-")]
     compare(paths, tmp_path, made.options(3), replace(standard(), weight="block", warmup=0.3))
-
-
-@pytest.mark.usefixtures("few_at_once")
-def test_an_analysis_of_stretches_of_a_file_equals(tmp_path: Path) -> None:
-    """A plain file that is read by several processes, and a compressed one that cannot be."""
-    sample, other = (path for path in SAMPLES if path.name.startswith("to-"))
-    plain = tmp_path / "plain.jsonl"
-    plain.write_bytes(gzip.decompress(sample.read_bytes()))
-    size = plain.stat().st_size
-    chosen = made.options(3, stretch_bytes=size // 7 + 1)
-    making = made.build(one_path([str(plain), str(other)]), tmp_path / "parts", chosen)
-    assert len(making._parsed()) == 7 + 1
-    compare([plain, other], tmp_path, chosen)
 
 
 def compare(
@@ -208,18 +193,8 @@ def compare(
         known = analyze(stores, trace, request)
     assert len(side_by_side(request.definition)) > 2
     found = analyze(Dataset(str(folder / "dataset")).stores, ingested.trace, request)
-    if len(paths) > 1:  # parts have digests of their own
-        known = without_content(known)
-        found = without_content(found)
     assert made.differences(known, found) == []
     assert ingested.created
-
-
-def without_content(analysis: Any) -> Any:
-    """Return an analysis without the digest of what was read."""
-    trace = replace(analysis.trace, content_hash="")
-    facts = dataclasses.replace(analysis.characterization, trace=trace)
-    return replace(analysis, trace=trace, characterization=facts)
 
 
 def test_the_first_row_of_the_files_owns_a_block() -> None:

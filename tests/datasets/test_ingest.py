@@ -89,9 +89,9 @@ def test_what_is_finished_is_not_done_again(files: list[Path], tmp_path: Path) -
     """Wherever it is killed: each step is done once, and the manifest is the same in the end."""
     steps = Failing(1000)
     made.dataset(files, tmp_path / "whole", made.options(3), steps)
-    assert len(steps.done) == 3 + 4 + 4  # parts, shards, shards
+    assert len(steps.done) == 4 + 4  # of each shard
     manifest = (tmp_path / "whole" / MANIFEST).read_bytes()
-    for most in (0, 2, 5, 10):
+    for most in (0, 2, 5, 7):
         folder = tmp_path / f"killed-{most}"
         first, second = Failing(most), Failing(1000)
         with pytest.raises(KvscopeError, match="killed"):
@@ -129,7 +129,7 @@ def test_no_two_processes_make_one_dataset(files: list[Path], tmp_path: Path) ->
     """The second one is refused; what a killed one left half written goes away."""
     folder = tmp_path / "d"
     with pytest.raises(KvscopeError, match="killed"):
-        made.dataset(files, folder, made.options(2), Failing(4))
+        made.dataset(files, folder, made.options(2), Failing(2))
     (folder / "shards" / ".0001.7").mkdir()
     with ingest.alone_in(folder), pytest.raises(KvscopeError, match="another process is making"):
         made.dataset(files, folder, made.options(2))
@@ -166,36 +166,6 @@ def test_bad_lines_are_those_of_one_trace(
         made.dataset(files, tmp_path / "refused", made.options(2))
 
 
-def test_bad_lines_are_numbered_through_the_stretches_of_a_file(
-    files: list[Path], tmp_path: Path
-) -> None:
-    """Each names its own file and its number there, wherever its stretch begins."""
-    text = files[0].read_text()
-    files[0].write_text(text + "no request\n" + text.replace('"chat_id": ', '"chat_id": 7') * 2)
-    files[1].write_text("no request\n" + files[1].read_text() + "no line feed")
-    read = IngestOptions(made.NAME, max_bad=0.2)
-    found = []
-    for number, stretch_bytes in enumerate((GIB, 1200, 400)):
-        chosen = made.options(2, stretch_bytes=stretch_bytes, read=read)
-        ingested = made.dataset(files, tmp_path / f"d{number}", chosen)
-        places = [ingested.rejects.where(line) for line, _ in ingested.rejects.lines]
-        trace = replace(ingested.trace, content_hash="")
-        found.append((places, trace))
-    assert found[0][0] == [f"{files[0]}:11", f"{files[1]}:1", f"{files[1]}:12"]
-    assert found[1:] == found[:1] * 2
-
-
-def test_files_that_need_those_before_them_are_read_as_one(tmp_path: Path) -> None:
-    """A request without a time arrives with the line before it, in the file before if need be."""
-    paths = [tmp_path / "0.jsonl", tmp_path / "1.jsonl"]
-    line = '{%s"input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}\n'
-    paths[0].write_text(line % '"timestamp": 5000, ' + line % '"timestamp": 9000, ')
-    paths[1].write_text(line % "" + line % '"timestamp": 9500, ')
-    trace = made.dataset(paths, tmp_path / "d", made.options(2)).trace
-    assert (trace.requests, trace.span_s) == (4, 4.5)
-    assert "1 of 4 requests have no arrival time" in trace.notes
-
-
 @pytest.mark.parametrize("salts", [("a", "b"), ("a", "a")])
 def test_tenants_are_those_of_one_trace(tmp_path: Path, salts: tuple[str, str]) -> None:
     """Files that name other salts share no blocks; an empty file and one of bad lines are read."""
@@ -212,19 +182,19 @@ def test_tenants_are_those_of_one_trace(tmp_path: Path, salts: tuple[str, str]) 
     found = made.dataset(paths, tmp_path / "d", made.options(2, read=read)).trace
     with StoreFile(str(tmp_path / "store.duckdb")) as stores:
         known = ingest_trace(stores, one_path([*map(str, paths)]), read).trace
-    assert replace(found, content_hash="") == replace(known, content_hash="")
+    assert found == known
     assert found.distinct_blocks == 2 * len({*salts})
     strict = made.options(2, read=replace(read, strict=True))
-    with LocalProcesses(2) as processes, pytest.raises(InputError, match=r"3\.jsonl:1: "):
-        made.dataset(paths, tmp_path / "strict", strict, processes)
+    with pytest.raises(InputError, match=r"3\.jsonl:1: "):
+        made.dataset(paths, tmp_path / "strict", strict)
 
 
 def test_a_shard_has_as_many_blocks_as_have_numbers(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks are numbered within their shard, so that more shards take more blocks."""
-    monkeypatch.setattr(shards, "INT32_MAX", 30)
-    with pytest.raises(InputError, match=r"more than 30 distinct blocks.*take more --shards"):
+    monkeypatch.setattr(shards, "INT32_MAX", 50)
+    with pytest.raises(InputError, match=r"more than 50 distinct blocks.*take more --shards"):
         made.dataset(files, tmp_path / "d", made.options(1, cut_share=1.0))
     assert made.dataset(files, tmp_path / "e", made.options(6)).trace.distinct_blocks == 13
 

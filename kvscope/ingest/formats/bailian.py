@@ -53,7 +53,6 @@ class Bailian(RowFormat):
     source = "Qwen-Bailian anonymized traces (KVCache Cache in the Wild, ATC'25)"
     fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
     default_block_size = 16
-    divides = True
     places_sessions = True  # of an export whose rows have a clock
     row = _BailianRow
 

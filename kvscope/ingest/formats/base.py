@@ -309,9 +309,9 @@ def unread_notes(names: Iterable[str]) -> list[str]:
     return [f"fields not read: {field_names(telling)}"] if telling else []
 
 
-def counted(left_out: Counter[str]) -> list[str]:
-    """Return a line of text for each reason to leave requests out."""
-    return [f"left out: {count:,} {reason}" for reason, count in left_out.most_common()]
+def counted(left_out: Mapping[str, int]) -> list[str]:
+    """Return a line of text for each reason to leave requests out, the commonest first."""
+    return [f"left out: {count:,} {reason}" for reason, count in Counter(left_out).most_common()]
 
 
 def _kind(reason: str) -> str:
@@ -327,9 +327,9 @@ class TraceFormat(ABC):
 
     JSON lines are recognized by their keys: `marks` are alternatives, each of them keys by blanks.
     Abilities are declared: `has_hashes` is False for formats that have only lengths,
-    `places_sessions` is True for those that use `session_arrivals` and `seed`, `divides` is True
-    where any line may be the first that is read. `has_deltas` is True for those whose sessions may
-    hold only what is new, `in_ms` for those whose times may be written in seconds by mistake.
+    `places_sessions` is True for those that use `session_arrivals` and `seed`, `has_deltas` for
+    those whose sessions may hold only what is new, `in_ms` for those whose times may be written in
+    seconds by mistake.
     `fields` are the names that its records have at least or usually, for messages about files of no
     known format.
     """
@@ -342,7 +342,6 @@ class TraceFormat(ABC):
     default_block_size: ClassVar[int]
     has_hashes: ClassVar[bool] = True
     places_sessions: ClassVar[bool] = False
-    divides: ClassVar[bool] = False
     has_deltas: ClassVar[bool] = False
     in_ms: ClassVar[bool] = False
 

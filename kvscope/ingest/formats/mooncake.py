@@ -66,7 +66,6 @@ class Mooncake(RowFormat):
     marks = ("input_length", "input_tokens", "hash_ids", *_TEXTS)
     default_block_size = _BLOCK_SIZE
     places_sessions = True  # those of its relatives
-    divides = True
     has_deltas = True
     in_ms = True
     row = _MooncakeRow

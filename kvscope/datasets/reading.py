@@ -1,0 +1,125 @@
+"""Read the files of a dataset into a folder: columns of requests, and paths by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from kvscope.core.errors import without_secrets
+from kvscope.datasets.cuts import Cuts, Spill
+from kvscope.datasets.files import load_array, save_arrays, whole_folder
+from kvscope.ingest.columns import Gaps, PartTree
+from kvscope.ingest.formats.base import Rejects, TraceFormat
+from kvscope.ingest.pipeline import IngestOptions, Span, read_columns
+from kvscope.ingest.source import Source
+
+_FACTS, _COLUMNS, _TREE = "facts.json", "columns", "prompt_parts"
+
+
+class ReadFacts(Struct, frozen=True):
+    """What a trace says besides its columns. `content` digests its decompressed bytes.
+
+    Of lines that cannot be used the first have a `place` each: their file and number there.
+    """
+
+    content: str
+    bytes_on_disk: int
+    block_size: int
+    gaps: Gaps
+    names: dict[str, tuple[str, ...]]
+    tenants: int
+    accepted: int
+    rejected: int
+    reasons: dict[str, int]
+    lines: tuple[tuple[int, str], ...]
+    places: tuple[tuple[str, int], ...]
+    spans: dict[str, Span]
+    notes: tuple[str, ...]
+    left_out: dict[str, int]
+    cut: str
+
+    def rejects(self, path: str) -> Rejects:
+        """Return the lines that cannot be used, of the trace at `path`."""
+        places = dict(zip((line for line, _ in self.lines), self.places, strict=True))
+        return Rejects(
+            without_secrets(path),
+            place=places.__getitem__,
+            accepted=self.accepted,
+            count=self.rejected,
+            reasons=self.reasons,
+            lines=[*self.lines],
+        )
+
+
+def read_files(
+    path: str,
+    chosen: type[TraceFormat],
+    options: IngestOptions,
+    spill: tuple[Cuts, int],
+    folder: Path,
+    advance: Callable[[int], None],
+) -> None:
+    """Read the trace at `path` into a folder, its paths by these cuts for so many shards.
+
+    `advance` gets the number of bytes read.
+    """
+    with (
+        whole_folder(folder) as draft,
+        closing(Source(path, advance)) as source,
+        Spill(draft, *spill) as paths,
+    ):
+        columns, reader, rejects, spans = read_columns(source, chosen, options, paths)
+        paths.close()
+        facts = ReadFacts(
+            content="" if rejects.is_hopeless else source.drain(),
+            bytes_on_disk=source.bytes_on_disk,
+            block_size=columns.block_size,
+            gaps=columns.gaps,
+            names={name: tuple(known) for name, known in columns.names.items()},
+            tenants=len(columns.tenants),
+            accepted=rejects.accepted,
+            rejected=rejects.count,
+            reasons=rejects.reasons,
+            lines=tuple((line, _text(reason)) for line, reason in rejects.lines),
+            places=tuple(
+                (_text(file), number)
+                for file, number in (rejects.where_exactly(line) for line, _ in rejects.lines)
+            ),
+            spans={_text(file): span for file, span in spans.items()},
+            notes=tuple(reader.notes),
+            left_out=reader.left_out,
+            cut=reader.cut,
+        )
+        rows = columns.arrays()
+        del rows["leaf"]  # blocks have no numbers yet
+        for name, arrays in ((_COLUMNS, rows), (_TREE, columns.parts._asdict())):
+            (draft / name).mkdir()
+            save_arrays(draft / name, arrays)
+        (draft / _FACTS).write_bytes(msgspec.json.encode(facts))
+
+
+def _text(text: str) -> str:
+    """Return a text with its invalid Unicode replaced: a file's name may hold any bytes."""
+    return text.encode(errors="replace").decode()
+
+
+def load_facts(folder: Path) -> ReadFacts:
+    """Return what was read into a folder, but for its arrays."""
+    return msgspec.json.decode((folder / _FACTS).read_bytes(), type=ReadFacts)
+
+
+def load_rows(folder: Path) -> dict[str, NDArray[Any]]:
+    """Return the columns of a trace in file order, mapped into memory."""
+    files = (folder / _COLUMNS).glob("*.npy")
+    return {file.stem: load_array(folder / _COLUMNS, file.stem) for file in files}
+
+
+def load_parts(folder: Path) -> PartTree:
+    """Return the tree of the parts of its prompts."""
+    return PartTree(*(load_array(folder / _TREE, name) for name in PartTree._fields))
