@@ -316,7 +316,7 @@ def test_parts_survive_ingest_export_and_ingest(trace: Path, tmp_path: Path, to:
     for half, own in zip(halves, (lines[:7], lines[7:]), strict=True):
         half.write_text("".join(own))
     folder = str(tmp_path / "dataset")
-    assert run(["ingest", *map(str, halves), "--into", folder]) == 0
+    assert run(["ingest", *map(str, halves), "--into", folder, "--workers", "1"]) == 0
     assert kept(folder, MEMORY) == expected
     assert run(["analyze", "trace", "--db", db, "--from", "3s", "--json"]) == 0
     saved = str(tmp_path / "saved.duckdb")

@@ -110,7 +110,7 @@ def test_a_store_and_a_dataset_are_read_before_they_are_there(
 ) -> None:
     """A new store, its log of changes, whatever lies in a dataset: by force neither; in Python."""
     trace, store, folder = write_trace(tmp_path), tmp_path / "new.duckdb", tmp_path / "set"
-    assert run(["ingest", str(trace), "--into", str(folder)]) == ExitCode.DONE
+    assert run(["ingest", str(trace), "--into", str(folder), "--workers", "1"]) == ExitCode.DONE
     inside = folder / "requests" / "parent.npy"
     analyze = ["analyze", str(trace), "--db", str(store), "--force", "--html"]
     for page in (store, f"{store}.wal"):

@@ -84,7 +84,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         written: dict[str, Any] = json.loads(run_in(folder, *words, "--db", db, "--json"))
         return written
 
-    plan = answer("tune", str(SAMPLE), *WHERE, "--policy", "lru,wa")
+    plan = answer("tune", str(SAMPLE), *WHERE, "--policy", "lru,wa", "--html", "tune.html")
     fleet = answer("fleet", "to-c", "--router", "session")
     answer("simulate", "to-c", "--policy", "lru,wa")
     with serving(db, str(folder), folder=folder) as (address, _):
@@ -244,9 +244,8 @@ def test_a_report_is_a_page_of_its_own(
 ) -> None:
     """The answer first, LRU beside it, charts drawn; no footnote without its row."""
     path = tuned.folder / f"{command}.html"
-    words = (command, "to-c", "--db", "store.duckdb", "--html", str(path))
-    more = (*WHERE, "--policy", "lru,wa") if command == "tune" else ()
-    run_in(tuned.folder, *words, *more)
+    if command == "analyze":
+        run_in(tuned.folder, "analyze", "to-c", "--db", "store.duckdb", "--html", str(path))
     tab, asked = new_tab(1280, "light"), list[str]()
     tab.on("request", lambda one: asked.append(one.url))
     tab.on("pageerror", lambda error: asked.append(str(error)))

@@ -81,7 +81,7 @@ class Failing(Executor):
 def test_a_dataset_is_its_owners_alone(files: list[Path], tmp_path: Path) -> None:
     """As a store is: no other user of the machine can look into the folder."""
     folder = tmp_path / "made"
-    assert run(["ingest", *map(str, files), "--into", str(folder)]) == 0
+    assert run(["ingest", *map(str, files), "--into", str(folder), "--workers", "1"]) == 0
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
