@@ -42,10 +42,10 @@ def write_trace(folder: Path, name: str = "tiny") -> Path:
     return path
 
 
-def write_short(folder: Path, requests: int = 500) -> str:
-    """Write the first requests of the sample to-c."""
+def write_short(folder: Path, requests: int = 500, sample: str = "to-c") -> str:
+    """Write the first requests of a sample."""
     path = folder / "short.jsonl"
-    with gzip.open(data_folder("sample_traces") / "to-c.jsonl.gz", "rt") as lines:
+    with gzip.open(data_folder("sample_traces") / f"{sample}.jsonl.gz", "rt") as lines:
         path.write_text("".join(islice(lines, requests)))
     return str(path)
 

@@ -123,7 +123,8 @@ def test_a_dataset_is_analyzed_on_a_full_disk(tmp_path: Path, capsys: Streams) -
     """One line says where space is lacking, and nothing is left of what was written."""
     with small_disk(tmp_path / "larger", "16m") as disk:
         folder = disk / "d"
-        assert run(["ingest", TRACE, "--into", str(folder), "--memory", "2GiB", "--workers", "1"]) == 0
+        ingest = ["ingest", TRACE, "--into", str(folder), "--memory", "2GiB", "--workers", "1"]
+        assert run(ingest) == ExitCode.DONE
         before = sorted(path.name for path in folder.iterdir())
         fill(disk)
         assert run(["analyze", str(folder), "--json"]) == ExitCode.FAILED
