@@ -3,6 +3,7 @@
 `dynosim`: hits of Dynamo's router and of round robin on the Mooncake trace, both simulators in the
 same run; needs an interpreter that has ai-dynamo-runtime (`make bench-fleets` makes one).
 `dynosim-lag`: the same with KV events that come late.
+`dynosim-apart`: the same with prefill and decode on workers of their own.
 `samples`: every router on every sample and published trace. `event-lag`: KV events that come late.
 `speed`: CPU seconds of a replay. `mooncake`: figure 5 of Mooncake (FAST'25). `llm-d`:
 the four schedulers of llm-d's benchmark.
@@ -34,17 +35,23 @@ from benchmarks.router_choice import event_lag, samples
 from benchmarks.sample_profiles import LLM_D_STAGES, SharedPrefixGroups
 from benchmarks.table import Table, record
 from benchmarks.traces import MOONCAKE
+from kvscope.characterize.distributions import Windows
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.fleet.disaggregated import Link, Stages
 from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.kernel import Asked
+from kvscope.fleet.outcome import Slo
 from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
+from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.ingest.pipeline import ingest
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
+from kvscope.replay.settings import run_setting
 from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.workload import Workload
 from kvscope.routers.balancers import LeastRequests, Random, RoundRobin
 from kvscope.routers.base import Router
 from kvscope.routers.dynamo import Dynamo
@@ -56,11 +63,15 @@ from kvscope.synth.profiles import write_jsonl
 from kvscope.vllm_sim import EngineSettings, StepCost
 
 PAGE = ROOT / "docs" / "evidence" / "fleets.md"
-PARTS = ("samples", "event-lag", "speed", "dynosim", "dynosim-lag", "mooncake", "llm-d")
+PARTS = (
+    *("samples", "event-lag", "speed", "dynosim", "dynosim-lag", "dynosim-apart", "mooncake"),
+    "llm-d",
+)
 SEEDS, SPEED_ROUNDS = 5, 5
 TOLERANCE_PP = 0.5
 POINTS = tuple((replicas, blocks) for replicas in (4, 8, 16) for blocks in (4096, 5637))
 LAG_POINT, LAGS_S = (8, 5637), (0.0, 1.0, 10.0, 60.0)
+APART, LINK = ((8, 8), (6, 2), (3, 1)), (131_072, 50.0)  # bytes of llama3-8b's token, GB/s
 LONE_TOKENS = 2_048, 16_384
 STEP_TOKENS = 16_384
 
@@ -148,6 +159,7 @@ def main() -> None:
             "speed": lambda: speed(_mooncake(), SPEED_ROUNDS),
             "dynosim": lambda: dynosim(options.dynamo, options.rounds),
             "dynosim-lag": lambda: dynosim_lag(options.dynamo),
+            "dynosim-apart": lambda: dynosim_apart(options.dynamo),
             "mooncake": figure_5,
             "llm-d": llm_d,
         }
@@ -247,6 +259,59 @@ def dynosim_lag(python: Path) -> Table:
         for point, lag_s in zip(points, LAGS_S, strict=True)
     ]
     return Table("With late KV events", description, DYNOSIM_COLUMNS[:7], rows)
+
+
+def dynosim_apart(python: Path) -> Table:
+    """Compare them where some workers prefill and some decode, behind round robin."""
+    trace, blocks = load(_mooncake()), LAG_POINT[1]
+    prompts, (token_bytes, gigabytes_s) = trace.prompts, LINK
+    rows = []
+    with TemporaryDirectory() as folder:
+        plain = Path(folder) / "mooncake.jsonl"
+        plain.write_bytes(gzip.decompress(_mooncake().read_bytes()))
+        lone = _lone_prompts(python, Path(folder))
+        profile = LatencyProfile(
+            "dynosim", "on it", lone.base_s, lone.per_token_s, decode_base_s=lone.step_s
+        )
+        setting = run_setting(standard(outputs="ignored"), profile)
+        sweep = FleetSweep(
+            Workload(prompts, setting, Windows(1.0, 1)),
+            blocks,
+            Slo(1.0),
+            engine=EngineSettings(blocks, max_num_seqs=256, max_num_batched_tokens=STEP_TOKENS),
+        )
+        link = Link(gigabytes_s * 1e9, token_bytes * prompts.block_size)
+        stages = Stages(sweep, Fleet(RoundRobin(), Lru(), 1), link)
+        for prefill, decode in APART:
+            note(f"{prefill} workers prefill, {decode} decode")
+            words = ("--decode", f"{decode}", f"{token_bytes}", f"{gigabytes_s}")
+            peer = _peer(python, plain, prefill, blocks, "round_robin", *words)
+            started = time.perf_counter()
+            run = stages.replayed(prefill, decode)
+            wall_s = time.perf_counter() - started
+            outputs = np.maximum(prompts.output_tokens - 1, 1)
+            tpot_s = ((run.end_s - run.token_s) / outputs)[prompts.output_tokens > 1]
+            pairs = (
+                (peer["hit_share"], trace.hit_share(run), 100, 2),
+                (peer["mean_ttft_s"], run.ttft_s.mean(), 1e3, 0),
+                (peer["p95_ttft_s"], np.percentile(run.ttft_s, 95), 1e3, 0),
+                (peer["mean_tpot_s"], tpot_s.mean(), 1e3, 2),
+                (peer["wall_s"], wall_s, 1, 1),
+            )
+            cells = [
+                f"{value * unit:.{digits}f}" for *both, unit, digits in pairs for value in both
+            ]
+            rows.append([f"{prefill} + {decode}", *cells])
+    figures = ("hits %", "mean TTFT ms", "TTFT p95 ms", "mean TPOT ms", "s")
+    columns = [f"{who}: {figure}" for figure in figures for who in ("DynoSim", "kvscope")]
+    description = (
+        f"ai-dynamo-runtime {lone.version}; workers of {blocks:,} blocks, links of {gigabytes_s:g}"
+        f" GB/s, {token_bytes:,} bytes a token; kvscope's decode replicas by fewest requests."
+        " Latency as above, a decode step as after lone prompts. In both, the KV of a whole prompt"
+        " moves and the decode worker samples the first token; in kvscope alone, a link moves one"
+        " prompt after the other."
+    )
+    return Table("Prefill and decode apart", description, ("prefill + decode", *columns), rows)
 
 
 def _compared(

@@ -76,17 +76,21 @@ DEVELOPMENT = (
     ("shared-prefix-groups", 6_000, 101),
 )
 """Profile, requests and seed of the traffic that the rule was made on, beside the samples."""
-JUDGING = (
-    ("to-c", 6_000, 201),
-    ("birth-death", 6_000, 201),
-    ("to-b", 6_000, 201),
-    ("agent", 2_000, 201),
-    ("regime-change", 6_000, 201),
-    ("time-of-day", 6_000, 201),
-    ("retrieval", 4_000, 201),
-    ("shared-prefix-groups", 4_000, 201),
-    ("to-c", 2_000, 202),
-    ("birth-death", 3_000, 202),
+JUDGING = tuple(
+    (profile, requests, seed + kind)
+    for seed in (200, 400)
+    for profile, requests, kind in (
+        ("to-c", 6_000, 1),
+        ("birth-death", 6_000, 1),
+        ("to-b", 6_000, 1),
+        ("agent", 2_000, 1),
+        ("regime-change", 6_000, 1),
+        ("time-of-day", 6_000, 1),
+        ("retrieval", 4_000, 1),
+        ("shared-prefix-groups", 4_000, 1),
+        ("to-c", 2_000, 2),
+        ("birth-death", 3_000, 2),
+    )
 )
 """The same of the traffic that judges it, beside the published traces."""
 ON_ENGINES = ("to-c", "birth-death", "regime-change")

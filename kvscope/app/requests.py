@@ -228,7 +228,8 @@ class FleetRequest(Struct, frozen=True):
     `capacities` has that of a replica. Without `routers_named`, routers that need sessions are left
     out where the trace has none. `engine` has the limits of simulated vLLMs, its blocks aside: for
     their time model, or to check the answer of a deployment's queues; else None. `tier` is below
-    each of them.
+    each of them. `disaggregate`: with prefill and decode apart too, a link of so many bytes a
+    second for each replica.
     """
 
     setting: RunSetting
@@ -248,3 +249,4 @@ class FleetRequest(Struct, frozen=True):
     on: str | None = None
     perfetto: str | None = None
     autoscale: Scaling | None = None
+    disaggregate: float | None = None

@@ -303,11 +303,11 @@ class FleetSweep:
         )
         return FleetRun(fleet, tuple(outcomes))
 
-    def outcome(self, done: FleetReplay) -> FleetOutcome:
-        """Return what a replay gave."""
-        known = self._infinite if self.think_s is None else None
+    def outcome(self, done: FleetReplay, slo: Slo | None = None) -> FleetOutcome:
+        """Return what a replay gave, under this SLO or the sweep's."""
+        known, workload = self._infinite if self.think_s is None else None, self.workload
         return fleet_outcome(
-            self.prompts, self.workload.traffic, self.workload.setting, self.slo, done, known
+            self.prompts, workload.traffic, workload.setting, slo or self.slo, done, known
         )
 
     def prepare(self, fleets: Sequence[Fleet]) -> Iterator[Fleet]:

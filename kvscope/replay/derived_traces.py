@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.errors import InputError
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
@@ -60,7 +60,14 @@ def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
 
     Requests keep their distance within a session, and are numbered anew in order of arrival.
     """
-    arrival_s = placed(prompts.arrival_s, prompts.clock, starts.sessions_per_s, starts.seed)
+    return retimed(
+        prompts,
+        placed(prompts.arrival_s, prompts.clock, starts.sessions_per_s, starts.seed),
+    )[0]
+
+
+def retimed(prompts: Prompts, arrival_s: Float64s) -> tuple[Prompts, Int64s]:
+    """Return the trace with other arrivals, numbered anew in their order, and the old numbers."""
     order = np.argsort(arrival_s, kind="stable")
     request = np.full(len(order) + 1, -1, dtype=np.int32)  # the last entry: no parent
     request[order] = np.arange(len(order), dtype=np.int32)
@@ -68,13 +75,14 @@ def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
     names = (*_BY_REQUEST, *_LENGTHS, "leaf", "carried_leaf")
     columns = {name: getattr(prompts, name)[order] for name in names}
     columns |= {"arrival_s": arrival_s[order], "parent": parent}
-    return replace(
+    made = replace(
         prompts,
         conversation=conversations(parent)[0],
         measurements=prompts.measurements and prompts.measurements.select(order),
         directives=prompts.directives and prompts.directives.select(order),
         **columns,
     )
+    return made, order
 
 
 @kernel

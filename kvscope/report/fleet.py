@@ -11,6 +11,7 @@ import numpy as np
 from kvscope.core import units
 from kvscope.deployment.deployment import RANKS_APART
 from kvscope.fleet.autoscaled import ALIKE, AgeHits, AutoscaledFleet
+from kvscope.fleet.disaggregated import DisaggregatedFleet, SplitFleet
 from kvscope.fleet.options import RANKS_ROUTER, router_flags, router_label
 from kvscope.fleet.outcome import FleetOutcome, Latencies, Slo
 from kvscope.fleet.sweep import FleetRun
@@ -75,7 +76,7 @@ def screen(study: FleetStudy) -> list[Section]:
     return [
         Section.of("Answer", *in_words(study)),
         Section.of(_here(study), _routers(study, _leading(study))),
-        *(_pool(study) or _autoscaling(study) or [losses]),
+        *([*_pool(study), *_autoscaling(study), *_disaggregation(study)] or [losses]),
         Section.of("Assumed", *_assumed(study)),
     ]
 
@@ -102,6 +103,7 @@ def sections(study: FleetStudy) -> list[Section]:
         *_capacity(study),
         *_pool(study),
         *_autoscaling(study),
+        *_disaggregation(study),
         Section.of("Assumed", *_assumed(study)),
     ]
 
@@ -319,15 +321,11 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
         rows.append((f"pooled{_MARK}", NONE, pooled))
     unit = time_unit(_p95_s(outcome.latencies) for _, _, outcome in rows)
 
-    def tpot(row: tuple[str, str, FleetOutcome]) -> str:
-        times = row[2].latencies.tpot_ms
-        return NONE if times is None else significant(times.p95)
-
     columns: dict[str, Callable[[tuple[str, str, FleetOutcome]], str]] = {
         "router": lambda row: row[0],
         "needs": lambda row: row[1],
         **_ttft_columns(unit, lambda row: row[2].latencies),
-        "TPOT p95 (ms)": tpot,
+        "TPOT p95 (ms)": lambda row: _tpot_p95(row[2]),
         "within": lambda row: share(row[2].latencies.attainment),
         "hit rate": lambda row: share(row[2].taken),
         **({"from pool": lambda row: _from_files(row[2])} if study.pool_sizes else {}),
@@ -632,6 +630,77 @@ def _back(scaled: AutoscaledFleet) -> str:
     return f"New replicas hit {what} {when}."
 
 
+def _disaggregation(study: FleetStudy) -> list[Section]:
+    """Return what comes of replicas that prefill or decode alone, beside the answer's."""
+    apart = study.disaggregated
+    if apart is None:
+        return []
+    together = study.answer.outcome
+    rows: list[tuple[str, FleetOutcome, SplitFleet | None]] = [
+        (f"{study.chosen} together", together, None)
+    ]
+    splits = sorted(apart.alike, key=lambda split: split.rank)[: _ROWS - 2]
+    if apart.fewest is not None and apart.fewest not in splits:
+        splits.append(apart.fewest)
+    splits.sort(key=lambda split: (split.replicas, split.prefill))
+    rows += [(f"{split.prefill} + {split.decode}", split.outcome, split) for split in splits]
+    unit = time_unit(_p95_s(outcome.latencies) for _, outcome, _ in rows)
+    where = study.request.deployment
+    hour = None if where is None else where.price_of(where.tp)
+
+    def price(split: SplitFleet | None) -> str:
+        return money((hour or 0.0) * (study.chosen if split is None else split.replicas))
+
+    columns: dict[str, Callable[[tuple[str, FleetOutcome, SplitFleet | None]], str]] = {
+        "replicas": lambda row: row[0],
+        "SLO": lambda row: "meets" if row[1].meets else "misses",
+        **_ttft_columns(unit, lambda row: row[1].latencies),
+        "TPOT p95 (ms)": lambda row: _tpot_p95(row[1]),
+        "within": lambda row: share(row[1].latencies.attainment),
+        "hit rate": lambda row: share(row[1].taken),
+        "link busy": lambda row: NONE if row[2] is None else share(row[2].link_busy),
+        **({} if hour is None else {"per h": lambda row: price(row[2])}),
+    }
+    title = f"Disaggregation: behind {_called(study)(study.best)}"
+    note = (
+        "P + D: so many prefill, so many decode; link busy: share of the time, busiest prefill"
+        " replica"
+    )
+    return [Section.of(title, _apart_in_words(study, apart), tabulate("", rows, columns, note))]
+
+
+def _apart_in_words(study: FleetStudy, apart: DisaggregatedFleet) -> str:
+    """Return the fewest replicas that serve as well with prefill and decode apart."""
+    slo = study.request.slo
+    rank = units.format_percentile(slo.percentile)
+    target = f"{rank} TTFT ≤ {units.duration_in_words(slo.ttft_s)}"
+    if apart.tpot_s is not None:
+        whose = "" if slo.tpot_s is not None else ", as together"
+        target += f" and {rank} TPOT ≤ {units.duration_in_words(apart.tpot_s)}{whose}"
+    best = apart.fewest
+    if best is None:
+        return (
+            f"With prefill and decode apart, up to {counted(apart.tried, 'replica')} miss {target}."
+        )
+    instead = (
+        f"instead of {study.chosen}" if study.fewest else f"where {study.chosen} together miss it"
+    )
+    if study.fewest == best.replicas:
+        instead = "as many as together"
+    hits, before = best.outcome.taken, study.answer.outcome.taken
+    why = ": prefill replicas hold no answers" if hits < before else ""
+    return (
+        f"{best.prefill} to prefill and {best.decode} to decode are the fewest that meet {target}:"
+        f" {counted(best.replicas, 'replica')}, {instead}. They hit {share(hits)} of the input"
+        f" tokens (together {share(before)}){why}."
+    )
+
+
+def _tpot_p95(outcome: FleetOutcome) -> str:
+    times = outcome.latencies.tpot_ms
+    return NONE if times is None else significant(times.p95)
+
+
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
     """Return what gives LRU's hit rate for the capacity of a replica, by router; pooled last."""
 
@@ -713,6 +782,12 @@ def _assumed(study: FleetStudy) -> list[str]:
             "Scaling: by Kubernetes's defaults, every 15 s, on the requests of the last minute; the"
             " latest replicas leave first, end what they have begun and come back empty. Routers"
             " forget them."
+        )
+    if study.disaggregated is not None:
+        words.append(
+            "Apart: a prefill replica sends the KV of whole prompts, one after the other, and does"
+            " not hold its blocks meanwhile; decode replicas are chosen by their requests, and get"
+            " the KV of preempted ones back at no cost."
         )
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")

@@ -53,6 +53,7 @@ CACHE_STUDY = "cache study: idle cached blocks only, without weights, running re
 
 HELD_OUT, VALIDATION = "held-out requests", "the validation window"
 LATER = "the later requests"
+ONE_WINDOW = "one of both windows alone shows it"
 _ANSWERS: dict[SloAnswer, str] = {
     "meets": "meets it",
     "misses": "misses it",
@@ -149,12 +150,13 @@ def _no_change(tuned: Recommendation) -> list[str]:
         contender, needed = tuning.promising
         requests = f"{count(tuning.split.requests)} of about {count(needed)}"
         moves = f"{tuned.called(contender.policy)}: {_moves(contender.later, tuned)} on {LATER}"
-        return [
-            f"Not enough requests: {requests}. A gain is likely, but harm is possible: {moves}."
-        ]
+        but = "harm is possible" if contender.gains_twice else ONE_WINDOW
+        return [f"Not enough requests: {requests}. A gain is likely, but {but}: {moves}."]
     for contender in tuning.contenders:
         if contender.later.likely >= LIKELY:
-            why = _harms(contender.harms) or "its queue grows"
+            why = _harms(contender.harms) or (
+                ONE_WINDOW if contender.keeps_up else "its queue grows"
+            )
             return [f"No change: {tuned.called(contender.policy)} gains on {LATER}, but {why}."]
     return [f"No change: no policy is likely better than LRU on {LATER}."]
 

@@ -70,9 +70,17 @@ class Judged(Struct, frozen=True):
         return tuple(harm for window in windows for harm in window.by_value)
 
     @property
+    def gains_twice(self) -> bool:
+        """Whether TEL or attainment is better on each of both windows: else it hardly lasts."""
+        return all(
+            trial.gains["tel"].value > 0 or trial.attainment_gain.value > 0
+            for trial in (self.validation, self.held_out)
+        )
+
+    @property
     def grade(self) -> Grade:
         """Whether to change now, on a canary first, or not."""
-        if self.harms or not self.keeps_up or self.later.likely < LIKELY:
+        if self.harms or not self.keeps_up or self.later.likely < LIKELY or not self.gains_twice:
             return "no"
         return "do-now" if self.later.likely >= CERTAIN else "canary"
 

@@ -31,6 +31,7 @@ from kvscope.app.requests import (
     stated_capacities,
     stated_slo,
 )
+from kvscope.core import units
 from kvscope.core.errors import Stopped, UsageError
 from kvscope.deployment.speculative import not_beside
 from kvscope.fleet.options import RANKS_ROUTER, ROUTED, Scaling
@@ -45,8 +46,10 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Prompts, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.kv_groups import KvGroups
+    from kvscope.deployment.models import Model
     from kvscope.fleet.autoscaled import AutoscaledFleet
     from kvscope.fleet.closed_loop import ThinkTimes
+    from kvscope.fleet.disaggregated import DisaggregatedFleet
     from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledCache
     from kvscope.latency.profile import LatencyProfile
     from kvscope.policies.base import Policy
@@ -123,6 +126,12 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
         "LOW..HIGH@RATE[:ready=TIME]",
         values.autoscaling,
     )
+    disaggregate: float | None = opt.option(
+        "Also split the answer's replicas into some that prefill and some that decode. Each sends"
+        " KV over a link of this bandwidth, for example 50GB/s.",
+        "BANDWIDTH",
+        units.parse_bandwidth,
+    )
     perfetto: str | None = opt.Target(f"Write a timeline of the answer{opt.FOR_PERFETTO}")
 
 
@@ -197,7 +206,8 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             where="--tier-size",
             remedy="take --time-model engine" if modelled else "name --model, and no other engine",
         )
-    _check_scaling(options, "queue" if engine is None else time_model, ranks=ranks)
+    time_model = "queue" if engine is None else time_model
+    _check_variations(options, time_model, kv, where)
     variants = parse_variants(policies, of_policies)
     for variant in variants:
         check_required(variant.policy, variant.given, "--policy")
@@ -214,7 +224,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         capacities=named,
         model=kv,
         deployment=where,
-        time_model=time_model if engine else "queue",
+        time_model=time_model,
         engine=engine,
         tier=options.tier_size,
         closed_loop=options.closed_loop,
@@ -223,6 +233,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         on=options.on,
         perfetto=options.perfetto,
         autoscale=options.autoscale,
+        disaggregate=options.disaggregate,
     )
 
 
@@ -248,22 +259,37 @@ def _check_ranks(where: ResolvedDeployment, replicas: tuple[int, ...]) -> None:
         )
 
 
-def _check_scaling(options: FleetOptions, time_model: opt.TimeModel, *, ranks: bool) -> None:
-    """Raise UsageError where the replicas of a fleet are to come and go, and cannot."""
-    flag = "--autoscale"
-    if options.autoscale is None:
+def _check_variations(
+    options: FleetOptions,
+    time_model: opt.TimeModel,
+    model: Model | None,
+    where: ResolvedDeployment | None,
+) -> None:
+    """Raise UsageError where the answer's fleet is to be varied in a way that is not simulated."""
+    asked = {"--autoscale": options.autoscale, "--disaggregate": options.disaggregate}
+    for flag in (flag for flag, value in asked.items() if value is not None):
+        if where is not None and where.dp > 1:
+            of_ranks = "the replicas are the ranks of one engine"
+            raise UsageError(of_ranks, where=flag, remedy="leave it out")
+        if time_model != "engine":
+            remedy = "take --time-model engine, and no other engine"
+            raise UsageError("needs simulated vLLMs", where=flag, remedy=remedy)
+        if options.closed_loop or options.tier_size is not None:
+            other = "--closed-loop" if options.closed_loop else "--tier-size"
+            raise UsageError(
+                f"not simulated beside {other}", where=flag, remedy=f"leave {other} out"
+            )
+        if any(".event_lag_s=" in assigned for assigned in options.param or ()):
+            remedy = "leave event_lag_s out of --param"
+            late = "not simulated with KV events that come late"
+            raise UsageError(late, where=flag, remedy=remedy)
+    if options.disaggregate is None:
         return
-    if ranks:
-        raise UsageError("the ranks of one engine do not scale", where=flag, remedy="leave it out")
-    if time_model != "engine":
-        remedy = "take --time-model engine, and no other engine"
-        raise UsageError("needs simulated vLLMs", where=flag, remedy=remedy)
-    if options.closed_loop or options.tier_size is not None:
-        where = "--closed-loop" if options.closed_loop else "--tier-size"
-        raise UsageError(f"not simulated beside {where}", where=flag, remedy=f"leave {where} out")
-    if any(".event_lag_s=" in assigned for assigned in options.param or ()):
-        remedy = "leave event_lag_s out of --param"
-        raise UsageError("not simulated with KV events that come late", where=flag, remedy=remedy)
+    if model is None:
+        raise UsageError("needs the size of the KV", where="--disaggregate", remedy="name --model")
+    if where is not None and where.kv_groups is not None:
+        remedy = "leave it out"
+        raise UsageError("not simulated for hybrid models", where="--disaggregate", remedy=remedy)
 
 
 def _check_engine_runs(
@@ -388,10 +414,10 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     meets the SLO, replayed on a deployment's simulated vLLMs; its hybrid model's layers are in
     `groups`. `tier` is below each replica's pool, `pooled` and the curves have none; a pool that is
     shared is replayed in several `pool_sizes`, ascending. `autoscaled`, where asked for, has the
-    answer's router and policy with replicas that come and go. What a policy learns it learns of the
-    whole fleet's traffic. `lru_curves` are over every capacity of a replica, by router: of those
-    that see the order alone, in open loop; `pooled_curve` is over that of one cache. `think` is
-    None in open loop.
+    answer's router and policy with replicas that come and go, `disaggregated` with prefill and
+    decode apart. What a policy learns it learns of the whole fleet's traffic. `lru_curves` are over
+    every capacity of a replica, by router: of those that see the order alone, in open loop;
+    `pooled_curve` is over that of one cache. `think` is None in open loop.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -400,7 +426,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         " percentile=request.slo.percentile tpot_slo_ms=request.slo.tpot_s"
         " warmup=request.setting.definition.warmup rate_scale=request.setting.rate_scale"
         " capacity_blocks capacity_tokens capacity_bytes"
-        " tier pool_sizes autoscaled"
+        " tier pool_sizes autoscaled disaggregated"
         " verdict words fewest fewest_interval chosen price_hour pooled on_engines lines=ranked"
         " fleets curves"
     )
@@ -418,6 +444,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     tier: TierCandidate | None = None
     pool_sizes: tuple[PoolSize, ...] = ()
     autoscaled: AutoscaledFleet | None = None
+    disaggregated: DisaggregatedFleet | None = None
 
     @cached_property
     def ranked(self) -> tuple[FleetLine, ...]:
@@ -644,12 +671,19 @@ def _above(
     """Return a replica with a tier below its pool. Raises UsageError for one without a chunk."""
     from kvscope.replay.sweep import blocks_each
 
-    model, gpus = request.model, request.deployment.tp if request.deployment else 1
-    assert model is not None  # noqa: S101  (checked with the options)
-    model = model if engine.groups is None else model.by_block
-    block_bytes = model.kv_bytes_per_token(gpus) * gpus * block_size
+    block_bytes, gpus = _block_bytes(request, engine, block_size)
     tier.require_chunk(block_bytes * blocks_each(engine.groups, block_size), "--tier-size")
     return tier.below(block_bytes, gpus).under(engine, block_size)
+
+
+def _block_bytes(
+    request: FleetRequest, engine: EngineSettings | None, block_size: int
+) -> tuple[int, int]:
+    """Return what a block takes on all GPUs of a replica, and how many these are."""
+    model, gpus = request.model, request.deployment.tp if request.deployment else 1
+    assert model is not None  # noqa: S101  (checked with the options)
+    model = model if engine is None or engine.groups is None else model.by_block
+    return model.kv_bytes_per_token(gpus) * gpus * block_size, gpus
 
 
 def _with_references(
@@ -657,6 +691,7 @@ def _with_references(
 ) -> FleetStudy:
     """Return the study with what its answer is compared with, and how certain that is."""
     from kvscope.fleet.autoscaled import AutoscaledFleet
+    from kvscope.fleet.disaggregated import DisaggregatedFleet, Link
     from kvscope.fleet.options import router_label
     from kvscope.policies.base import LanePolicy
     from kvscope.policies.belady import Belady
@@ -685,6 +720,12 @@ def _with_references(
     if (scaling := study.request.autoscale) is not None:
         with monitor.steps("letting replicas come and go"):
             study = replace(study, autoscaled=AutoscaledFleet.of(sweep, study.answer, scaling))
+    if (bytes_per_s := study.request.disaggregate) is not None:
+        with monitor.steps("taking prefill and decode apart"):
+            block_bytes, _ = _block_bytes(study.request, engine, study.trace.block_size)
+            link, most = Link(bytes_per_s, block_bytes), study.request.replicas[-1]
+            apart = DisaggregatedFleet.of(sweep, study.answer, link, most)
+            study = replace(study, disaggregated=apart)
     if study.think is not None or not any(isinstance(line.policy, Lru) for line in study.lines):
         return study
     routers = dict.fromkeys(line.router for line in study.lines)
@@ -777,6 +818,7 @@ USE_CASE: UseCase[FleetOptions, FleetRequest, FleetStudy] = UseCase(
         "capacity",
         "pool",
         "autoscaling",
+        "disaggregation",
         "assumed",
     ),
     known=known_figures,

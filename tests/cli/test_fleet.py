@@ -180,6 +180,26 @@ def test_replicas_that_come_and_go(capsys: Streams, tmp_path: Path) -> None:
     assert document(capsys, *fleet, "--replicas", "4")["autoscaled"] is None
 
 
+def test_prefill_and_decode_apart(capsys: Streams, short: str) -> None:
+    """Every split of the answer's replicas, and the fewest that serve as well."""
+    fleet = ("fleet", short, "--db", ":memory:", "--gpu", "l40s", "--model", "llama3-8b")
+    fleet = (*fleet, "--slo", "20s", "--router", "session", "--replicas", "3,4,5")
+    apart = (*fleet, "--disaggregate", "10GB/s", "--gpu-hour", "1.5")
+    made = document(capsys, *apart)["disaggregated"]
+    assert (made["bytes_per_s"], made["tried"]) == (1e10, 5)
+    assert [(row["prefill"], row["decode"]) for row in made["alike"]] == [(1, 2), (2, 1)]
+    fewest = made["fewest"]
+    assert fewest["meets"]
+    assert fewest["tpot_at_percentile_ms"] <= made["tpot_slo_ms"]
+    text = " ".join(streams_of(capsys, *apart).out.split())
+    assert f"{fewest['prefill']} to prefill and {fewest['decode']} to decode are the" in text
+    assert "as together" in text
+    assert "sends the KV of whole prompts" in text
+    assert document(capsys, *fleet)["disaggregated"] is None
+    impossible = streams_of(capsys, *apart, "--tpot-slo", "1ms").out
+    assert "With prefill and decode apart, up to 5 replicas miss p95 TTFT" in impossible
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [

@@ -344,6 +344,8 @@ OPTIONS: Rows = {
         (f"{_GPU} --rate-scale 0", 2, "--rate-scale: not above 0: 0"),
         (f"{_GPU} --engine sglang --time-model engine --policy wa", 2, "SGLang has no policy wa"),
         ("--gpu l4 --model gemma3-4b --policy tlru", 2, "not replayed on fleets of hybrid models"),
+        ("--gpu l4 --model gemma3-4b --disaggregate 9GB/s", 2, "not simulated for hybrid models"),
+        (f"{_GPU} --dp 2 --disaggregate 9GB/s", 2, "the replicas are the ranks of one engine"),
     ),
     "fleet short --slo 1s --capacity-blocks 9": (
         ("--router roundrobin", 2, "unknown router 'roundrobin'; did you mean round-robin?"),
@@ -371,6 +373,9 @@ OPTIONS: Rows = {
             2,
             "not simulated with KV events that come late; leave event_lag_s out of --param",
         ),
+        ("--disaggregate 50Gbit/s", 2, "'50Gbit/s'"),
+        ("--disaggregate 50GB/s", 2, "--disaggregate: needs simulated vLLMs; take --time-model en"),
+        ("--disaggregate 50GB/s --time-model engine", 2, "needs the size of the KV; name --model"),
         ("--tier-size 1GiB+ssd:1GiB:evict=lru", 2, "is no CPU memory, with an SSD"),
         ("--tier-size 1GiB+shared:1GiB:speed=3", 2, "a shared pool has no option 'speed'; it has"),
         ("--tier-size 1GiB+shared:1GiB:evict", 2, "'evict' is no option; write for example"),

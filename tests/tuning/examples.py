@@ -191,7 +191,7 @@ def window_trial(
         utilization=1.0,
         rejected=0,
         stored_blocks=0,
-        gains={"p95": gain, "violations": gain},
+        gains={"p95": gain, "violations": gain, "tel": gain},
         attainment_gain=Gain(0.0, 0.0, 0.0),
         harms=harms,
         resampled=bootstrap.figures(latencies.ttft_s),

@@ -37,13 +37,19 @@ def judged(
     gain: Gain = WIDE,
     keeps_up: bool = True,
     rejected: Gain | None = None,
+    alike: str = "",
 ) -> Judged:
-    """Return a policy on both windows together; on the held-out one its p95 may be `rejected`."""
-    held_out = replace(BASE, keeps_up=keeps_up)
+    """Return a policy on both windows together; on the held-out one its p95 may be `rejected`.
+
+    On a window that is `alike` it does what LRU does.
+    """
+    nothing = Gain(0.0, 0.0, 0.0)
+    same = replace(BASE, gains={"p95": nothing, "tel": nothing})
+    held_out = replace(same if alike == "held-out" else BASE, keeps_up=keeps_up)
     if rejected:
-        held_out = replace(held_out, gains={"p95": rejected}, harms=(TAIL,))
+        held_out = replace(held_out, gains={"p95": rejected, "tel": WIDE}, harms=(TAIL,))
     later = replace(BASE, likely=likely, harms=harms, gains={"p95": gain, "tel": gain})
-    return Judged(BASE, held_out, later)
+    return Judged(same if alike == "validation" else BASE, held_out, later)
 
 
 def compared(*contenders: Judged) -> PolicyComparison:
@@ -72,10 +78,12 @@ NOW, CANARY, HARMFUL = judged(), judged(likely=0.85), judged(harms=(TAIL,))
         (judged(keeps_up=False), "no"),
         (judged(rejected=WORSE), "no"),  # by value, on the held-out window
         (judged(rejected=WIDE), "do-now"),  # one window alone has a wider interval
+        (judged(alike="validation"), "no"),
+        (judged(likely=0.85, alike="held-out"), "no"),
     ],
 )
 def test_grades(contender: Judged, grade: str) -> None:
-    """No harm, and a gain that is as good as certain, or likely."""
+    """No harm, and a gain that is as good as certain, or likely, and shows on both windows."""
     assert contender.grade == grade
 
 

@@ -1,0 +1,218 @@
+"""Prefill and decode on replicas of their own, beside fleets whose replicas do both.
+
+A prefill replica computes a prompt and its first token, then its KV moves over the replica's link
+to a decode replica, which generates the output. Prefill replicas never hold an answer, so the next
+turn computes that again: the cost in hits of taking both apart.
+
+Both stages are simulated vLLMs, one after the other, since nothing flows back. An approximation of
+vLLM's connector in this: the KV of the whole prompt moves, and takes blocks of the decode replica
+once it is there; the prefill replica's blocks are not held until then; a decode replica that
+preempts a request gets its KV back at no cost.
+
+Source: vLLM 0.32.0, vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py: a prefill
+of one token, whose KV the decode replica reads to compute the prompt's last token itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.trace import Prompts
+from kvscope.fleet.engines import replay_engines
+from kvscope.fleet.outcome import FleetOutcome
+from kvscope.fleet.replay import FleetReplay
+from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep
+from kvscope.policies.lru import Lru
+from kvscope.replay.derived_traces import retimed, select
+from kvscope.replay.workload import Workload
+from kvscope.routers.balancers import LeastRequests
+from kvscope.vllm_sim import EngineSettings, StepCost
+from kvscope.vllm_sim.settings import NO_LIMIT
+
+
+class Link(NamedTuple):
+    """What a replica sends KV over, and what a block takes there: bytes a second, bytes."""
+
+    bytes_per_s: float
+    block_bytes: int
+
+
+class SplitFleet(Struct, frozen=True):
+    """So many prefill and decode replicas; hits are those of the prefill replicas.
+
+    `link_busy` is the share of the time in which the busiest prefill replica sends KV.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "prefill decode replicas link_busy meets=outcome.meets hit_rate=outcome.taken"
+        " ttft_at_percentile_ms=outcome.target_ttft_s tpot_at_percentile_ms=outcome.target_tpot_s"
+        " latencies=outcome.latencies"
+    )
+    prefill: int
+    decode: int
+    outcome: FleetOutcome
+    link_busy: float
+
+    @property
+    def replicas(self) -> int:
+        """All replicas."""
+        return self.prefill + self.decode
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The sort key, best first: those that meet the SLO, then the lowest TTFT."""
+        return not self.outcome.meets, self.outcome.target_ttft_s
+
+
+class DisaggregatedFleet(Struct, frozen=True):
+    """The answer's router and policy in front of prefill replicas, and decode replicas behind them.
+
+    They are to meet the SLO's TTFT, and its TPOT or, without one, the answer's: `tpot_s`, None
+    where nothing decodes. `fewest` is the best of the fewest replicas of up to `tried` that do,
+    None where none do; `alike` are all splits of as many replicas as the answer has.
+    """
+
+    DOCUMENT: ClassVar[str] = "bytes_per_s tpot_slo_ms=tpot_s tried fewest alike"
+    bytes_per_s: float
+    tpot_s: float | None
+    tried: int
+    fewest: SplitFleet | None
+    alike: tuple[SplitFleet, ...]
+
+    @classmethod
+    def of(cls, sweep: FleetSweep, answer: FleetRun, link: Link, most: int) -> Self:
+        """Split the answer's replicas in every way, then as few as meet the SLO, up to `most`."""
+        slo = sweep.slo
+        tpot_s = answer.outcome.target_tpot_s if slo.tpot_s is None else slo.tpot_s
+        stages = Stages(sweep, answer.fleet, link, tpot_s, answer.seed)
+        count = answer.fleet.replicas
+        alike = tuple(stages.split(each, count - each) for each in range(1, count))
+        fewest = None
+        for total in range(2, most + 1):
+            prefills = (each for each in range(1, total) if stages.in_time(each))
+            splits = [stages.split(each, total - each) for each in prefills]
+            best = min(splits, key=lambda split: split.rank, default=None)
+            if best is not None and best.outcome.meets:
+                fewest = best
+                break
+        return cls(link.bytes_per_s, tpot_s, most, fewest, alike)
+
+
+class Prefilled(NamedTuple):
+    """Prompts on prefill replicas, when their KV got behind these, and how busy links are."""
+
+    done: FleetReplay
+    sent_s: Float64s
+    link_busy: float
+
+
+class Stages:
+    """Both stages behind a fleet's router, with a seed; what prefill replicas do is kept."""
+
+    def __init__(
+        self,
+        sweep: FleetSweep,
+        fleet: Fleet,
+        link: Link,
+        tpot_s: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        assert sweep.engine is not None  # noqa: S101  (checked with the options)
+        self._sweep, self._fleet, self._link, self._seed = sweep, fleet, link, seed
+        self._slo = replace(sweep.slo, tpot_s=tpot_s)
+        known = sweep.workload
+        prompts = with_first_tokens(sweep.prompts)
+        self._first = FleetSweep(
+            Workload(prompts, known.setting, known.windows),
+            sweep.capacity_blocks,
+            sweep.slo,
+            engine=sweep.engine,
+        )
+        self._decoder = decoding(sweep.engine)
+        self._cost = decode_cost(StepCost.of(known.profile))
+        self._outside_s = known.profile.request_s
+        self.prefilled = cache(self._prefilled)
+        self.split = cache(self._split)
+
+    def in_time(self, prefill: int) -> bool:
+        """Return whether prompts reach the decode replicas within the SLO's TTFT."""
+        prefilled = self.prefilled(prefill)
+        done = replace(prefilled.done, token_s=prefilled.sent_s, end_s=prefilled.sent_s)
+        return self._first.outcome(done).target_ttft_s <= self._slo.ttft_s
+
+    def _prefilled(self, prefill: int) -> Prefilled:
+        done = self._first.replay(replace(self._fleet, replicas=prefill), self._seed)
+        prompts = self._sweep.prompts
+        blocks = -(-prompts.input_tokens // prompts.block_size)
+        each_s = np.float64(self._link.block_bytes / self._link.bytes_per_s) * blocks
+        sent_s = arrived_s(done.token_s, each_s, done.replica)
+        served = np.isfinite(sent_s)
+        busy_s = np.bincount(done.replica[served], each_s[served], minlength=prefill)
+        span_s = float(np.nanmax(sent_s, initial=0.0) - prompts.arrival_s[0])
+        return Prefilled(done, sent_s, float(busy_s.max()) / span_s if span_s > 0 else 0.0)
+
+    def _split(self, prefill: int, decode: int) -> SplitFleet:
+        """Return what so many replicas of each kind give."""
+        outcome = self._sweep.outcome(self.replayed(prefill, decode), self._slo)
+        return SplitFleet(prefill, decode, outcome, self.prefilled(prefill).link_busy)
+
+    def replayed(self, prefill: int, decode: int) -> FleetReplay:
+        """Return what so many replicas of each kind do; `replica` is the one that prefilled."""
+        first, sent_s, _ = self.prefilled(prefill)
+        sweep, outside_s = self._sweep, self._outside_s
+        served = np.flatnonzero(np.isfinite(sent_s))
+        prompts = select(sweep.prompts, served)  # turns may get there in another order
+        prompts = replace(prompts, parent=np.full_like(prompts.parent, -1))
+        prompts, order = retimed(prompts, sent_s[served])
+        then = replay_engines(prompts, Lru(), LeastRequests(), decode, self._decoder, self._cost)
+        begin_s, token_s, end_s = np.full((3, len(sent_s)), np.nan)
+        place = served[order]
+        waited_s = then.begin_s - then.arrival_s
+        begin_s[place] = first.begin_s[place] + waited_s
+        token_s[place], end_s[place] = then.token_s + outside_s, then.end_s + outside_s
+        return replace(first, begin_s=begin_s, token_s=token_s, end_s=end_s)
+
+
+def arrived_s(ready_s: Float64s, each_s: Float64s, replica: Int32s) -> Float64s:
+    """Return when the KV of R requests has moved, which a replica sends one after the other.
+
+    It is `ready_s` and takes `each_s`; nan for what is never ready.
+    """
+    moved_s = np.full_like(ready_s, np.nan)
+    order = np.argsort(ready_s, kind="stable")
+    order = order[np.isfinite(ready_s[order])]
+    for number in np.unique(replica[order]):
+        own = order[replica[order] == number]
+        sums = np.cumsum(each_s[own])
+        moved_s[own] = sums + np.maximum.accumulate(ready_s[own] - (sums - each_s[own]))
+    return moved_s
+
+
+def with_first_tokens(prompts: Prompts) -> Prompts:
+    """Return the requests as prefill replicas see them: one output token, which has no KV."""
+    return replace(
+        prompts,
+        output_tokens=np.minimum(prompts.output_tokens, 1),
+        carried_leaf=prompts.full_leaf.astype(np.int32),
+        carried_blocks=prompts.full_blocks,
+        cached_blocks=prompts.input_tokens // prompts.block_size,
+    )
+
+
+def decoding(engine: EngineSettings) -> EngineSettings:
+    """Return the settings of a decode replica, where prompts whose KV has come take one step."""
+    return replace(engine, max_num_batched_tokens=NO_LIMIT // 2)
+
+
+def decode_cost(cost: StepCost) -> StepCost:
+    """Return the cost of a decode replica's steps, in which no prompt is computed."""
+    base_s = cost.decode_base_s or cost.base_s
+    return replace(
+        cost, base_s=base_s, prefill_token_s=0.0, prefill_pair_s=0.0, floor_s=0.0, launch_s=base_s
+    )
