@@ -303,7 +303,7 @@ def dynosim_apart(python: Path) -> Table:
             ]
             rows.append([f"{prefill} + {decode}", *cells])
     figures = ("hits %", "mean TTFT ms", "TTFT p95 ms", "mean TPOT ms", "s")
-    columns = [f"{who}: {figure}" for figure in figures for who in ("DynoSim", "kvscope")]
+    columns = [f"{tool}: {figure}" for figure in figures for tool in ("DynoSim", "kvscope")]
     description = (
         f"ai-dynamo-runtime {lone.version}; workers of {blocks:,} blocks, links of {gigabytes_s:g}"
         f" GB/s, {token_bytes:,} bytes a token; kvscope's decode replicas by fewest requests."

@@ -320,6 +320,7 @@ def simulate_fleet(
     warmup: str | float = 0.5,
     on: str | None = None,
     autoscale: str | Scaling | None = None,
+    disaggregate: str | float | None = None,
     perfetto: str | None = None,
     db: str = ':memory:',
     force: bool = False,
