@@ -65,7 +65,8 @@ def _options(*, pool: bool) -> FleetOptions:
         FleetOptions,
         ("capacity", "Capacity of a replica", "", parse),
         ("time_model", "Time model", {"usual": "automatic"}),
-        columns=2,
+        ("autoscale", "Also autoscale", {"placeholder": "2..8@0.5"}),
+        ("disaggregate", "Also prefill apart", {"placeholder": "50GB/s"}),
     )
     about = "closed: a turn arrives its think time after the simulated end of the previous one."
     left, middle, right = st.columns([1, 3, 2])
@@ -84,8 +85,8 @@ def _options(*, pool: bool) -> FleetOptions:
         # Unnamed, routers by session are left out where the trace has none.
         router=None if set(routers) == set(USUAL) else ",".join(routers),
         policy=",".join(policies),
-        capacity_blocks=more["capacity"],
-        time_model=more["time_model"],
+        capacity_blocks=more.pop("capacity"),
+        **more,
         closed_loop=closed,
         **asked,
         **sidebar.of_deployment(ReplicaOptions),

@@ -398,10 +398,12 @@ def typed(options: Struct) -> list[str]:
 
 def _text(value: object, option: Option) -> str:
     """Return a value as it is written on a command line."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return ",".join(_text(each, option) for each in value)
     if option.metavar == "TIME" and isinstance(value, float):
         return f"{round(value * 1e3, 6):.12g}ms"
+    if option.parse is units.parse_bandwidth and isinstance(value, float):
+        return f"{value / 1e9:.12g}GB/s"
     if option.parse is values.percentile:
         return units.format_percentile(float(str(value)))
     if (option.metavar or "").startswith("SIZE") and isinstance(value, int):

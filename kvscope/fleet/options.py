@@ -39,6 +39,10 @@ class Scaling(NamedTuple):
     requests_per_s: float
     ready_s: float
 
+    def __str__(self) -> str:
+        """Return it as the option `--autoscale` takes it."""
+        return f"{self.low}..{self.high}@{self.requests_per_s:.12g}:ready={self.ready_s:.12g}s"
+
 
 def parse_routers(text: str) -> list[type[Router]]:
     """Return the routers in `session,sglang@0.3.2`, each once; `all` is every router."""

@@ -89,6 +89,13 @@ def test_a_replica_has_the_deployments_pool(
     assert f"Latency of {deployment.latency.name}" in words(app)
     assert "Closed loop" in words(app)
     assert "1 replica (GPUs: 2.00 an hour) meets" in words(app)
+    also = {"loop": "open", "autoscale": "1..2@0.5", "disaggregate": "50GB/s"}
+    app = shown(db, monkeypatch, "fleets", **asked | where | also)
+    app.button(key="replay_fleets").click().run()
+    settled(app, "Answer")
+    assert {"Autoscaling", "Disaggregation"} <= {title.split(":")[0] for title in titles(app)}
+    (command,) = [each.value for each in app.code if each.value.startswith("kvscope ")]
+    assert "--autoscale 1..2@0.5:ready=60s --disaggregate 50GB/s" in command
     app.selectbox(key="traffic").select("replica").run()
     assert "if this trace holds all of it, select fleet" in app.error[0].value
 
