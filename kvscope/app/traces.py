@@ -362,7 +362,7 @@ def replayable(stores: Stores, trace: Trace) -> Prompts:
     """
     from kvscope.replay.footprint import replays_bytes
 
-    _require_hashes(trace)
+    require_hashes(trace)
     remedy = "take a shorter trace, a sample of a dataset (simulate --sample), or more memory"
     memory.require(replays_bytes(trace), f"a replay of {trace.name!r}", remedy)
     with stores.reading() as store:
@@ -380,7 +380,7 @@ def sampleable(
         return replayable(stores, trace)
     from kvscope.datasets.sampling import drawn_trace
 
-    _require_hashes(trace)
+    require_hashes(trace)
     with stores.reading() as store:
         dataset = dataset_of(store, trace)
         if dataset is None:
@@ -392,7 +392,8 @@ def sampleable(
         return drawn_trace(dataset, store, setting, monitor or Monitor())
 
 
-def _require_hashes(trace: Trace) -> None:
+def require_hashes(trace: Trace) -> None:
+    """Raise InputError for a trace that has only lengths."""
     if not trace.has_hashes:
         raise InputError(
             "has only lengths: without block hashes it cannot be replayed",

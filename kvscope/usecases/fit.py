@@ -107,6 +107,7 @@ def run(opened: Opened, request: FitRequest, monitor: Monitor) -> Fit:
     Raises InputError for a trace that lacks what the options need, OutOfMemoryError for one that is
     too large for this machine's memory.
     """
+    from kvscope.app.traces import require_hashes
     from kvscope.learning.learners import reads_fit
     from kvscope.replay.footprint import fit_bytes
     from kvscope.reuse_models.evidence import load_evidence
@@ -116,6 +117,8 @@ def run(opened: Opened, request: FitRequest, monitor: Monitor) -> Fit:
 
     options, exported, stores = request.options, request.exported, opened.stores
     trace = opened.trace
+    if exported is not None:
+        require_hashes(trace)
     remedy = "fit to part of its files, or take more memory"
     memory.require(fit_bytes(trace), f"a fit of {trace.name!r}", remedy)
     with stores.reading() as store:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from kvscope.app import traces
 from kvscope.cli.app import run
 from kvscope.core.jit import Kernel
+from kvscope.store.db import open_store
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
@@ -584,8 +585,12 @@ def commands(rows: Rows) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a store of traces, each of which lacks something."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a folder with a store of traces, each of which lacks something.
+
+    It stays open to be read: to open it anew takes longer than to refuse a mistake, and to open it
+    for writing fails.
+    """
     folder = tmp_path_factory.mktemp("mistakes")
     write_short(folder)
     first = {"input_length": 512, "output_length": 9}
@@ -617,7 +622,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = [str(folder / f"{name}.jsonl") for name in ("short", *rows)]
     store = str(folder / "kvscope.duckdb")
     assert run(["ingest", *files, str(folder / "lengths.csv"), "--db", store]) == 0
-    return folder
+    with open_store(store, read_only=True):
+        yield folder
 
 
 @pytest.fixture(autouse=True)
