@@ -46,10 +46,12 @@ def tabs() -> Iterator[Callable[[int, str], Page]]:
 
     with sync_api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
+        context = browser.new_context(reduced_motion="reduce")  # one, so that tabs share a cache
 
         def open_tab(width: int, scheme: str) -> Page:
-            size = {"width": width, "height": 900}
-            tab = browser.new_page(viewport=size, color_scheme=scheme)
+            tab = context.new_page()
+            tab.set_viewport_size({"width": width, "height": 900})
+            tab.emulate_media(color_scheme=scheme)
             tab.set_default_timeout(PATIENCE_MS)
             return tab
 

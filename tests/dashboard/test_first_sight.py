@@ -127,7 +127,7 @@ def drawn(page: Page, name: str) -> list[Any]:
     """Return what the charts of a page hold, once all are drawn."""
     visit(page, name)
     page.locator(".js-plotly-plot").first.wait_for()
-    page.wait_for_function(ALL_DRAWN)
+    page.wait_for_function(ALL_DRAWN, polling=100)
     page.wait_for_selector(READY)
     charts: list[Any] = page.evaluate(_CHARTS)
     return charts
@@ -232,7 +232,7 @@ def test_long_names_leave_charts_their_room(
         tab.goto(f"{address}/reuse")
         tab.locator(".js-plotly-plot").first.wait_for()
         tab.wait_for_selector(READY)
-        tab.wait_for_function(ALL_DRAWN)
+        tab.wait_for_function(ALL_DRAWN, polling=100)
         assert tab.evaluate(_NARROWEST_PLOT) > 150
         assert tab.evaluate("document.scrollingElement.scrollWidth") <= 390
         tab.close()
@@ -250,7 +250,7 @@ def test_a_report_is_a_page_of_its_own(
     tab.on("request", lambda one: asked.append(one.url))
     tab.on("pageerror", lambda error: asked.append(str(error)))
     tab.goto(path.as_uri())
-    tab.wait_for_function(ALL_DRAWN)
+    tab.wait_for_function(ALL_DRAWN, polling=100)
     assert asked == [path.as_uri()]
     assert tab.locator(".tile").count() >= 3
     first = tab.locator("body").inner_text()[:3000]

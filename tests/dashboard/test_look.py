@@ -150,7 +150,7 @@ def test_every_page_is_legible(page: Page, scheme: str) -> None:
 def legible_charts(page: Page) -> set[str]:
     """Return the alternative texts of the drawn charts, on a page where all can be read."""
     page.wait_for_selector(READY)
-    page.wait_for_function(ALL_DRAWN)
+    page.wait_for_function(ALL_DRAWN, polling=100)
     assert page.evaluate(_PALE, _ENOUGH) == []
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 1280
     charts = page.get_by_test_id("stPlotlyChart").all()

@@ -102,7 +102,7 @@ def drawn(tab: Page) -> None:
     """Wait until the page and its charts are drawn."""
     tab.locator("h1").wait_for()
     tab.wait_for_selector(READY)
-    tab.wait_for_function(DRAWN)
+    tab.wait_for_function(DRAWN, polling=100)
     tab.wait_for_selector(READY)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 import kvscope
 from kvscope.tuning.least import FleetSize, doubled, fewest, fleet_size
 from kvscope.tuning.target import Target
+from tests.cli.replayed import write_short
 from tests.long import long
 
 TARGET = Target(slo_s=1.0, percentile=0.95)
@@ -100,15 +100,14 @@ def test_tune_and_fleet_have_one_number(
 
 def test_arrivals_at_a_multiple_of_the_rate(tmp_path: Path) -> None:
     """Of `tune` and `fleet` with `--rate-scale 2` as of a trace that arrives in half the time."""
-    with gzip.open(SAMPLES / "agent.jsonl.gz", "rt") as lines:
-        rows = [json.loads(line) for line in lines]
-    fast = tmp_path / "fast.jsonl"
+    agents, fast = Path(write_short(tmp_path, 420, "agent")), tmp_path / "fast.jsonl"
+    rows = map(json.loads, agents.read_text().splitlines())
     fast.write_text(
         "".join(json.dumps(row | {"timestamp": row["timestamp"] / 2}) + "\n" for row in rows)
     )
     where: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "slo": "3s", "policy": "lru"}
     fewest_of, fleets = [], []
-    for path, scale in ((SAMPLES / "agent.jsonl.gz", 2.0), (fast, 1.0)):
+    for path, scale in ((agents, 2.0), (fast, 1.0)):
         with kvscope.open_trace(path) as trace:
             tuned = kvscope.tune(trace, rate_scale=scale, **where).to_dict()
             study = kvscope.simulate_fleet(trace, rate_scale=scale, router="session", **where)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from kvscope.core.files import data_folder
 from kvscope.core.trace import Measurements
 from kvscope.routers.registry import router_by_name
 from kvscope.tuning.comparison import Harm
+from kvscope.tuning.plan import TuningPlan
 from kvscope.tuning.split import Split
 from kvscope.tuning.target import Target
 from kvscope.usecases.tune.recommendation import RecordedLater
@@ -30,20 +31,37 @@ def plan_of(slo: str, **deployment: Any) -> Mapping[str, Any]:
     return kvscope.tune(SAMPLE, slo=slo, db=":memory:", **DEPLOYMENT, **deployment).to_dict()
 
 
+class Tight(NamedTuple):
+    """The document of a plan, the plan, and what was told meanwhile."""
+
+    made: Mapping[str, Any]
+    plan: TuningPlan
+    told: Sequence[str]
+
+
 @pytest.fixture(scope="module")
-def tight() -> Mapping[str, Any]:
-    """Return the plan for an SLO that LRU misses; what was told meanwhile is in `told`."""
+def planned() -> Tight:
+    """Return the plan for an SLO that LRU misses."""
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Monitor, "row", lambda _, text: told.append(text))
-        return {**plan_of("200ms"), "told": told}
+        tuned = kvscope.tune(SAMPLE, slo="200ms", db=":memory:", **DEPLOYMENT)
+    plan = tuned.recommendation.plan
+    assert plan is not None
+    return Tight(tuned.to_dict(), plan, told)
 
 
-def test_rows_are_told_as_they_are_known(tight: Mapping[str, Any]) -> None:
+@pytest.fixture
+def tight(planned: Tight) -> Mapping[str, Any]:
+    """Return its document."""
+    return planned.made
+
+
+def test_rows_are_told_as_they_are_known(planned: Tight) -> None:
     """Each once, today's first, with its figures."""
-    first, *_ = told = tight["told"]
-    assert first.startswith(f"lru: {tight['rows'][0]['hit_rate']:.1%} hits, ")
-    assert len(told) == len({*told}) == len(tight["rows"])
+    told, rows = planned.told, planned.made["rows"]
+    assert told[0].startswith(f"lru: {rows[0]['hit_rate']:.1%} hits, ")
+    assert len(told) == len({*told}) == len(rows)
 
 
 def test_today_is_first_and_the_others_by_price(tight: Mapping[str, Any]) -> None:
@@ -132,11 +150,9 @@ def test_other_machines_are_options() -> None:
         plan_of("200ms", also="abacus")
 
 
-def test_no_option_is_named_that_rejects_more_or_harms() -> None:
+def test_no_option_is_named_that_rejects_more_or_harms(planned: Tight) -> None:
     """A percentile forgives rejected requests, and one of TTFT forgives a slower median."""
-    tuned = kvscope.tune(SAMPLE, slo="200ms", policy="lru", db=":memory:", **DEPLOYMENT)
-    plan = tuned.recommendation.plan
-    assert plan is not None
+    plan = planned.plan
     best = plan.cheapest
     assert best is not None
     assert best is not plan.today
