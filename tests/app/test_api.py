@@ -38,7 +38,7 @@ from tests.golden.documents import differences
 from tests.golden.samples import write_beginnings
 
 ROOT = Path(__file__).parents[2]
-REQUESTS = 2_000  # of the sample
+REQUESTS = 800  # of the sample
 RESULTS = {
     "analyze": ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity", "1GiB,2GiB"),
     "explain": ("--capacity-blocks", "1k"),

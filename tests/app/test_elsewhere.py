@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 import pytest
 
 from kvscope.core.executor import Executor
-from kvscope.core.files import data_folder
+from tests.cli.replayed import write_short
 from tests.cli.shell import streams_of
 
 R = TypeVar("R")
 T = TypeVar("T")
 
-SAMPLE = str(data_folder("sample_traces") / "regime-change.jsonl.gz")
 FLEET = ("--router", "random,round-robin", "--capacity-blocks", "500")
 TIERS = ("--tier-size", "32GiB,64GiB+ssd:1TiB")
 SWEEPS = (
@@ -88,14 +87,15 @@ def sent(value: T) -> T:
 
 
 def document(sweep: Sequence[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the document of a sweep over the sample, without the times of its making."""
+    """Return the document of a sweep over a beginning of a sample, without when it was made."""
     folder.mkdir(exist_ok=True)
     db = str(folder / "store.duckdb")
     command, *options = sweep
-    arguments = [command, SAMPLE, *options, "--slo", "200ms", "--json", "--db", db]
+    trace = write_short(folder, 1_000, "regime-change")
+    arguments = [command, trace, *options, "--slo", "200ms", "--json", "--db", db]
     text = streams_of(capsys, *arguments).out
     assert len(text) > 1000
-    return re.sub(r'"created_at": "[^"]*"', "", text)
+    return re.sub(r'"created_at": "[^"]*"', "", text).replace(trace, "")
 
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=[" ".join(each[:2]) for each in SWEEPS])
