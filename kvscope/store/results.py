@@ -54,14 +54,7 @@ def request_digest(
 ) -> str:
     """Return a digest of what a run is to replay (32 hex digits)."""
     values = {name: float(value) for name, value in params.items()}
-    settings = as_columns(setting) | {"coarsen": 1}  # a setting of earlier versions: digests stay
-    for name, default in _STEP_DEFAULTS.items():  # digests of runs without them stay
-        if settings[name] == default:
-            del settings[name]
-    for name in _OF_SOME:
-        if not settings[name]:
-            del settings[name]
-    whole = (policy, leaves, values, capacity_blocks, settings)
+    whole = (policy, leaves, values, capacity_blocks, as_columns(setting))
     text = json.dumps(whole, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

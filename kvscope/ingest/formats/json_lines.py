@@ -58,10 +58,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
 
 
 class RowFormat(LineFormat):
-    """A format whose lines are a `row` each, a struct whose `hash_ids` stay JSON text.
-
-    Errors are those of a line with decoded hash ids: the first defect, and its place.
-    """
+    """A format whose lines are a `row` each, a struct whose `hash_ids` stay JSON text."""
 
     row: ClassVar[type[msgspec.Struct]]
     redundant: ClassVar[frozenset[str]] = frozenset()  # fields that repeat what others say
@@ -70,9 +67,6 @@ class RowFormat(LineFormat):
         super().__init__(options)
         decoder = msgspec.json.Decoder(self.row)
         self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
-        hash_ids = ("hash_ids", list[int | str] | None, None)
-        decoded = msgspec.defstruct("Row", [hash_ids], bases=(self.row,))
-        self._explain = msgspec.json.Decoder(decoded).decode
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:
@@ -91,12 +85,7 @@ class RowFormat(LineFormat):
 
     def parse(self, line: bytes) -> Sequence[Request] | None:
         """Return the line's request, None where it has none."""
-        try:
-            row = self._decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self._explain(line)
-            raise
-        request = self.request(row)
+        request = self.request(self._decode(line))
         return None if request is None else (request,)
 
     def parse_at_once(self, text: bytes) -> list[Request] | None:

@@ -7,7 +7,7 @@ import datetime as dt
 import re
 import reprlib
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from contextlib import suppress
 
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import (
@@ -36,9 +36,8 @@ _MODEL = ("model",)
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _DATETIME = re.compile(
-    r"(?P<day>\d{4}-\d\d-\d\d)[T ](?P<hour>[01]\d|2[0-3]):(?P<minute>[0-5]\d):(?P<second>[0-5]\d)"
-    r"(\.(?P<fraction>\d{1,9}))?"
-    r" ?(Z|(?P<sign>[+-])(?P<offset_hours>\d\d):?(?P<offset_minutes>[0-5]\d)?)?",
+    r"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(\.(?P<fraction>\d{1,9}))?"
+    r" ?(?P<zone>Z|[+-]\d\d(:?\d\d)?)?",
     re.ASCII | re.IGNORECASE,
 )
 _NS = 1_000_000_000
@@ -190,20 +189,11 @@ def _whole(name: str, text: str) -> int:
 
 def _since_epoch_ns(text: str) -> int:
     """Return ns since 1970, exactly; without an offset the time counts as UTC."""
-    match = _DATETIME.fullmatch(text)
-    if match is None:
-        raise BadLine(f"expected a date and time, or seconds: {reprlib.repr(text)}")
-    seconds = 3600 * int(match["hour"]) + 60 * int(match["minute"]) + int(match["second"])
-    if match["sign"]:
-        offset = 3600 * int(match["offset_hours"]) + 60 * int(match["offset_minutes"] or 0)
-        seconds -= -offset if match["sign"] == "-" else offset
+    match, at = _DATETIME.fullmatch(text), None
+    if match is not None:
+        with suppress(ValueError):  # no such day
+            at = dt.datetime.fromisoformat(match["time"] + (match["zone"] or "Z").upper())
+    if match is None or at is None:
+        raise BadLine("expected a date and time, or seconds", text)
     fraction_ns = int((match["fraction"] or "").ljust(9, "0"))
-    return (_days(match["day"]) * 86_400 + seconds) * _NS + fraction_ns
-
-
-@lru_cache(maxsize=64)
-def _days(day: str) -> int:
-    try:
-        return dt.date.fromisoformat(day).toordinal() - 719_163  # 1970-01-01
-    except ValueError as error:
-        raise BadLine(f"no such day: {day!r}") from error
+    return int(at.timestamp()) * _NS + fraction_ns

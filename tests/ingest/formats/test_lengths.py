@@ -118,7 +118,7 @@ def test_times_are_the_nearest_double(read: Any, times: list[int]) -> None:
         ("yesterday,7,8", "expected a date and time, or seconds: 'yesterday'"),
         ("nan,7,8", "expected a date and time, or seconds: 'nan'"),
         ("2023-11-16 24:00:00,7,8", "expected a date and time, or seconds: '2023-11-16 24:00:00'"),
-        ("2023-02-29 18:15:46,7,8", "no such day: '2023-02-29'"),
+        ("2023-02-29 18:15:46,7,8", "expected a date and time, or seconds: '2023-02-29 18:15:46'"),
         ('1.5,"7,8', "CSV is malformed: unexpected end of data"),
     ],
 )
