@@ -7,7 +7,7 @@ utils/chat_template_utils.py (render_jinja_template).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -18,8 +18,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from kvscope.chat_logs.formats.base import Chat, Message, Rendered
-from kvscope.chat_logs.growing import ReadInOrder, least_messages
+from kvscope.chat_logs.formats.base import Chat, Message
 from kvscope.chat_logs.messages import rendered_messages, rendered_tools, without_developers
 from kvscope.ingest.formats.base import BadLine
 from kvscope.ingest.limits import MAX_LINE_BYTES
@@ -27,7 +26,8 @@ from kvscope.ingest.limits import MAX_LINE_BYTES
 _LONGEST_REASON = 120
 
 
-_Answer = Callable[[tuple[Chat, float | None, Message | None]], Rendered]
+_Answer = Callable[[tuple[Chat, float | None, Message | None]], tuple[str, bool]]
+"""Makes the prompt of a chat, at a time, with an answer; and says whether it has a date."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -76,17 +76,13 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled = {}
         self._takes_parts = {}
-        self._grows_from = {}
         self._knows_developers = {}
         self._last: tuple[list[Message], list[Message]] = [], []
         self.is_dated = False  # the last prompt
-        self.ends: dict[int, int] = {}  # of its beginnings, by their messages; empty if none is one
         for name, text in templates.items():
             try:
                 self._compiled[name] = environment.from_string(text)
-                parsed = environment.parse(text)
-                self._takes_parts[name] = takes_parts(parsed)
-                self._grows_from[name] = least_messages(parsed)
+                self._takes_parts[name] = takes_parts(environment.parse(text))
             except Exception as error:  # RecursionError and SyntaxError of what Jinja writes, too
                 reason = str(error) if isinstance(error, jinja2.TemplateError) else None
                 what = f"not a chat template: {reason or type(error).__name__}"
@@ -102,7 +98,7 @@ class ChatTemplate:
         The template's today is the day of `date_s`, s since 1970, in UTC. Raises BadLine where it
         refuses the messages.
         """
-        self.is_dated, self.ends = False, {}
+        self.is_dated = False
         name = "tool_use" if chat.tools and "tool_use" in self._compiled else "default"
         given = chat.messages if answer is None else [*chat.messages, answer]
         messages = self._rendered(given, as_parts=self._takes_parts[name])
@@ -118,19 +114,14 @@ class ChatTemplate:
             arguments["add_generation_prompt"] = False
             ending = messages[-1]["content"]
         try:
-            template = self._compiled[name]
-            output, least = _Written(), self._grows_from[name]
-            grows = least is not None and ending is None and len(messages) == len(given)
             values = {
-                "messages": ReadInOrder(messages, output.size, self.ends) if grows else messages,
+                "messages": messages,
                 "tools": rendered_tools(chat.tools) if chat.tools else None,
                 "strftime_now": partial(self._strftime, date_s),
             }
-            context = template.new_context({**self._special_tokens, **arguments, **values})
-            text = output.of(template.root_render_func(context))
-            if len(messages) not in self.ends:  # the loop has ended before
-                self.ends = {}
-            self.ends = {at: end for at, end in self.ends.items() if at >= (least or 0)}
+            text = _written(
+                self._compiled[name].generate({**self._special_tokens, **arguments, **values})
+            )
         except BadLine:
             raise
         except Exception as error:  # whatever a template's code meets in messages of any shape
@@ -177,34 +168,23 @@ def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None
     """Return what renders chats by the templates and special tokens in `settings`."""
     template = ChatTemplate(*settings)
 
-    def render(request: tuple[Chat, float | None, Message | None]) -> Rendered:
-        """Return a prompt."""
+    def render(request: tuple[Chat, float | None, Message | None]) -> tuple[str, bool]:
+        """Return a prompt, and whether it has a date."""
         chat, date_s, answer = request
-        text = template.render(chat, date_s=date_s, answer=answer)
-        return Rendered(text, template.is_dated, template.ends)
+        return template.render(chat, date_s=date_s, answer=answer), template.is_dated
 
     return None, render
 
 
-class _Written:
-    """The text that a template has written so far."""
-
-    def __init__(self) -> None:
-        self._size = 0
-
-    def size(self) -> int:
-        """Return its length."""
-        return self._size
-
-    def of(self, parts: Iterator[str]) -> str:
-        """Return all of it. Raises BadLine beyond a length."""
-        texts = []
-        for text in parts:
-            texts.append(text)
-            self._size += len(text)
-            if self._size > MAX_LINE_BYTES:
-                raise BadLine("the chat template writes too much")
-        return "".join(texts)
+def _written(parts: Iterable[str]) -> str:
+    """Return all that a template writes. Raises BadLine beyond a length."""
+    texts, size = [], 0
+    for text in parts:
+        texts.append(text)
+        size += len(text)
+        if size > MAX_LINE_BYTES:
+            raise BadLine("the chat template writes too much")
+    return "".join(texts)
 
 
 def _cut_behind(text: str, ending: Any) -> str:
