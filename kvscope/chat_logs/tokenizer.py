@@ -19,7 +19,7 @@ from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 from kvscope.chat_logs.hashing import Tokens, tokens_of
 from kvscope.chat_logs.isolated import LibraryProcess
 from kvscope.chat_logs.messages import for_mistral, plain_text
-from kvscope.chat_logs.parts import PartFinder
+from kvscope.chat_logs.parts import parts_of
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import content_of, json_object
 from kvscope.core.trace import Part
@@ -98,7 +98,6 @@ class HuggingFaceTokenizer(Tokenizer):
         facts = _begun(self._process, f"not a tokenizer: {path.name}", str(path))
         self._special = None if facts.boundaries is None else re.compile(facts.boundaries)
         self._encoding = Lock()
-        self._finder = PartFinder()
         self._pieces: dict[str, Tokens] = {}
         self._piece_characters = 0
         self._token_ends: dict[str, Tokens] = {}  # of pieces in which parts end
@@ -130,9 +129,7 @@ class HuggingFaceTokenizer(Tokenizer):
                     remedy="name the template's file with --chat-template",
                 )
             text = self._render(prompt, request.date_s)
-            return _sound(
-                Text(text, parts=self._finder.parts_of(text, prompt) if self.marks_parts else ())
-            )
+            return _sound(Text(text, parts=parts_of(text, prompt) if self.marks_parts else ()))
         if isinstance(prompt, str):
             return _sound(Text(prompt, is_raw=True))
         return Encoded(tokens_of(prompt))
@@ -273,7 +270,6 @@ class TekkenTokenizer(Tokenizer):
         tekken = self._tokenizer.instruct_tokenizer.tokenizer
         self._encode, self._bytes = tekken.encode, tekken.id_to_byte_piece
         self._no_special = SpecialTokenPolicy.IGNORE
-        self._finder = PartFinder(as_bytes=True)
 
     def prompt(self, request: LoggedRequest) -> Piece:
         """Return the tokens of a chat, or the request's own text or tokens."""
@@ -300,7 +296,7 @@ class TekkenTokenizer(Tokenizer):
         texts = [self._bytes(token, self._no_special) for token in tokens]
         ends = [*accumulate(map(len, texts))]
         text = b"".join(texts).decode("latin-1")
-        *parts, last = self._finder.parts_of(text, chat) or [Part("template", 0)]
+        *parts, last = parts_of(text, chat, as_bytes=True) or [Part("template", 0)]
         marked = [Part(kind, bisect_left(ends, end) + 1) for kind, end in parts]
         return [*marked, Part(last.kind, len(tokens))]  # with what has no bytes
 
