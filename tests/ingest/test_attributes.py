@@ -21,7 +21,6 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Directives, Measurements, Prompts, Retain, StatedDirectives, Trace
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import rows
-from kvscope.ingest.formats.registry import export
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.ingest.time_range import ingest_range
 from kvscope.policies.lru import Lru
@@ -120,17 +119,6 @@ SERVED = {
     "cached_tokens": 8,
     "delay_ms": 750,
 }
-SERVICE = (
-    "model",
-    "adapter",
-    "cache_salt",
-    "worker",
-    "ttft_s",
-    "queue_s",
-    "duration_s",
-    "cached_tokens",
-    "delay_s",
-)
 COUNTS = ("models", "adapters", "salts", "tenants", "workers", "measured_requests")
 
 
@@ -203,42 +191,6 @@ def test_impossible_values_are_left_out_and_counted(tmp_path: Path) -> None:
     assert np.isnan(found.ttft_s).all()
 
 
-@st.composite
-def served(draw: st.DrawFn) -> list[Request]:
-    """Draw requests of which some say by what they were served and how fast."""
-    trace = draw(small_traces.requests(2, chats=True))
-    seconds = st.none() | st.integers(1, 80).map(lambda eighths: eighths / 8)
-    for request in trace:
-        request.model = draw(st.sampled_from([None, "a", "b"]))
-        request.adapter = draw(st.sampled_from([None, 0, 1, "french"]))
-        request.cache_salt = draw(st.sampled_from([None, "Kolibri", "other"]))
-        request.worker = draw(st.sampled_from([None, 0, "w1"]))
-        request.ttft_s, request.queue_s, request.duration_s = (draw(seconds) for _ in range(3))
-        request.delay_s = draw(seconds)
-        request.cached_tokens = draw(st.none() | st.integers(0, request.input_tokens))
-    return trace
-
-
-@settings(deadline=None, max_examples=25)
-@given(served(), st.sampled_from(["bailian", "parquet"]))
-def test_an_export_carries_them(
-    store: Store, tmp_path_factory: pytest.TempPathFactory, trace: list[Request], to: str
-) -> None:
-    """All but the salts' own text comes back, and so does what shares blocks with what."""
-    path = tmp_path_factory.mktemp("exported") / "back"
-    first = small_traces.stored(store, trace, 2)
-    export(store, first, to, str(path))
-    back = ingest(store, str(path)).trace
-    assert counts(back) == counts(first)
-    assert back.distinct_blocks == first.distinct_blocks
-    assert b"Kolibri" not in path.read_bytes()
-    was, now = (
-        [[getattr(row, name) for name in SERVICE] for chunk in rows(store, each) for row in chunk]
-        for each in (first, back)
-    )
-    assert now == was
-
-
 def test_a_selection_keeps_those_of_its_requests() -> None:
     """Numbered anew with the requests."""
     trace = [
@@ -252,25 +204,19 @@ def test_a_selection_keeps_those_of_its_requests() -> None:
     assert [chosen.workers[number] for number in chosen.worker] == ["0", "2"]
 
 
-@pytest.mark.parametrize("to", ["bailian", "parquet"])
-def test_what_messages_repeat_is_kept(tmp_path: Path, to: str) -> None:
-    """And comes back from an export; a trace that does not say has none."""
+def test_what_messages_repeat_is_kept(tmp_path: Path) -> None:
+    """A trace that does not say has none."""
     lines = [
         {"timestamp": 0, "input_length": 40, "output_length": 1, "request_id": 1},
         {"timestamp": 1, "input_length": 60, "output_length": 1, "request_id": 2}
         | {"parent_request_id": 1, "repeated_tokens": 32},
     ]
-    path, back = tmp_path / "trace.jsonl", str(tmp_path / "back")
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with open_store(MEMORY) as store:
-        trace = ingest(store, str(path)).trace
-        export(store, trace, to, back)
-        for each in (trace, ingest(store, back).trace):
-            repeated_tokens = load_repeated_tokens(store, each)
-            assert repeated_tokens is not None
-            assert repeated_tokens.tolist() == [0, 32]
-        path.write_text(json.dumps(lines[0]) + "\n")
-        assert load_repeated_tokens(store, ingest(store, str(path)).trace) is None
+    for count, expected in ((2, [0, 32]), (1, None)):
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines[:count]))
+        with open_store(MEMORY) as store:
+            repeated_tokens = load_repeated_tokens(store, ingest(store, str(path)).trace)
+        assert (None if repeated_tokens is None else repeated_tokens.tolist()) == expected
 
 
 Line = dict[str, object]
@@ -366,37 +312,6 @@ def test_other_types_are_refused(tmp_path: Path, field: Line, reason: str) -> No
     assert rejects.lines == [(201, reason)]
 
 
-@pytest.mark.parametrize("to", ["bailian", "mooncake", "parquet"])
-def test_an_export_keeps_them_apart(tmp_path: Path, to: str) -> None:
-    """Tenants are not written, but their blocks have ids of their own."""
-    path, back = tmp_path / "trace.jsonl", tmp_path / "back"
-    models = ("a", "b", "a", "b")
-    lines = [line(at, model=model) for at, model in enumerate(models)]
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    with open_store(MEMORY) as store:
-        export(store, ingest(store, str(path)).trace, to, str(back))
-        assert hits(load_prompts(store, ingest(store, str(back)).trace)) == [0, 0, 3, 3]
-
-
-@pytest.mark.parametrize("to", ["bailian", "parquet"])
-def test_an_export_keeps_that_sessions_have_no_common_clock(tmp_path: Path, to: str) -> None:
-    """Each session's requests are timed among themselves alone, when read again too."""
-    path, back = tmp_path / "trace.jsonl", tmp_path / "back"
-    entry = {"type": "n", "in": 32, "out": 16, "hash_ids": [1, 2]}
-    sessions = [
-        {"id": name, "block_size": 16, "requests": [entry | {"t": at} for at in (0.0, 2.0)]}
-        for name in "abc"
-    ]
-    path.write_text("".join(json.dumps(each) + "\n" for each in sessions))
-    with open_store(MEMORY) as store:
-        first = ingest(store, str(path))
-        export(store, first.trace, to, str(back))
-        again = ingest(store, str(back))
-        own, read = (load_prompts(store, each.trace).clock.tolist() for each in (first, again))
-    assert own == read
-    assert len(set(own)) == 3
-
-
 STATED = (
     {"retain": [{"to": 1024, "priority": 80, "ttl_s": 300.0}, {"from": 1024, "ttl_s": 60}]},
     None,
@@ -431,16 +346,9 @@ def directives(path: str) -> StatedDirectives | None:
 
 
 @pytest.mark.parametrize("chats", [True, False], ids=["bailian", "mooncake"])
-@pytest.mark.parametrize("export", [None, "bailian", "parquet"])
-def test_directives_survive(export: str | None, tmp_path: Path, *, chats: bool) -> None:
-    """Equal directives have one number; what is exported and read again is the same."""
-    path = write(tmp_path / "trace.jsonl", STATED, chats=chats)
-    if export is not None:
-        db, target = str(tmp_path / "store.duckdb"), str(tmp_path / f"again.{export}")
-        assert run(["ingest", path, "--db", db]) == 0
-        assert run(["export", "trace", "--db", db, "--to", export, "-o", target]) == 0
-        path = target
-    kept = directives(path)
+def test_equal_directives_have_one_number(tmp_path: Path, *, chats: bool) -> None:
+    """In each of the JSON formats."""
+    kept = directives(write(tmp_path / "trace.jsonl", STATED, chats=chats))
     assert kept is not None
     assert set(kept.distinct) == DISTINCT
     assert kept.number[1] == -1

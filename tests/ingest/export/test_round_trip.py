@@ -15,7 +15,7 @@ from libcachesim.libcachesim_python import convert_to_oracleGeneral
 
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.hits import HitDefinition
-from kvscope.core.trace import Prompts, Trace
+from kvscope.core.trace import Directives, Part, Prompts, Retain, Trace
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, milliseconds, rows
 from kvscope.ingest.formats.oracle_general import RECORD
@@ -28,6 +28,19 @@ from tests import small_traces
 
 CARRIED = HitDefinition("default")
 IGNORED = HitDefinition("prompts alone", partial=True, last_token_rule=False, outputs="ignored")
+
+
+STATED = (
+    "user_id", "type", "model", "adapter", "cache_salt", "worker", "ttft_s", "queue_s",
+    "duration_s", "cached_tokens", "delay_s", "waits_for", "clock", "retention", "repeated_tokens",
+    "parts",
+)  # fmt: skip
+COUNTS = ("models", "adapters", "salts", "tenants", "workers", "measured_requests")
+DIRECTIVES = (
+    Directives((Retain(to=9, priority=80, ttl_s=300.0), Retain(start=9, ttl_s=60.0))),
+    Directives(pause=True),
+    Directives(ends=True, refresh=False),
+)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +92,10 @@ class Content:
             "curve": curve_of(self.loaded, CARRIED),
         }
 
-    def labels(self) -> list[tuple[int | None, str]]:
-        """Return user and type of every request."""
-        return [(row.user_id, row.type) for row in self.requests]
+    def attributes(self) -> list[list[Any]]:
+        """Return all else that requests say, and the counts of what tells tenants apart."""
+        counts = [getattr(self.trace, name) for name in COUNTS]
+        return [counts, *([getattr(row, name) for name in STATED] for row in self.requests)]
 
     def _columns(self, names: Sequence[str]) -> dict[str, list[Any]]:
         return {name: getattr(self.loaded, name).tolist() for name in names}
@@ -95,27 +109,42 @@ def curve_of(loaded: Prompts, definition: HitDefinition) -> list[list[int]]:
 
 @st.composite
 def labelled(draw: st.DrawFn, size: int, *, chats: bool) -> list[Request]:
-    """Return requests with users and types, on a grid of milliseconds."""
+    """Return requests of which some say all that requests may, on a grid of milliseconds."""
     trace = draw(small_traces.requests(size, chats=chats))
-    for request in trace:
+    seconds = st.none() | st.integers(1, 80).map(lambda eighths: eighths / 8)
+    for at, request in enumerate(trace):
+        request.arrival_s = (request.arrival_s or 0.0) * 337 / 1000
         request.user_id = draw(st.none() | st.integers(0, 3))
         request.type = draw(st.sampled_from([None, "text", "image"]))
-        request.arrival_s = (request.arrival_s or 0.0) * 337 / 1000
+        request.model = draw(st.sampled_from([None, "a", "b"]))
+        request.adapter = draw(st.sampled_from([None, 0, 1, "french"]))
+        request.cache_salt = draw(st.sampled_from([None, "Kolibri", "other"]))
+        request.worker = draw(st.sampled_from([None, 0, "w1"]))
+        request.ttft_s, request.queue_s, request.duration_s = (draw(seconds) for _ in range(3))
+        request.delay_s = draw(seconds)
+        request.waits_for = draw(st.none() | st.integers(0, at)) if chats else None
+        request.cached_tokens = draw(st.none() | st.integers(0, request.input_tokens))
+        request.repeated_tokens = draw(st.none() | st.integers(0, 9))
+        request.retention = draw(st.sampled_from([None, *DIRECTIVES]))
+        request.clock = draw(st.sampled_from([None, None, "x", "y"]))
+        parts = [Part("system", 1), Part("tool 1 search", request.input_tokens)]
+        request.parts = draw(st.sampled_from([None, parts[:1], parts[1:]]))
     return trace
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=40)
 @given(st.data(), small_traces.SIZES, st.booleans(), st.sampled_from(["bailian", "parquet"]))
 def test_everything_comes_back(
     store: Store, folder: Path, data: st.DataObject, size: int, chats: bool, to: str
 ) -> None:
-    """Bailian and parquet carry requests, blocks, conversations, users and types."""
+    """Bailian and parquet carry requests, blocks, conversations and all else but salts' text."""
     trace = small_traces.stored(store, data.draw(labelled(size, chats=chats)), size)
     back = again(store, trace, to, folder / "back")
+    assert b"Kolibri" not in (folder / "back").read_bytes()
     found, expected = Content(store, back), Content(store, trace)
     assert found.prompts() == expected.prompts()
     assert found.conversations() == expected.conversations()
-    assert found.labels() == expected.labels()
+    assert found.attributes() == expected.attributes()
     assert back.lineage == ("given" if to == "bailian" else trace.lineage)
 
 
@@ -222,44 +251,6 @@ def test_what_cannot_be_exported_is_refused(store: Store, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="no block hashes"):
         export(store, trace, "oraclegeneral", str(tmp_path / "x"))
     assert not list(tmp_path.iterdir())
-
-
-def test_clocks_of_sessions_survive_in_parquet(store: Store, tmp_path: Path) -> None:
-    """That nothing says when sessions begin is written too."""
-    trace = [
-        Request(input_tokens=32, output_tokens=1, arrival_s=at_s, hash_ids=[at_s], clock=clock)
-        for at_s, clock in ((0, "b"), (1, "a"), (2, None), (3, "b"))
-    ]
-    kept = small_traces.stored(store, trace, 16)
-    back = again(store, kept, "parquet", tmp_path / "trace.parquet")
-    assert load_prompts(store, back).clock.tolist() == [0, 1, -1, 0]
-
-
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("to", ["bailian", "parquet"])
-def test_what_requests_wait_for_comes_back(
-    store: Store, tmp_path: Path, to: str, own: bool
-) -> None:
-    """A delay counts from the same request, by the trace's ids or by request numbers."""
-    ids = [70, 90, 80 if own else 70]
-    told = [
-        Request(
-            input_tokens=9,
-            output_tokens=1,
-            chat_id=chat,
-            parent_chat_id=-1,
-            arrival_s=at,
-            delay_s=0.5,
-        )
-        for at, chat in enumerate(ids)
-    ]
-    told[2].waits_for = 90
-    kept = small_traces.stored(store, told, 16)
-    back = again(store, kept, to, tmp_path / "back")
-    assert [row.waits_for for row in next(rows(store, back))] == [None, None, 90 if own else 1]
-    measured = load_prompts(store, back).measurements
-    assert measured is not None
-    assert measured.waits_for.tolist() == [-1, -1, 1]
 
 
 def test_every_format_says_what_it_is() -> None:
