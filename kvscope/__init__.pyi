@@ -268,6 +268,8 @@ def tune(
     tpot_slo: str | float | None = None,
     on: str | None = None,
     fleet: bool = False,
+    autoscale: str | Scaling | None = None,
+    disaggregate: str | float | None = None,
     compare_tiers: bool = False,
     tier_size: str | TierSize | Sequence[str | TierSize] | None = None,
     offload: str | Sequence[str] | None = None,

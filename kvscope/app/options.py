@@ -26,6 +26,7 @@ from kvscope.core.files import file_identity, files_of, missing_from
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
+from kvscope.fleet.options import Scaling
 from kvscope.store.folder import is_dataset
 
 DEFAULT_POINTS = 5
@@ -173,6 +174,25 @@ Params = Annotated[
         "Set a parameter of a policy, for example tlru.xi_tokens=2000 or tlru.leaves=any; several"
         " values are replayed each. Repeatable.",
         "POLICY.NAME=VALUE,...",
+    ),
+]
+Autoscale = Annotated[
+    Scaling | None,
+    Option(
+        "Also replay the answer with replicas that Kubernetes adds and removes for a target of RATE"
+        " requests a second each, for example 2..8@0.5. A new one is empty, and serves after 60 s"
+        " (:ready=TIME).",
+        "LOW..HIGH@RATE[:ready=TIME]",
+        values.autoscaling,
+    ),
+]
+Disaggregate = Annotated[
+    float | None,
+    Option(
+        "Also let some replicas prefill and others decode. Each sends KV over a link of this"
+        " bandwidth, for example 50GB/s.",
+        "BANDWIDTH",
+        units.parse_bandwidth,
     ),
 ]
 RateScale = Annotated[float, Option("Multiply the arrival rate by this factor.", "FACTOR")]

@@ -222,6 +222,32 @@ class SimulateRequest(Struct, frozen=True):
     perfetto: str | None = None
 
 
+def varied(autoscale: Scaling | None, disaggregate: float | None) -> list[str]:
+    """Return the options that vary a fleet's replicas, of those that are given."""
+    given = {"--autoscale": autoscale, "--disaggregate": disaggregate}
+    return [flag for flag, value in given.items() if value is not None]
+
+
+def check_varied(
+    flags: Sequence[str], where: ResolvedDeployment | None, model: Model | None, needs: str
+) -> None:
+    """Raise UsageError where replicas are to be varied that are not simulated so.
+
+    `needs` is what to do for simulated vLLMs, empty where they are.
+    """
+    for flag in flags:
+        hybrid = where is not None and where.kv_groups is not None
+        apart = flag == "--disaggregate"
+        for wrong, what, remedy in (
+            (bool(needs), "needs simulated vLLMs", needs),
+            (where and where.dp > 1, "the replicas are the ranks of one engine", "leave it out"),
+            (apart and model is None, "needs the size of the KV", "name --model"),
+            (apart and hybrid, "not simulated for hybrid models", "leave it out"),
+        ):
+            if wrong:
+                raise UsageError(what, where=flag, remedy=remedy)
+
+
 class FleetRequest(Struct, frozen=True):
     """Which fleets to replay, and the SLO that the fewest replicas have to meet.
 

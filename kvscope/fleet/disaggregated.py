@@ -43,6 +43,13 @@ class Link(NamedTuple):
     block_bytes: int
 
 
+class PrefillSplit(NamedTuple):
+    """How many of a fleet's replicas prefill; the others decode what comes over the `link`."""
+
+    prefill: int
+    link: Link
+
+
 class SplitFleet(Struct, frozen=True):
     """So many prefill and decode replicas; hits are those of the prefill replicas.
 
@@ -93,15 +100,7 @@ class DisaggregatedFleet(Struct, frozen=True):
         stages = Stages(sweep, answer.fleet, link, tpot_s, answer.seed)
         count = answer.fleet.replicas
         alike = tuple(stages.split(each, count - each) for each in range(1, count))
-        fewest = None
-        for total in range(2, most + 1):
-            prefills = (each for each in range(1, total) if stages.in_time(each))
-            splits = [stages.split(each, total - each) for each in prefills]
-            best = min(splits, key=lambda split: split.rank, default=None)
-            if best is not None and best.outcome.meets:
-                fewest = best
-                break
-        return cls(link.bytes_per_s, tpot_s, most, fewest, alike)
+        return cls(link.bytes_per_s, tpot_s, most, stages.fewest(most), alike)
 
 
 class Prefilled(NamedTuple):
@@ -139,6 +138,16 @@ class Stages:
         self._outside_s = known.profile.request_s
         self.prefilled = cache(self._prefilled)
         self.split = cache(self._split)
+
+    def fewest(self, most: int) -> SplitFleet | None:
+        """Return the best of the fewest replicas that meet the SLO, up to `most`; None for none."""
+        for total in range(2, most + 1):
+            prefills = (each for each in range(1, total) if self.in_time(each))
+            splits = [self.split(each, total - each) for each in prefills]
+            best = min(splits, key=lambda split: split.rank, default=None)
+            if best is not None and best.outcome.meets:
+                return best
+        return None
 
     def in_time(self, prefill: int) -> bool:
         """Return whether prompts reach the decode replicas within the SLO's TTFT."""

@@ -138,7 +138,7 @@ def _said_elsewhere(cheapest: PlanOption, plan: TuningPlan) -> bool:
 
 def _lru_replicas(option: PlanOption) -> bool:
     """Return whether an option is more of the same with LRU, which the verdict names itself."""
-    same = option.machine is None and option.tier is None
+    same = not (option.machine or option.tier or option.scaling or option.split)
     session = option.router is not None and option.router.name == Session.name
     return same and session and option.policy.name == Lru.name
 

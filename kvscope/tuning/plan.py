@@ -18,10 +18,13 @@ from msgspec.structs import replace
 from kvscope.core.errors import UsageError
 from kvscope.core.units import duration_in_words, format_size
 from kvscope.deployment.deployment import ResolvedDeployment
-from kvscope.fleet.options import RANKS_ROUTER, router_label
+from kvscope.fleet.disaggregated import Link, PrefillSplit, Stages
+from kvscope.fleet.options import RANKS_ROUTER, Scaling, router_label
+from kvscope.fleet.scaling import schedule
 from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.policies.base import GUARD, Policy
 from kvscope.policies.lru import Lru, LruRetention
+from kvscope.replay.curve import first_counted
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
 from kvscope.tuning.comparison import Canary, Window, WindowTrial
@@ -72,7 +75,8 @@ class ReplicaMachine(Struct, frozen=True):
 class OptionChange(Struct, frozen=True):
     """What is changed of a deployment; `machine` is None for the same one.
 
-    `seed` is for routers that draw.
+    `seed` is for routers that draw. With `scaling` the replicas, at most so many, come and go; with
+    a `split` some prefill and the others decode.
     """
 
     policy: Policy
@@ -81,6 +85,8 @@ class OptionChange(Struct, frozen=True):
     machine: ReplicaMachine | None = None
     router: Router = SESSION
     seed: int = 0
+    scaling: Scaling | None = None
+    split: PrefillSplit | None = None
 
 
 class PlanOption(Struct, frozen=True):
@@ -91,7 +97,8 @@ class PlanOption(Struct, frozen=True):
     of the share within the SLO. `meets_target`: the percentile is within it. `saves_hour` is the
     price of the GPU time that the present machine computes less, None where it is not known or
     another machine computes. `written_bytes_s` are written to each replica's tier, whose price for
-    an hour is `tier_hour`: `wear` times what its memory is rated for.
+    an hour is `tier_hour`: `wear` times what its memory is rated for. `scaling` and
+    `split` are as in OptionChange; `mean_replicas` of those that come and go are paid for.
     """
 
     judged: Judged
@@ -107,6 +114,9 @@ class PlanOption(Struct, frozen=True):
     written_bytes_s: float = 0.0
     tier_hour: float = 0.0
     wear: float = 0.0
+    scaling: Scaling | None = None
+    mean_replicas: float | None = None
+    split: PrefillSplit | None = None
 
     @property
     def policy(self) -> Policy:
@@ -138,7 +148,13 @@ class PlanOption(Struct, frozen=True):
             parts = [tier] if tier and policy == Lru.name else parts
             ranks = self.router.name == RANKS_ROUTER
             behind = "ranks" if ranks else f"replicas, {router_label(self.router)}"
-            parts.insert(0, f"{self.replicas:,} {behind}")
+            count = f"{self.replicas:,}"
+            if self.scaling is not None:
+                count = f"{self.scaling.low} to {count}"
+            if self.split is not None:
+                prefill = self.split.prefill
+                count = f"{prefill} prefill + {self.replicas - prefill} decode"
+            parts.insert(0, f"{count} {behind}")
         if self.machine is not None:
             parts.insert(0, self.machine.name)
         return ", ".join(parts)
@@ -256,11 +272,14 @@ class Planner:
         tiers: TierOffer | None = None,
         routers: Sequence[Router] = (),
         machines: Sequence[ReplicaMachine] = (),
+        scaling: Scaling | None = None,
+        link: Link | None = None,
         on_option: Callable[[PlanOption], None] = lambda _: None,
     ) -> None:
         self._tuner, self._result = tuner, result
         self._replica_hour, self._machines = replica_hour, machines
         self._tiers, self._routers, self._on_option = tiers, routers, on_option
+        self._scaling, self._link = scaling, link
         self._ends = [each.end for each in result.ends if each.end.sessions is None]
         self._rejected: dict[TierCandidate, TierRejection] = {}
 
@@ -331,6 +350,10 @@ class Planner:
         alone = result.fewest_lru is not None and result.fewest_lru.replicas == 1
         if self._routers and not alone:  # one replica needs no router
             yield from self._routed()
+        if self._scaling is not None:
+            yield OptionChange(lru, self._scaling.high, scaling=self._scaling)
+        if self._link is not None:
+            yield from self._apart(self._link)
         for machine in self._machines:
             change = OptionChange(lru, 1, machine=machine)
             counts = range(1, MOST_REPLICAS + 1)
@@ -383,6 +406,21 @@ class Planner:
             if change.router.name != SESSION.name and change.replicas > 1:
                 yield change
 
+    def _apart(self, link: Link) -> Iterator[OptionChange]:
+        """Yield the fewest replicas that meet the SLO with prefill and decode apart, with LRU.
+
+        Without a TPOT to meet, it is to be as good as today.
+        """
+        result, later = self._result, self._tuner.windows.later.evaluator
+        sweep = fleet_sweep(later.workload, result.capacity_blocks, result.target)
+        tpot_s = result.target.tpot_slo_s or result.lru.later.tpot_s
+        together = result.fewest_lru.replicas if result.fewest_lru else None
+        most = 2 * max(together or 1, result.replicas) + 2
+        with self._tuner.progress("taking prefill and decode apart"):
+            split = Stages(sweep, Fleet(SESSION, Lru(), 2), link, tpot_s).fewest(most)
+        if split is not None:
+            yield OptionChange(Lru(), split.replicas, split=PrefillSplit(split.prefill, link))
+
     def _tiered_replicas(self, tiered: Sequence[OptionChange]) -> Iterator[OptionChange]:
         """Yield the fewest replicas that meet the SLO with the first tier, for less than LRU's."""
         offer, lru, hour = self._tiers, self._result.fewest_lru, self._replica_hour or 1.0
@@ -434,6 +472,8 @@ class Planner:
                     tier=tier,
                     router=change.router,
                     seed=change.seed,
+                    scaling=change.scaling,
+                    split=change.split,
                 )
             )
             for each in windows
@@ -607,6 +647,9 @@ class Planner:
         if machine is None and price is not None:
             used = self._result.lru.later.utilization * self._result.replicas
             saves = (used - judged.later.utilization * change.replicas) * price
+        paid: float = change.replicas
+        if change.scaling is not None:
+            paid = self._mean_replicas(change.scaling)
         bootstrap = self._tuner.windows.later.bootstrap
         low, high = bootstrap.interval(judged.later.resampled, "violations")
         return PlanOption(
@@ -615,7 +658,7 @@ class Planner:
             replicas=change.replicas,
             router=change.router if change.replicas > 1 else None,
             tier=change.tier,
-            price_hour=None if price is None else change.replicas * (price + tier_hour),
+            price_hour=None if price is None else paid * (price + tier_hour),
             slo=slo,
             attainment_interval=(1 - high, 1 - low),
             meets_target=judged.later.meets(self._result.target),
@@ -623,7 +666,17 @@ class Planner:
             written_bytes_s=written,
             tier_hour=tier_hour,
             wear=wear,
+            scaling=change.scaling,
+            mean_replicas=None if change.scaling is None else paid,
+            split=change.split,
         )
+
+    def _mean_replicas(self, scaling: Scaling) -> float:
+        """Return how many replicas serve the later requests on average."""
+        workload = self._tuner.windows.later.evaluator.workload
+        arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
+        first = first_counted(workload.prompts, workload.setting.definition)
+        return schedule(arrival_s, scaling).mean(float(arrival_s[first]), float(arrival_s[-1]))
 
 
 def _fewest_behind(

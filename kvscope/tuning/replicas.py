@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import STEP, Int32s, fraction, mixed
 from kvscope.core.trace import Prompts
 from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.fleet.disaggregated import PrefillSplit, Stages
 from kvscope.fleet.outcome import Slo
 from kvscope.fleet.replay import asked
 from kvscope.fleet.split import assignment
@@ -145,13 +146,18 @@ def serve_fleet(
     fleet: Fleet,
     seed: int,
     above: Callable[[EngineSettings], EngineSettings] | None = None,
+    split: PrefillSplit | None = None,
 ) -> ServedRequests:
     """Return how a fleet serves all requests of a workload, each replica with so many blocks.
 
-    `above` is that of `fleet_sweep`.
+    `above` is that of `fleet_sweep`; with a `split` some replicas prefill and the others decode.
     """
     sweep = fleet_sweep(workload, capacity_blocks, target, above)
-    done = sweep.replay(fleet, seed)
+    if split is None:
+        done = sweep.replay(fleet, seed)
+    else:
+        stages = Stages(sweep, fleet, split.link, seed=seed)
+        done = stages.replayed(split.prefill, fleet.replicas - split.prefill)
     setting, prompts = workload.setting, workload.prompts
     served = serve(prompts, setting.definition, done.hit_blocks, workload.profile)
     tpot_s = None

@@ -19,6 +19,8 @@ from kvscope.core.errors import InputError, Stopped
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.percentiles import Percentiles, at_rank, percentiles
 from kvscope.core.runs import Outcome
+from kvscope.fleet.disaggregated import PrefillSplit
+from kvscope.fleet.options import Scaling
 from kvscope.fleet.sweep import Fleet
 from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
@@ -175,6 +177,19 @@ def _tpot_s(served: ServedRequests, percentile: float) -> float | None:
     return at_rank(counted, percentile) if len(counted) else None
 
 
+class RoutedReplicas(Struct, frozen=True):
+    """Replicas that are replayed together, behind a router; `seed` is for one that draws.
+
+    With `scaling` they come and go; with a `split` some prefill and the others decode.
+    """
+
+    router: Router
+    replicas: int
+    seed: int = 0
+    scaling: Scaling | None = None
+    split: PrefillSplit | None = None
+
+
 class Evaluator:
     """Replays policies at capacities over one workload, on all cores that memory suffices for.
 
@@ -197,7 +212,7 @@ class Evaluator:
         self.target = target
         self.trials: dict[object, Trial] = {}
         self._tier: EngineTier | None = None
-        self._routed = None if isinstance(router, Session) else (router, replicas, 0)
+        self._routed = None if isinstance(router, Session) else RoutedReplicas(router, replicas)
         self._replicas = split_over(workload, 1 if self._routed else replicas)
         self._stop = stop or Event()
         self.executor = executor or threads_for(replay_bytes(workload.traffic))
@@ -210,15 +225,19 @@ class Evaluator:
         tier: EngineTier | None = None,
         router: Router | None = None,
         seed: int = 0,
+        scaling: Scaling | None = None,
+        split: PrefillSplit | None = None,
     ) -> Evaluator:
         """Return an evaluator of so many replicas on the executor, each with a tier or without.
 
-        They are behind the same router, where none is named; `seed` is for those that draw.
+        They are behind the same router, where none is named; the others are as in RoutedReplicas.
         """
         workload = workload or self.workload
-        router = router or (self._routed[0] if self._routed else SESSION)
-        apart = isinstance(router, Session) and not (tier and tier.pool)
-        routed = None if apart else (router, replicas, seed)
+        router = router or (self._routed.router if self._routed else SESSION)
+        alone = isinstance(router, Session) and not (tier and tier.pool) and not scaling
+        routed = None
+        if not alone or split is not None:
+            routed = RoutedReplicas(router, replicas, seed, scaling, split)
         parts = split_over(workload, 1 if routed else replicas)
         if tier is not None:
             parts = tuple(
@@ -298,12 +317,13 @@ class Evaluator:
         """Replay and return the result of each request, which trials do not keep."""
         self.require_going()
         if self._routed is not None:
-            router, replicas, seed = self._routed
-            fleet = Fleet(router, policy, replicas)
+            routed = self._routed
+            fleet = Fleet(routed.router, policy, routed.replicas, routed.scaling)
             above, size = None, self.workload.prompts.block_size
             if self._tier is not None:
                 above = partial(self._tier.under, block_size=size)
-            return serve_fleet(self.workload, capacity_blocks, self.target, fleet, seed, above)
+            more = fleet, routed.seed, above, routed.split
+            return serve_fleet(self.workload, capacity_blocks, self.target, *more)
         request = ReplayRequest(policy, capacity_blocks)
         if self._tier is not None:
             request = self._tier.request(policy, capacity_blocks)
@@ -318,7 +338,7 @@ class Evaluator:
         span_s = float(arrival_s[-1] - arrival_s[0]) / setting.rate_scale
         if self.target.view == "unloaded" or not span_s > 0:
             return math.inf
-        replicas = self._routed[1] if self._routed else len(self._replicas)
+        replicas = self._routed.replicas if self._routed else len(self._replicas)
         return len(arrival_s) / span_s / replicas
 
     def trial_at(self, policy: Policy, capacity_blocks: int) -> Trial:

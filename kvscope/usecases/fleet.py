@@ -25,16 +25,17 @@ from kvscope.app.requests import (
     above_zero,
     check_engine_runs,
     check_sglang_runs,
+    check_varied,
     hit_definition,
     kv_model,
     latency_profile,
     stated_capacities,
     stated_slo,
+    varied,
 )
-from kvscope.core import units
 from kvscope.core.errors import Stopped, UsageError
 from kvscope.deployment.speculative import not_beside
-from kvscope.fleet.options import RANKS_ROUTER, ROUTED, Scaling
+from kvscope.fleet.options import RANKS_ROUTER, ROUTED
 from kvscope.replay.policy_options import VLLM, Variant, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting, setting_profile
 from kvscope.usecases.base import Opened, UseCase
@@ -119,19 +120,8 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
         value=0.5,
     )
     on: opt.On = None
-    autoscale: Scaling | None = opt.option(
-        "Also replay the answer with replicas that Kubernetes adds and removes for a target of RATE"
-        " requests a second each, for example 2..8@0.5. A new one is empty, and serves after 60 s"
-        " (:ready=TIME).",
-        "LOW..HIGH@RATE[:ready=TIME]",
-        values.autoscaling,
-    )
-    disaggregate: float | None = opt.option(
-        "Also split the answer's replicas into some that prefill and some that decode. Each sends"
-        " KV over a link of this bandwidth, for example 50GB/s.",
-        "BANDWIDTH",
-        units.parse_bandwidth,
-    )
+    autoscale: opt.Autoscale = None
+    disaggregate: opt.Disaggregate = None
     perfetto: str | None = opt.Target(f"Write a timeline of the answer{opt.FOR_PERFETTO}")
 
 
@@ -266,30 +256,14 @@ def _check_variations(
     where: ResolvedDeployment | None,
 ) -> None:
     """Raise UsageError where the answer's fleet is to be varied in a way that is not simulated."""
-    asked = {"--autoscale": options.autoscale, "--disaggregate": options.disaggregate}
-    for flag in (flag for flag, value in asked.items() if value is not None):
-        if where is not None and where.dp > 1:
-            of_ranks = "the replicas are the ranks of one engine"
-            raise UsageError(of_ranks, where=flag, remedy="leave it out")
-        if time_model != "engine":
-            remedy = "take --time-model engine, and no other engine"
-            raise UsageError("needs simulated vLLMs", where=flag, remedy=remedy)
-        if options.closed_loop or options.tier_size is not None:
-            other = "--closed-loop" if options.closed_loop else "--tier-size"
-            raise UsageError(
-                f"not simulated beside {other}", where=flag, remedy=f"leave {other} out"
-            )
-        if any(".event_lag_s=" in assigned for assigned in options.param or ()):
-            remedy = "leave event_lag_s out of --param"
-            late = "not simulated with KV events that come late"
-            raise UsageError(late, where=flag, remedy=remedy)
-    if options.disaggregate is None:
-        return
-    if model is None:
-        raise UsageError("needs the size of the KV", where="--disaggregate", remedy="name --model")
-    if where is not None and where.kv_groups is not None:
-        remedy = "leave it out"
-        raise UsageError("not simulated for hybrid models", where="--disaggregate", remedy=remedy)
+    asked = varied(options.autoscale, options.disaggregate)
+    needs = "" if time_model == "engine" else "take --time-model engine, and no other engine"
+    check_varied(asked, where, model, needs)
+    others = {"--closed-loop": options.closed_loop, "--tier-size": options.tier_size is not None}
+    others["event_lag_s"] = any(".event_lag_s=" in each for each in options.param or ())
+    for other in (other for other, there in others.items() if asked and there):
+        what, remedy = f"not simulated beside {other}", f"leave {other} out"
+        raise UsageError(what, where=asked[0], remedy=remedy)
 
 
 def _check_engine_runs(

@@ -252,6 +252,17 @@ OPTIONS: Rows = {
             2,
             "--fail-on verdict=swich: there is no verdict 'swich' here; did you mean switch?",
         ),
+        (
+            "--disaggregate 9GB/s",
+            2,
+            "needs simulated vLLMs; name the deployment: --gpu and --model",
+        ),
+        (
+            f"{_GPU} --engine sglang --autoscale 1..3@1",
+            2,
+            "leave it out, or take --engine vllm@0.33",
+        ),
+        (f"{_GPU} --dp 2 --autoscale 1..3@1", 2, "the replicas are the ranks of one engine"),
         ("--percentile 101", 2, "p95"),
         ("--percentile p101", 2, "p95"),
         ("--percentile p100", 2, "p95"),
@@ -372,7 +383,7 @@ OPTIONS: Rows = {
         (
             "--autoscale 2..8@1 --time-model engine --router dynamo --param dynamo.event_lag_s=1",
             2,
-            "not simulated with KV events that come late; leave event_lag_s out of --param",
+            "not simulated beside event_lag_s; leave event_lag_s out",
         ),
         ("--disaggregate 50Gbit/s", 2, "'50Gbit/s'"),
         ("--disaggregate 50GB/s", 2, "--disaggregate: needs simulated vLLMs; take --time-model en"),

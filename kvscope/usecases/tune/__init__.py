@@ -22,12 +22,14 @@ from kvscope.app.requests import (
     above_zero,
     check_engine_runs,
     check_sglang_runs,
+    check_varied,
     hit_definition,
     kv_model,
     latency_profile,
     policies_to_try,
     stated_capacities,
     stated_slo,
+    varied,
 )
 from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.gpus import resolve_gpu
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from kvscope.core.runs import RunSetting
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.models import Model
+    from kvscope.fleet.options import Scaling
     from kvscope.latency.profile import LatencyProfile
     from kvscope.replay.policy_options import Variant
     from kvscope.report.report import Report
@@ -131,6 +134,8 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     fleet: bool = opt.option(
         "Compare routers too, each with the fewest replicas that meet the SLO.", value=False
     )
+    autoscale: opt.Autoscale = None
+    disaggregate: opt.Disaggregate = None
     compare_tiers: bool = opt.option(
         "Compare memory below the GPU's pool in all sizes, and say whether to add some; see"
         " docs/tune.md.",
@@ -211,6 +216,8 @@ class TuneRequest(Struct, frozen=True):
     tiers: TierRequest | None = None
     routers: tuple[Router, ...] = ()
     routers_named: bool = False
+    autoscale: Scaling | None = None
+    disaggregate: float | None = None
     machines: tuple[TuneRequest, ...] = ()
 
 
@@ -304,6 +311,8 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         tiers=tiers,
         routers=routers,
         routers_named=options.router is not None,
+        autoscale=options.autoscale,
+        disaggregate=options.disaggregate,
     )
 
 
@@ -467,6 +476,11 @@ def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:
 
 def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
     """Raise UsageError for options that contradict a deployment, or need one."""
+    needs = "name the deployment: --gpu and --model"
+    if where is not None:
+        needs = "" if where.engine.name == VLLM else "leave it out, or take --engine vllm@0.33"
+    asked = varied(options.autoscale, options.disaggregate)
+    check_varied(asked, where, where.model if where else None, needs)
     if where is None:
         if options.tpot_slo is not None:
             raise UsageError(

@@ -22,6 +22,7 @@ from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment, resolve
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.roofline import HIGH, LOW
+from kvscope.fleet.disaggregated import Link
 from kvscope.ingest.build import NO_COMMON_CLOCK
 from kvscope.ingest.clocks import other_starts
 from kvscope.latency.profile import MODELS
@@ -114,6 +115,10 @@ def tune(
     options = replace(options, ends=tuple(ends_of(latency, prompts, request, pool)))
     offer = tier_offer(trace, prompts, request, where, setting.kv_groups) if where else None
     routers = routers_for(trace, prompts, request.routers, monitor, named=request.routers_named)
+    link = None
+    if request.disaggregate is not None and where is not None and where.model is not None:
+        block_bytes = where.model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size
+        link = Link(request.disaggregate, block_bytes)
     with replays_on(request.on, monitor) as executor:
         tuner = Tuner(
             prompts,
@@ -138,6 +143,8 @@ def tune(
                 ReplicaMachine(each, each.pool.in_blocks_of(trace.block_size).blocks)
                 for each in request.also
             ],
+            scaling=request.autoscale,
+            link=link,
             on_option=lambda option: monitor.row(option.in_words),
         ).plan()
         without = _without_drafter(tuner, where, monitor) if where is not None else None

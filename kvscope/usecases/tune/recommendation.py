@@ -105,8 +105,9 @@ class RowTier(Struct, frozen=True):
 class RowChange(Struct, frozen=True):
     """What a row changes: `tp` GPUs a replica; `router` is null for one replica, `tier` for none.
 
-    `gpu`, `tp` and `weight_dtype` are null in a cache study; `params` has `xi_ms` beside
-    `xi_tokens`.
+    Of `replicas`, `prefill` ones prefill and the others decode; null where all do both. They are
+    the most of those that come and go, `mean_replicas` on average; null for others. `gpu`, `tp` and
+    `weight_dtype` are null in a cache study; `params` has `xi_ms` beside `xi_tokens`.
     """
 
     policy: str
@@ -114,6 +115,8 @@ class RowChange(Struct, frozen=True):
     tier: RowTier | None
     router: str | None
     replicas: int
+    prefill: int | None
+    mean_replicas: float | None
     gpu: str | None
     tp: int | None
     weight_dtype: str | None
@@ -483,6 +486,8 @@ class Recommendation(Struct, frozen=True):
                 tier=RowTier(option) if option.tier else None,
                 router=router_label(option.router) if option.router else None,
                 replicas=option.replicas,
+                prefill=option.split.prefill if option.split else None,
+                mean_replicas=option.mean_replicas,
                 gpu=where.gpu.name if where and where.gpu else None,
                 tp=where.tp if where else None,
                 weight_dtype=where.model.weight_dtype if where and where.model else None,
