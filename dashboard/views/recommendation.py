@@ -84,6 +84,11 @@ def _options(compared: list[str], *, deployed: bool) -> TuneOptions:
         # Unnamed, routers by session are left out where the trace has none.
         named = routers and set(routers) != set(OFFERED)
         asked |= {"fleet": True, "router": ",".join(routers) if named else None}
+        asked |= sidebar.options_row(
+            TuneOptions,
+            ("autoscale", "Also autoscale", {"placeholder": "2..8@0.5"}),
+            ("disaggregate", "Also prefill apart", {"placeholder": "50GB/s"}),
+        )
     return TuneOptions(**asked, **sidebar.of_deployment(TuneOptions))
 
 

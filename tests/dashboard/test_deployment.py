@@ -356,3 +356,10 @@ def test_a_tier_is_recommended(
     app.text_input(key="offload").set_value("hicache,sglang")
     app.button(key="tune").click().run()
     assert app.error
+    varied = {"autoscale": "1..2@0.5", "disaggregate": "50GB/s", "choose_from": "session"}
+    app = shown(db, monkeypatch, "recommendation", slo="1s", compare="routers", **varied)
+    app.button(key="tune").click().run()
+    settled(app, "Recommendation")
+    options = table_with(app, "option")["option"].tolist()
+    assert "1 to 2 replicas, session, lru" in options
+    assert "1 prefill + 1 decode replicas, session, lru" in options
