@@ -113,8 +113,8 @@ class Trace(Struct, frozen=True):
     Both may be used again once the trace is removed. `content_hash` is not: it digests what was
     read, and how. `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones
     that requests name, `tenants` the combinations of the first three, which share no blocks.
-    `measured_requests` have a measured TTFT or another of `Measurements`. All of these are None for
-    traces that an older version stored.
+    `measured_requests` have a measured TTFT or another of `Measurements`. All of these are None
+    where they were not counted.
     """
 
     DOCUMENT: ClassVar[str] = (

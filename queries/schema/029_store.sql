@@ -34,7 +34,8 @@ CREATE TABLE traces (
     salts           INTEGER,
     tenants         INTEGER,                  -- combinations of the three
     workers         INTEGER,
-    measured_requests BIGINT                  -- with any of the measured columns
+    measured_requests BIGINT,                 -- with any of the measured columns
+    checksum        VARCHAR                   -- of what the trace's tables hold; NULL: none was made
 );
 
 CREATE TABLE bad_lines (
@@ -62,19 +63,53 @@ CREATE TABLE requests (
     cached_blocks  INTEGER NOT NULL,          -- blocks cached after the turn, outputs included
     carried_leaf   INTEGER NOT NULL,          -- the deepest of them whose identity is known
     carried_blocks INTEGER NOT NULL,          -- depth of carried_leaf + 1
-    ideal_blocks   INTEGER NOT NULL,          -- leading blocks that an infinite cache would hit
-    model          VARCHAR,                   -- request_attributes (020) describes this column and the next
-    adapter        VARCHAR,
-    salt           INTEGER,
-    worker         VARCHAR,
-    ttft_s         DOUBLE,
-    queue_s        DOUBLE,
-    duration_s     DOUBLE,
-    cached_tokens  INTEGER,
-    clock          INTEGER,
-    delay_s        DOUBLE,
-    waits_for      INTEGER,
-    retention      VARCHAR
+    ideal_blocks   INTEGER NOT NULL           -- leading blocks that an infinite cache would hit
+);
+
+-- what only some traces say of their requests: a column without a value takes as long to write as
+-- any other
+CREATE TABLE request_attributes (
+    trace_id        INTEGER NOT NULL,
+    request         INTEGER NOT NULL,         -- only those with a value in any column below
+    model           VARCHAR,
+    adapter         VARCHAR,                  -- LoRA
+    salt            INTEGER,                  -- cache salts are numbered, never stored
+    worker          VARCHAR,                  -- the engine, replica or rank
+    ttft_s          DOUBLE,                   -- measured, as the next
+    queue_s         DOUBLE,                   -- from arrival until admitted
+    duration_s      DOUBLE,                   -- from arrival to the last token
+    cached_tokens   INTEGER,                  -- of the prompt
+    delay_s         DOUBLE,                   -- as stated: after the turn before had ended, or `waits_for`
+    waits_for       INTEGER,                  -- the request from whose end delay_s counts
+    clock           INTEGER,                  -- from 0; NULL: the trace's own
+    retention       VARCHAR,                  -- JSON
+    repeated_tokens INTEGER,                  -- of the parent's prompt: those that the messages share with it
+    parts           INTEGER                   -- the last part of the prompt
+);
+
+CREATE VIEW attributed AS
+SELECT * FROM requests LEFT JOIN request_attributes USING (trace_id, request);
+
+-- category: (type, turn bucket), the same words everywhere
+CREATE VIEW categorized AS
+SELECT
+    *,
+    CASE
+        WHEN turn <= 3 THEN turn::VARCHAR
+        WHEN turn <= 6 THEN '4-6'
+        ELSE '7+'
+    END AS turn_bucket,
+    type || ' ' || turn_bucket AS category
+FROM requests;
+
+-- the parts of prompts (system prompt, tools, messages), a tree as blocks are: prompts that begin
+-- with the same parts share them
+CREATE TABLE parts (
+    trace_id INTEGER NOT NULL,
+    part     INTEGER NOT NULL,                -- from 1 (0: none)
+    above    INTEGER NOT NULL,                -- the part before
+    kind     VARCHAR NOT NULL,                -- template | system | tool 3 | user | assistant | tool result
+    tokens   INTEGER NOT NULL                 -- of the prompt, to the part's end
 );
 
 -- Blocks in runs: along a path, numbers and hash ids mostly go up by one, so that a tenth of the
@@ -127,8 +162,13 @@ CREATE TABLE reuses (
     request  INTEGER NOT NULL,
     prev     INTEGER NOT NULL,
     depth    INTEGER NOT NULL,
-    blocks   INTEGER NOT NULL,
-    gap_s    DOUBLE NOT NULL                  -- time between the two touches
+    blocks   INTEGER NOT NULL
+);
+
+-- what commands on a trace stated of deployment and SLO, for the next one
+CREATE TABLE stated (
+    trace_id INTEGER NOT NULL PRIMARY KEY,
+    options  VARCHAR NOT NULL                 -- JSON, by the name of the option
 );
 
 -- results of replays: a run is one policy at one capacity over one trace
@@ -169,7 +209,6 @@ CREATE TYPE run_setting AS STRUCT (
     rate_scale       DOUBLE,
     isolate          VARCHAR,       -- user | conversation | NULL
     sample_rate      DOUBLE,        -- 1: the whole trace
-    coarsen          INTEGER,       -- blocks merged into one
     capacity_model   VARCHAR,       -- cache | engine
     max_num_seqs     BIGINT,        -- vLLM's limits; NULL but for engine
     max_num_batched_tokens BIGINT,
@@ -228,7 +267,8 @@ CREATE TABLE runs (
         decode_context_token_s DOUBLE
     ),
     deployment      VARCHAR,           -- the keys of kvscope.toml that are stated, as JSON; NULL: a cache study
-    kv_groups       VARCHAR            -- as KvGroups.text; NULL: no hybrid model
+    kv_groups       VARCHAR,           -- as KvGroups.text; NULL: no hybrid model
+    engine          VARCHAR            -- as vllm@0.22; NULL: simulated as the newest
 );
 
 -- the same figures for a part of the requests: one category, or one window of time
@@ -404,5 +444,8 @@ CREATE TABLE reports (
     summary    VARCHAR NOT NULL,    -- its first sentence
     duration_s DOUBLE NOT NULL,     -- of the computation
     sections   VARCHAR NOT NULL,    -- JSON: titles, sentences, tables and plotly figures
-    file       VARCHAR              -- recommendation.toml; NULL: it has none
+    file       VARCHAR,             -- recommendation.toml; NULL: it has none
+    question   VARCHAR,             -- digest of the request
+    settings   VARCHAR,             -- '1 x l40s, llama3-8b in bf16, vllm@0.33'
+    document   VARCHAR              -- as `--json` prints it
 );
