@@ -18,7 +18,6 @@ message or tool result before its answer.
 from __future__ import annotations
 
 import reprlib
-from abc import abstractmethod
 from typing import Any
 
 import msgspec
@@ -33,29 +32,46 @@ _OUTPUT_EVENTS = frozenset({"text", "reasoning", "tool_call"})
 _FROM_PREFIXES = "block ids follow from cached prefixes: nothing is shared between sessions"
 
 
-class DerivedBlocks:
-    """Block ids of sessions without hashes: each prompt repeats the beginning of the one before."""
+class _Rounds(RowFormat):
+    """Rounds of agents' sessions without hashes: each prompt repeats the beginning of the last."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    default_block_size = BLOCK_SIZE
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._size = options.block_size or BLOCK_SIZE
         self._paths: dict[Identifier, list[int]] = {}
         self._next = 1
 
-    def path(self, session: Identifier, total: int, repeated: int) -> list[int]:
-        """Return the ids of a prompt's full blocks: `repeated` tokens are the session's before.
+    def parse_at_once(self, text: bytes) -> None:
+        """Leave each line to `parse`: ids depend on all lines before, so none is read twice."""
+        return
+
+    def _round(
+        self, session: Identifier, total: int, repeated: int, outputs: int, **others: Any
+    ) -> Request:
+        """Return the request of a round: `repeated` of all tokens are the session's before.
 
         Raises BadLine where a prompt cannot be so long.
         """
         if not 1 <= total <= MAX_TOKENS:
             raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")
-        if total // self.size > MAX_HASH_IDS:
+        if total // self._size > MAX_HASH_IDS:
             raise BadLine(f"request with more than {MAX_HASH_IDS:,} blocks: use larger ones")
-        kept = self._paths.get(session, [])[: max(min(repeated, total), 0) // self.size]
-        new = total // self.size - len(kept)
+        kept = self._paths.get(session, [])[: max(min(repeated, total), 0) // self._size]
+        new = total // self._size - len(kept)
         path = [*kept, *range(self._next, self._next + new)]
         self._next += new
         self._paths[session] = path
-        return path
+        return Request(
+            input_tokens=total,
+            output_tokens=outputs,
+            hash_ids=[*path],
+            block_size=self._size,
+            session_id=session,
+            type="agent",
+            **others,
+        )
 
 
 class _TimingEvent(msgspec.Struct, gc=False):
@@ -74,7 +90,7 @@ class _TraceLabRow(msgspec.Struct, gc=False):
     timing_events: list[_TimingEvent] | None = None
 
 
-class TraceLab(RowFormat):
+class TraceLab(_Rounds):
     """TraceLab JSONL, a round a line."""
 
     name = "tracelab"
@@ -82,31 +98,19 @@ class TraceLab(RowFormat):
     source = "aiperf, src/aiperf/dataset/loader/_tracelab_convert.py (commit 018a03f)"
     fields = ("session_id", "round_index", "input_tokens_total", "prefix_tokens")
     marks = ("input_tokens_total prefix_tokens",)
-    default_block_size = BLOCK_SIZE
     redundant = frozenset({"newly_append_tokens", "reasoning_output_tokens"})
     row = _TraceLabRow
-
-    def __init__(self, options: ReadOptions) -> None:
-        super().__init__(options)
-        self._blocks = DerivedBlocks(options.block_size or BLOCK_SIZE)
-
-    def parse_at_once(self, text: bytes) -> None:
-        """Leave each line to `parse`: ids depend on all lines before, so none is read twice."""
-        return
 
     def request(self, row: _TraceLabRow) -> Request:
         self.note(_FROM_PREFIXES)
         arrival_s, duration_s = _times(row.timing_events or [])
-        path = self._blocks.path(row.session_id, row.input_tokens_total, row.prefix_tokens)
-        return Request(
-            input_tokens=row.input_tokens_total,
-            output_tokens=row.output_tokens or 0,
+        return self._round(
+            row.session_id,
+            row.input_tokens_total,
+            row.prefix_tokens,
+            row.output_tokens or 0,
             arrival_s=arrival_s,
-            hash_ids=[*path],
-            block_size=self._blocks.size,
-            session_id=row.session_id,
             user_id=row.user,
-            type="agent",
             model=row.model,
             duration_s=duration_s,
             cached_tokens=row.prefix_tokens,
@@ -145,22 +149,13 @@ class _Usage(msgspec.Struct, gc=False):
     cached_input_tokens: int | None = None
 
 
-class _Transcript(RowFormat):
-    """Reads calls of sessions, whose state it keeps: when they were last sent, and their blocks."""
+class _Transcript(_Rounds):
+    """Reads calls of sessions, and keeps when they were last sent and how long they were."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._blocks = DerivedBlocks(options.block_size or BLOCK_SIZE)
         self._sent_s: dict[Identifier, float | None] = {}
         self._last: dict[Identifier, tuple[int, float | None]] = {}  # input tokens, and when
-
-    def parse_at_once(self, text: bytes) -> None:
-        """Leave each line to `parse`: calls depend on all lines before, so none is read twice."""
-        return
-
-    @abstractmethod
-    def request(self, row: Any) -> Request | None:
-        """Return the call that a line ends."""
 
     def _call(
         self,
@@ -179,20 +174,18 @@ class _Transcript(RowFormat):
         idle_s = between(before_s, sent_s)
         expired = idle_s is None or idle_s >= lifetime_s
         kept = before if total >= before and expired else min(cached, before)
-        path = self._blocks.path(session, total, kept)
-        self._last[session] = total, at_s
-        return Request(
-            input_tokens=total,
-            output_tokens=usage.output_tokens,
+        call = self._round(
+            session,
+            total,
+            kept,
+            usage.output_tokens,
             arrival_s=sent_s,
-            hash_ids=[*path],
-            block_size=self._blocks.size,
-            session_id=session,
-            type="agent",
             model=model,
             duration_s=between(sent_s, at_s) or None,
             cached_tokens=cached,
         )
+        self._last[session] = total, at_s
+        return call
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -219,7 +212,6 @@ class ClaudeCode(_Transcript):
     source = "transcripts of Claude Code 2.1"
     fields = ("sessionId", "parentUuid", "message")
     marks = ("sessionId parentUuid",)
-    default_block_size = BLOCK_SIZE
     row = _ClaudeRow
 
     def __init__(self, options: ReadOptions) -> None:
@@ -293,7 +285,6 @@ class Codex(_Transcript):
     source = "rollouts of Codex CLI 0.156"
     fields = ("timestamp", "type", "payload")
     marks = ("timestamp type payload",)
-    default_block_size = BLOCK_SIZE
     row = _CodexRow
     redundant = frozenset({"ordinal"})
 
