@@ -113,8 +113,7 @@ class Trace(Struct, frozen=True):
     Both may be used again once the trace is removed. `content_hash` is not: it digests what was
     read, and how. `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones
     that requests name, `tenants` the combinations of the first three, which share no blocks.
-    `measured_requests` have a measured TTFT or another of `Measurements`. All of these are None
-    where they were not counted.
+    `measured_requests` have a measured TTFT or another of `Measurements`.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -139,12 +138,12 @@ class Trace(Struct, frozen=True):
     out_of_order: int
     notes: tuple[str, ...]
     content_hash: str = ""
-    models: int | None = None
-    adapters: int | None = None
-    salts: int | None = None
-    tenants: int | None = None
-    workers: int | None = None
-    measured_requests: int | None = None
+    models: int = 0
+    adapters: int = 0
+    salts: int = 0
+    tenants: int = 0
+    workers: int = 0
+    measured_requests: int = 0
 
     @property
     def has_hashes(self) -> bool:

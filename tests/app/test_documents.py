@@ -86,12 +86,12 @@ def test_what_documents_begin_with() -> None:
         "output_tokens": 7,
         "lineage": "inferred",
         "bad_lines": 0,
-        "models": None,
-        "adapters": None,
-        "salts": None,
-        "tenants": None,
-        "workers": None,
-        "measured_requests": None,
+        "models": 0,
+        "adapters": 0,
+        "salts": 0,
+        "tenants": 0,
+        "workers": 0,
+        "measured_requests": 0,
     }
 
 
