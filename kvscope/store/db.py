@@ -33,7 +33,7 @@ from kvscope.core.errors import (
     StoreVersionError,
 )
 from kvscope.core.files import check_writable, data_folder
-from kvscope.store.failures import Waiting, explaining, foreign, waiting_for
+from kvscope.store.failures import Waiting, damaged, explaining, foreign, waiting_for
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
     import numpy as np
@@ -419,7 +419,7 @@ def _create(path: Path) -> bool:
 def _write_empty(path: Path) -> None:
     connection = duckdb.connect(str(path), config=_CONFIG)
     try:
-        _migrate(connection, 0)
+        _migrate(connection, 0, str(path))
     finally:
         connection.close()
 
@@ -441,7 +441,7 @@ def _connected(path: str, *, read_only: bool, waiting: Waiting | None) -> duckdb
                 _refuse_outdated(current, path)
             else:
                 connection.execute(_UNUSED_COMPRESSION)
-            _migrate(connection, current)
+            _migrate(connection, current, path)
     except BaseException:
         connection.close()
         raise
@@ -492,15 +492,21 @@ def _checked_version(connection: duckdb.DuckDBPyConnection, path: str) -> int:
     return current
 
 
-def _migrate(connection: duckdb.DuckDBPyConnection, current: int) -> None:
-    """Bring the schema from version `current` to this one's, in one transaction."""
+def _migrate(connection: duckdb.DuckDBPyConnection, current: int, path: str) -> None:
+    """Bring the schema from version `current` to this one's, in one transaction.
+
+    Raises DamagedStoreError where the tables are those of another version.
+    """
     pending = [(version, text) for version, text in migrations() if version > current]
     if not pending:
         return
     connection.begin()
     connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER)")
-    for _, text in pending:
-        connection.execute(text)
+    try:
+        for _, text in pending:
+            connection.execute(text)
+    except (duckdb.CatalogException, duckdb.BinderException) as error:
+        raise damaged(path, f"its tables are not those of schema version {current}") from error
     connection.execute("DELETE FROM schema_version")
     connection.execute("INSERT INTO schema_version VALUES ($version)", {"version": pending[-1][0]})
     connection.commit()

@@ -104,11 +104,13 @@ def explained(path: str, error: duckdb.Error) -> KvscopeError | None:
         return StoreVersionError(
             "a newer DuckDB wrote it", where=path, remedy=f"upgrade duckdb, or {_OTHER}"
         )
-    return DamagedStoreError(
-        f"is damaged ({_reason(text)})",
-        where=path,
-        remedy=f"see what can be saved with `kvscope doctor --db {path}`",
-    )
+    return damaged(path, _reason(text))
+
+
+def damaged(path: str, why: str) -> DamagedStoreError:
+    """Return the refusal of a store that has parts which cannot be read."""
+    remedy = f"see what can be saved with `kvscope doctor --db {path}`"
+    return DamagedStoreError(f"is damaged ({why})", where=path, remedy=remedy)
 
 
 def foreign(path: str, tables: Sequence[str]) -> InputError:

@@ -15,6 +15,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import (
+    DamagedStoreError,
     ExitCode,
     InputError,
     KvscopeError,
@@ -130,6 +131,16 @@ def test_a_schema_before_the_first_step_is_refused(tmp_path: Path, *, read_only:
         connection.execute("UPDATE schema_version SET version = 28")
     with pytest.raises(StoreVersionError, match=r"much older.* 28, .*29 on.*traces again"):
         open_store(path, read_only=read_only)
+
+
+def test_tables_of_another_schema_than_stated_are_damage(tmp_path: Path) -> None:
+    """A changed version would have columns added that are there."""
+    path = str(tmp_path / "store.duckdb")
+    filled(path)
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE schema_version SET version = 19")
+    with pytest.raises(DamagedStoreError, match=r"not those of schema version 19\); see what"):
+        open_store(path)
 
 
 def test_an_older_schema_cannot_be_read_only(tmp_path: Path) -> None:
