@@ -33,7 +33,7 @@ from kvscope.usecases.fleet import FleetOptions
 from kvscope.usecases.simulate import SimulateOptions
 from kvscope.usecases.tune import TuneOptions
 from tests.cli.replayed import write_trace
-from tests.cli.shell import python, streams_of
+from tests.cli.shell import Streams, python, streams_of
 from tests.golden.documents import differences
 from tests.golden.samples import write_beginnings
 
@@ -94,7 +94,7 @@ def _without(document: Any) -> Any:
 
 @pytest.mark.parametrize("command", RESULTS)
 def test_documents_are_those_of_the_command_line(
-    trace: kvscope.OpenTrace, sample: str, command: str, capsys: pytest.CaptureFixture[str]
+    trace: kvscope.OpenTrace, sample: str, command: str, capsys: Streams
 ) -> None:
     """Each function gives the document of its command, a frame, a figure and a notebook's HTML."""
     name, *flags = command.split(" --")
@@ -199,7 +199,7 @@ def test_an_unknown_argument_is_refused(function: Any) -> None:
 
 
 def test_a_deployment_is_that_of_the_command_line(
-    trace: kvscope.OpenTrace, sample: str, capsys: pytest.CaptureFixture[str]
+    trace: kvscope.OpenTrace, sample: str, capsys: Streams
 ) -> None:
     """The same options by either way: the same pool, latency and figures."""
     options = ("--gpu", "h100", "--model", "llama3-8b", "--replicas", "2", "--gpu-hour", "2.5")

@@ -19,6 +19,7 @@ from kvscope.core.trace import Trace
 from kvscope.usecases.catalog import StoredTrace
 from kvscope.usecases.documents import document, to_dict, to_json
 from kvscope.usecases.schemas import DOCUMENTS, schema, version, write_schemas
+from tests.cli.shell import Streams
 from tests.cli.test_output import TRACE
 
 _GROUPS = {"deployment", "traces", "runs"}
@@ -132,7 +133,7 @@ def test_json_is_ascii() -> None:
     assert [trace["name"] for trace in json.loads(text)["traces"]] == list(names)
 
 
-def test_every_document_has_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_document_has_a_schema(capsys: Streams) -> None:
     """Every command that takes `--json` prints a document whose schema is known by its name."""
     for name, _ in COMMANDS:
         run([name, "--help"])

@@ -17,7 +17,7 @@ import pytest
 
 from kvscope.core.executor import Executor
 from tests.cli.replayed import write_short
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def sent(value: T) -> T:
     return copied
 
 
-def document(sweep: Sequence[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def document(sweep: Sequence[str], folder: Path, capsys: Streams) -> str:
     """Return the document of a sweep over a beginning of a sample, without when it was made."""
     folder.mkdir(exist_ok=True)
     db = str(folder / "store.duckdb")
@@ -102,7 +102,7 @@ def document(sweep: Sequence[str], folder: Path, capsys: pytest.CaptureFixture[s
 def test_replays_elsewhere_give_the_same(
     sweep: Sequence[str],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Streams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All replays of the sweep run there; the document has the same figures, field by field."""

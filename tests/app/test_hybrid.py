@@ -106,20 +106,6 @@ def test_fleets_replay_the_groups_on_simulated_engines(
     assert "Simulated vLLMs cache layers in groups" in (tmp_path / "fleet.html").read_text()
 
 
-def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> None:
-    """In one line, with what would do."""
-    with pytest.raises(
-        UsageError, match=r"tlru has no order for .* hybrid models; take lru-retention"
-    ):
-        kvscope.tune(trace, slo="1s", policy="tlru", latency=measured, **POOL)
-    with pytest.raises(UsageError, match="gittins cannot order the blocks of a hybrid model"):
-        kvscope.simulate(trace, policy="gittins", latency=measured, **POOL)
-    with pytest.raises(UsageError, match="lru-retention is for the blocks of hybrid models"):
-        kvscope.tune(
-            trace, slo="1s", policy="lru-retention", latency=measured, num_gpu_blocks=9_000
-        )
-
-
 def test_hits_within_blocks_of_states_follow_the_deployment(
     trace: kvscope.OpenTrace, measured: str, tmp_path: Path
 ) -> None:

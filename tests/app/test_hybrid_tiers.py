@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import kvscope
-from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
@@ -95,32 +94,6 @@ def test_a_tier_with_an_interval(
     assert f"The recommended tier with retention interval {interval:.0f} takes p95 TTFT" in words
     assert "Its retention interval without the tier: " in words
     assert "pool, interval" in words
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"tier_size": "dram:64GiB+ssd:1TiB"},
-            r"--tier-size: files below it are simulated .*; leave out the tier below it",
-        ),
-        ({"engine": "sglang"}, r"below sglang.* are not simulated; .* \(engine vllm@0.33\)"),
-        (
-            {
-                "offload": "vllm@0.33:blocks_per_chunk=3",
-                "param": ["lru-retention.retention_tokens=512"],
-            },
-            r"prefix_cache_retention_interval: vLLM refuses .*; take a multiple of 192",
-        ),
-        ({"policy": "tlru"}, r"tlru has no order for the blocks of hybrid models"),
-    ],
-)
-def test_what_is_refused(
-    trace: kvscope.OpenTrace, folder: Path, changes: dict[str, Any], said: str
-) -> None:
-    """In one line with a remedy, before anything is replayed."""
-    with pytest.raises(UsageError, match=said):
-        kvscope.tune_tiers(trace, **asked(folder, SMALL, **changes))
 
 
 def test_a_chunk_has_the_bytes_of_the_engine_block() -> None:

@@ -18,7 +18,7 @@ from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
 from kvscope.store.traces import load_prompts
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 from tests.served import TRUE, served, without_queue_times, write_served
 
 GPU = ("--gpu", "a100-80gb", "--model", "llama3-8b")  # its roofline is near the server's times
@@ -44,7 +44,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(
-    capsys: pytest.CaptureFixture[str], trace: Path, *options: str, name: str = "simulate"
+    capsys: Streams, trace: Path, *options: str, name: str = "simulate"
 ) -> tuple[int, Any, str]:
     """Return the exit code of a command, its document and its notes."""
     policies = ("--policy", "lru") if name == "simulate" else ()
@@ -53,7 +53,7 @@ def command(
     return code, json.loads(printed.out) if printed.out else None, printed.err
 
 
-def test_a_trace_wins_over_a_roofline(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_wins_over_a_roofline(traces: Path, capsys: Streams) -> None:
     """A deployment without a measured latency gets the trace's, which is said first."""
     _, document, notes = command(capsys, traces / "half.jsonl", *GPU)
     latency = document["deployment"]["latency"]
@@ -82,7 +82,7 @@ def test_decoding_is_still_the_rooflines() -> None:
 
 
 def test_a_calibrated_profile_wins_over_the_trace(
-    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    traces: Path, tmp_path: Path, capsys: Streams
 ) -> None:
     """What is named or calibrated is not replaced, and nothing is noted."""
     write_profile(tmp_path / "mine.toml", LatencyProfile("mine", "measured", 1e-3, 1e-5))
@@ -95,7 +95,7 @@ def test_a_calibrated_profile_wins_over_the_trace(
 
 
 def test_a_roofline_stays_where_the_trace_does_not_determine_it(
-    traces: Path, capsys: pytest.CaptureFixture[str]
+    traces: Path, capsys: Streams
 ) -> None:
     """Behind a queue, without cached tokens or with several models, the reason is said."""
     for trace, reason in (
@@ -114,9 +114,7 @@ def test_a_roofline_stays_where_the_trace_does_not_determine_it(
         assert reason in named[2]
 
 
-def test_other_gpus_than_the_traces_keep_their_roofline(
-    traces: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_gpus_than_the_traces_keep_their_roofline(traces: Path, capsys: Streams) -> None:
     """A trace of slower GPUs than are asked about is used only if it is named."""
     faster = ("--gpu", "h100", "--model", "llama3-8b")
     _, document, notes = command(capsys, traces / "half.jsonl", *faster)
@@ -139,16 +137,14 @@ def test_sessions_without_a_common_clock_are_refused(traces: Path) -> None:
             fit_to(trace.facts, sessions)
 
 
-def test_a_trace_without_ttfts_changes_nothing(
-    traces: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_without_ttfts_changes_nothing(traces: Path, capsys: Streams) -> None:
     """No note without TTFTs."""
     _, document, notes = command(capsys, traces / "plain.jsonl", *GPU)
     assert document["deployment"]["latency"]["source"] == "derived"
     assert "TTFT is" not in notes
 
 
-def test_a_cache_study_takes_it_by_name(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_study_takes_it_by_name(traces: Path, capsys: Streams) -> None:
     """Without a deployment a preset stays the default, and `trace` names the fit."""
     blocks = ("--capacity-blocks", "1000")
     _, document, _ = command(capsys, traces / "half.jsonl", *blocks)
@@ -161,7 +157,7 @@ def test_a_cache_study_takes_it_by_name(traces: Path, capsys: pytest.CaptureFixt
     assert document["results"][0]["ttft_ms"]["p50"] < 1_000
 
 
-def test_a_pool_and_a_trace_are_enough(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_and_a_trace_are_enough(traces: Path, capsys: Streams) -> None:
     """GPUs that kvscope does not know have a latency all the same."""
     options = ("--num-gpu-blocks", "20000", "--latency", "trace")
     _, document, _ = command(capsys, traces / "half.jsonl", *options)
@@ -177,7 +173,7 @@ def test_the_file_may_say_so(
     traces: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Streams,
 ) -> None:
     """`latency = "trace"` is no file of that name, and refuses what an option would refuse."""
     monkeypatch.chdir(tmp_path)
@@ -190,7 +186,7 @@ def test_the_file_may_say_so(
 
 @pytest.mark.parametrize("options", [GPU, ("--capacity-blocks", "20000", "--latency", "trace")])
 def test_tune_says_it_first_and_varies_it(
-    traces: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+    traces: Path, capsys: Streams, options: tuple[str, ...]
 ) -> None:
     """The fit stands in the first lines; the verdict is repeated at both ends of its band."""
     more = ("--slo", "300ms", "--policy", "tlru", "--output", "-")
@@ -202,9 +198,7 @@ def test_tune_says_it_first_and_varies_it(
     assert all(0.7 < float(end.split("x")[0]) < 1.4 for end in ends)
 
 
-def test_output_tokens_keep_the_band_of_the_roofline(
-    traces: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_tokens_keep_the_band_of_the_roofline(traces: Path, capsys: Streams) -> None:
     """TTFTs do not narrow what is known of the time per output token."""
     more = ("--slo", "1s", "--tpot-slo", "50ms", "--policy", "tlru", "--output", "-")
     _, document, _ = command(capsys, traces / "half.jsonl", *GPU, *more, name="tune")
@@ -215,7 +209,7 @@ def test_output_tokens_keep_the_band_of_the_roofline(
     }
 
 
-def test_analyze_and_python_agree(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_and_python_agree(traces: Path, capsys: Streams) -> None:
     """All commands state the same latency of a deployment."""
     with kvscope.open_trace(traces / "half.jsonl") as trace:
         analyzed = kvscope.analyze(trace, gpu="a100-80gb", model="llama3-8b").to_dict()
@@ -229,7 +223,7 @@ def test_analyze_and_python_agree(traces: Path, capsys: pytest.CaptureFixture[st
     assert np.isfinite(latency["high"])
 
 
-def test_fleets_take_it_too(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fleets_take_it_too(traces: Path, capsys: Streams) -> None:
     """A fleet's replicas have the latency that is fitted to the trace."""
     options = ("--capacity-blocks", "1000", "--router", "round-robin", "--replicas", "1")
     words = (*options, "--latency", "trace", "--slo", "9s", "--db", ":memory:", "--json")

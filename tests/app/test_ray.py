@@ -29,6 +29,7 @@ from kvscope.core.units import GIB, MIB
 from kvscope.datasets.shards import build_shard
 from kvscope.store.folder import MANIFEST, PLAN
 from tests.app.test_elsewhere import SWEEPS, document
+from tests.cli.shell import Streams
 from tests.datasets import made
 
 pytestmark = [
@@ -168,9 +169,7 @@ def reserved(_: object) -> float:
     return float(ray.get_runtime_context().get_assigned_resources()["memory"])
 
 
-def test_steps_reserve_what_they_take(
-    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_reserve_what_they_take(cluster: Any, tmp_path: Path, capsys: Streams) -> None:
     """So no node gets more at once than fit; what fits nowhere is refused and not waited for."""
     with RayCluster("ray") as executor:
         assert executor.free_bytes == MEMORY
@@ -234,7 +233,7 @@ def test_a_full_object_store_changes_nothing(cluster: Any) -> None:
 def test_ingest_on_a_cluster(
     cluster: Any,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Streams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The command takes a cluster's address, and paths of this folder, which nodes are not in."""
@@ -256,7 +255,7 @@ def test_ingest_on_a_cluster(
 @pytest.mark.long
 @pytest.mark.parametrize("sweep", SWEEPS, ids=[" ".join(each[:2]) for each in SWEEPS])
 def test_sweeps_on_a_cluster(
-    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], sweep: Sequence[str]
+    cluster: Any, tmp_path: Path, capsys: Streams, sweep: Sequence[str]
 ) -> None:
     """Each replay is a task; the document has the same figures, field by field."""
     here = document(sweep, tmp_path, capsys)

@@ -30,8 +30,8 @@ from kvscope.core.hits import standard
 from kvscope.policies.lru import Lru
 from kvscope.replay.settings import run_setting, with_capacity_model
 from tests.cli.replayed import simulated
+from tests.cli.shell import Streams
 
-Streams = pytest.CaptureFixture[str]
 REQUESTS = 400
 BLOCKS = 3_000
 

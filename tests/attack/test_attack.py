@@ -11,6 +11,7 @@ from tests.attack import ATTACKS, runner
 from tests.attack.attack import Attack, Case, Harm, Tally, attempt_all
 from tests.attack.commands import DONE, Outcome
 from tests.attack.mutations import NAMES, as_json, mutated_bytes, mutated_document
+from tests.cli.shell import Streams
 
 
 @pytest.mark.parametrize("kind", ATTACKS, ids=lambda kind: kind.name)
@@ -52,7 +53,7 @@ def test_a_finding_is_kept_and_repeated_by_its_number(tmp_path: Path) -> None:
 
 
 def test_the_runner_prints_a_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: Streams, tmp_path: Path
 ) -> None:
     """A process for each attack; cases, inputs and findings come back from it."""
     monkeypatch.chdir(tmp_path)

@@ -8,10 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from kvscope.core.files import data_folder
-from tests.cli.shell import document
+from tests.cli.shell import Streams, document
 
 BLOCK = 512
 PROFILE = """schema = 1
@@ -57,6 +55,6 @@ def write_profile(folder: Path) -> Path:
     return path
 
 
-def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def simulated(capsys: Streams, *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope simulate` with these arguments."""
     return document(capsys, "simulate", *arguments)

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope.cli.app import run
 from tests.cli.replayed import write_trace
-from tests.cli.shell import document, streams_of
+from tests.cli.shell import Streams, document, streams_of
 
 
 @pytest.fixture
@@ -19,14 +19,12 @@ def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path)
 
 
-def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def analyzed(capsys: Streams, *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope analyze` with these arguments."""
     return document(capsys, "analyze", *arguments, "--db", ":memory:")
 
 
-def test_the_hit_rate_is_the_hand_computed_one(
-    trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_hit_rate_is_the_hand_computed_one(trace: Path, capsys: Streams) -> None:
     """Two of seven blocks are hit, at three blocks of capacity and not at one."""
     found = analyzed(capsys, str(trace), "--capacity-blocks", "1,2,3")
     assert found["ideal_hit_rate"] == pytest.approx(2 / 7)
@@ -34,7 +32,7 @@ def test_the_hit_rate_is_the_hand_computed_one(
     assert rates == pytest.approx([0, 1 / 7, 2 / 7])
 
 
-def test_a_model_turns_blocks_into_bytes(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_turns_blocks_into_bytes(trace: Path, capsys: Streams) -> None:
     """Vicuna-7B keeps 524,288 bytes a token: a block of 512 is 256 MiB."""
     found = analyzed(
         capsys,
@@ -47,9 +45,7 @@ def test_a_model_turns_blocks_into_bytes(trace: Path, capsys: pytest.CaptureFixt
     assert asked["hbm_multiple"] == 0.5
 
 
-def test_other_tools_definitions_are_reproduced(
-    trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_tools_definitions_are_reproduced(trace: Path, capsys: Streams) -> None:
     """libCacheSim counts blocks; kvcache-simulator the last half of the requests' tokens."""
     flat = analyzed(capsys, str(trace), "--compat", "libcachesim")
     assert flat["ideal_hit_rate"] == pytest.approx(2 / 7)
@@ -57,7 +53,7 @@ def test_other_tools_definitions_are_reproduced(
     assert last_half["ideal_hit_rate"] == pytest.approx(2 / 5)
 
 
-def test_data_on_stdout_talk_on_stderr(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_on_stdout_talk_on_stderr(trace: Path, capsys: Streams) -> None:
     """The report goes to stdout; what was inferred is said on stderr."""
     written = streams_of(capsys, "analyze", str(trace), "--db", ":memory:")
     assert "An infinite cache would hit 28.6%" in written.out
@@ -66,7 +62,7 @@ def test_data_on_stdout_talk_on_stderr(trace: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_capacity_of_nothing_is_told_once_the_trace_is_stored(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: Path, tmp_path: Path, capsys: Streams
 ) -> None:
     """The mistake costs no second reading."""
     db = str(tmp_path / "store.duckdb")
@@ -77,7 +73,7 @@ def test_a_capacity_of_nothing_is_told_once_the_trace_is_stored(
 
 @pytest.mark.parametrize("command", ["analyze", "explain"])
 def test_a_pool_without_a_latency_is_enough_for_hits(
-    trace: Path, capsys: pytest.CaptureFixture[str], command: str
+    trace: Path, capsys: Streams, command: str
 ) -> None:
     """As with the preset stated; what times requests still has to be named."""
     pool = (str(trace), "--model", "qwen2.5-7b", "--num-gpu-blocks", "15336", "--db", ":memory:")
@@ -96,9 +92,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("retention") / "store.duckdb")
 
 
-def test_figures_agree_with_simulate_and_analyze(
-    db: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_agree_with_simulate_and_analyze(db: str, capsys: Streams) -> None:
     """A TTL's hit rate is that of the policy `ttl`, forever's the ideal one."""
 
     def document(*command: str) -> dict[str, object]:

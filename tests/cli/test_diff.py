@@ -10,29 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 import kvscope
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
-from kvscope.usecases.schemas import schema
+from tests.cli import shell
 from tests.cli.replayed import simulated, write_profile, write_trace
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 
-Streams = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
 BEFORE = ROOT / "tests" / "written_before"
 TLRU, GITTINS = (str(BEFORE / f"recommendation-{name}.toml") for name in ("tlru", "gittins"))
 
 
 def compared(capsys: Streams, *arguments: str) -> dict[str, Any]:
-    """Return the document of `kvscope diff`, which its schema allows."""
-    code = run(["diff", *arguments, "--json"])
-    written = capsys.readouterr()
-    assert code == 0, written.err
-    document: dict[str, Any] = json.loads(written.out)
-    Draft202012Validator(schema("diff")).validate(document)
-    return document
+    """Return the document of `kvscope diff`."""
+    return shell.document(capsys, "diff", *arguments)
 
 
 def test_two_traces(tmp_path: Path, capsys: Streams) -> None:

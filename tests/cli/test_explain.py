@@ -17,7 +17,7 @@ from kvscope.store.db import open_store
 from kvscope.store.results import add_validation
 from kvscope.store.traces import find
 from kvscope.validate.result import EngineFacts, Figures, RunFacts, ValidationFacts
-from tests.cli.shell import document, streams_of
+from tests.cli.shell import Streams, document, streams_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRACE = str(SAMPLES / "birth-death.jsonl.gz")
@@ -30,9 +30,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("sample", ["agent", "to-c"])
-def test_causes_add_up_to_what_analyze_says_misses(
-    sample: str, db: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_causes_add_up_to_what_analyze_says_misses(sample: str, db: str, capsys: Streams) -> None:
     """No token without a cause, none with two."""
     options = ("--db", db, "--capacity-blocks", "1000", "--json")
     path = str(SAMPLES / f"{sample}.jsonl.gz")
@@ -47,9 +45,7 @@ def test_causes_add_up_to_what_analyze_says_misses(
         assert sum(each["tokens"] for each in request["causes"]) == request["missed_tokens"]
 
 
-def test_one_request_says_what_it_shares_and_why_it_stops(
-    db: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_request_says_what_it_shares_and_why_it_stops(db: str, capsys: Streams) -> None:
     """The request that lost most, by its number."""
     options = ("--db", db, "--capacity-blocks", "100")
     worst = json.loads(streams_of(capsys, "explain", TRACE, *options, "--json").out)["requests"][0]
@@ -89,13 +85,13 @@ def served(tmp_path: Path) -> str:
     return str(path)
 
 
-def explained(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:
+def explained(capsys: Streams, *command: str) -> dict[str, Any]:
     """Return the document of `kvscope explain`."""
     return document(capsys, "explain", *command)
 
 
 def test_misses_of_workers_and_tenants_are_told_apart(
-    served: str, db: str, capsys: pytest.CaptureFixture[str]
+    served: str, db: str, capsys: Streams
 ) -> None:
     """Each its 4 blocks; with one cache for all workers, the other worker's are hits."""
     found = explained(capsys, served, "--db", db)
@@ -113,9 +109,7 @@ def test_misses_of_workers_and_tenants_are_told_apart(
     assert "2 workers, each an infinite cache, hit" in capsys.readouterr().out
 
 
-def test_a_request_is_named_by_its_id_too(
-    served: str, db: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_request_is_named_by_its_id_too(served: str, db: str, capsys: Streams) -> None:
     """The third one, which another request under no salt had before."""
     (request,) = explained(capsys, served, "--db", db, "--request", "request-3")["requests"]
     assert (request["request"], request["computed_by"]) == (3, [{"cause": "salt", "request": 2}])
@@ -127,7 +121,7 @@ def test_a_request_is_named_by_its_id_too(
 
 
 def test_hits_of_a_validation_are_set_against_the_prediction(
-    served: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: str, tmp_path: Path, capsys: Streams
 ) -> None:
     """Of the requests that it counted, here all but the first two and the one that failed."""
     db = str(tmp_path / "store.duckdb")
@@ -178,9 +172,7 @@ def test_hits_of_a_validation_are_set_against_the_prediction(
     assert "Observed: 48 hit tokens; 16 predicted ones" in capsys.readouterr().out
 
 
-def test_divergence_is_told_by_what_was_changed(
-    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_divergence_is_told_by_what_was_changed(db: str, tmp_path: Path, capsys: Streams) -> None:
     """Reordered tools, a compacted history, and an edited message of a later turn."""
     tools, reordered = [1, 2, 3], [1, 3, 2]
     turns = [
@@ -207,9 +199,7 @@ def test_divergence_is_told_by_what_was_changed(
     }
 
 
-def test_a_head_that_changes_hourly_is_a_finding(
-    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_that_changes_hourly_is_a_finding(db: str, tmp_path: Path, capsys: Streams) -> None:
     """The first of each hour computes 6 shared blocks again; the block that changes is named."""
     path = tmp_path / "hourly.jsonl"
     lines = (
@@ -224,7 +214,7 @@ def test_a_head_that_changes_hourly_is_a_finding(
     assert "1. periodic, -1.1 pp: tokens 32-47 of shared prompts change hourly (8 values)" in words
 
 
-def test_who_evicts_whom(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_evicts_whom(db: str, capsys: Streams) -> None:
     """Each type's evicted tokens add up to the cause; screen and document say the same."""
     command = ("explain", str(SAMPLES / "to-c.jsonl.gz"), "--db", db, "--capacity-blocks", "8000")
     known = document(capsys, *command, "--by", "type")
@@ -245,7 +235,7 @@ def test_who_evicts_whom(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--by type: the trace names fewer than two types" in capsys.readouterr().err
 
 
-def test_what_sglang_turns_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_sglang_turns_away(capsys: Streams) -> None:
     """Requests longer than its pool are rejected, not evicted: as many as `simulate` counts."""
     engine = ("--gpu", "h100", "--model", "llama3-8b", "--engine", "sglang")
     pool = ("--db", ":memory:", *engine, "--num-gpu-blocks", "8000")

@@ -12,10 +12,9 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from tests.cli.replayed import simulated, write_profile, write_trace
+from tests.cli.shell import Streams
 from tests.cli.tune import asked
 from tests.tuning.examples import in_turn
-
-Streams = pytest.CaptureFixture[str]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.policies.gittins import Gittins
 from kvscope.replay.traffic import traffic
 from kvscope.vllm_plugin.settings import read_settings
-from tests.cli.shell import document, python, streams_of
+from tests.cli.shell import Streams, document, python, streams_of
 from tests.golden.samples import sample
 
 SAMPLES = data_folder("sample_traces")
@@ -25,12 +25,12 @@ CHATS = str(SAMPLES / "to-c.jsonl.gz")
 BIRTH_DEATH = str(SAMPLES / "birth-death.jsonl.gz")
 
 
-def fitted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def fitted(capsys: Streams, *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope fit` with these arguments."""
     return document(capsys, "fit", *arguments, "--db", ":memory:")
 
 
-def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_category_is_fitted_or_named_as_too_small(capsys: Streams) -> None:
     """One model of each category is to be used; where there is none, the reason is given."""
     found = fitted(capsys, CHATS)
     for row in found["categories"]:
@@ -42,7 +42,7 @@ def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFix
     assert "Too few gaps to fit: text 7+, " in capsys.readouterr().out
 
 
-def test_the_generators_parameters_come_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_generators_parameters_come_out(capsys: Streams) -> None:
     """Of the birth-death sample: a birth in 5 s, a turn a minute, death after 150 s."""
     found = fitted(capsys, BIRTH_DEATH)
     conversation = found["conversation"]
@@ -59,7 +59,7 @@ def test_the_generators_parameters_come_out(capsys: pytest.CaptureFixture[str]) 
     assert found["next_prompt_tokens"][0]["mean"] == pytest.approx(100, rel=0.05)
 
 
-def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_screen_answers(capsys: Streams) -> None:
     """Who follows an exponential, who does not, how stable it is; talk is elsewhere."""
     written = streams_of(capsys, "fit", CHATS, "--db", ":memory:")
     first = written.out.split("Models ──")[0]
@@ -70,7 +70,7 @@ def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "note:" not in written.out
 
 
-def test_windows_and_warmup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_and_warmup(capsys: Streams) -> None:
     """`--window` says how long they are, `--warmup` leaves out the first requests."""
     found = fitted(capsys, BIRTH_DEATH, "--window", "1h", "--warmup", "20%")
     assert found["windows"]["length_s"] == 3_600
@@ -82,7 +82,7 @@ def test_windows_and_warmup(capsys: pytest.CaptureFixture[str]) -> None:
     assert whole["conversation"]["requests"] == 10_000
 
 
-def test_what_is_found_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_found_is_kept(tmp_path: Path, capsys: Streams) -> None:
     """In the store, where SQL finds it; and removing the trace removes it."""
     import duckdb
 
@@ -112,7 +112,7 @@ def test_fit_imports_no_more_than_it_needs() -> None:
     assert json.loads(done.stderr.splitlines()[-1]) == [0, []]
 
 
-def test_all_requests_at_one_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_requests_at_one_time(tmp_path: Path, capsys: Streams) -> None:
     """There is nothing to compare over time; the rest is fitted."""
     trace = tmp_path / "burst.jsonl"
     rows = [
@@ -130,9 +130,7 @@ def exported(path: Path, *more: str) -> int:
     return run(["fit", CHATS, "--db", ":memory:", "--export", str(path), *more])
 
 
-def test_the_plugin_reads_what_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plugin_reads_what_is_written(tmp_path: Path, capsys: Streams) -> None:
     """Policy, parameters as given or as the trace has them, and the fit to the trace's end."""
     path = tmp_path / "policy.toml"
     assert exported(path, "--param", "gittins.xi_tokens=8k") == 0
@@ -149,7 +147,7 @@ def test_the_plugin_reads_what_is_written(
 
 
 def test_standard_output_has_the_policy_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a file, to be piped; no file is called `-`, and no report or document comes along."""
     monkeypatch.chdir(tmp_path)
@@ -165,7 +163,7 @@ def test_standard_output_has_the_policy_alone(
 
 
 def test_the_pool_of_a_deployment_is_the_capacity(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks of the trace; a stated capacity wins over the file of this folder."""
     monkeypatch.chdir(tmp_path)

@@ -200,23 +200,6 @@ def test_prefill_and_decode_apart(capsys: Streams, short: str) -> None:
     assert "With prefill and decode apart, up to 5 replicas miss p95 TTFT" in impossible
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ("--model llama3-8b", "a tier is simulated below vLLM's scheduler; take --time-model engi"),
-        ("--time-model engine", "needs vLLM and a model; name --model, and no other engine"),
-        (
-            "--model llama3-8b --time-model engine --tier-size 1KiB",
-            "holds not one chunk of vllm@0.33",
-        ),
-    ],
-)
-def test_what_has_no_tier(capsys: Streams, short: str, options: str, what: str) -> None:
-    fleet = ("fleet", short, "--db", ":memory:", "--capacity-blocks", "3000", "--slo", "2s")
-    assert run([*fleet, "--tier-size", "8GiB", *options.split()]) == ExitCode.USAGE
-    assert what in capsys.readouterr().err
-
-
 def test_policies_that_engines_do_not_follow_are_replayed_on_queues(
     capsys: Streams, short: str
 ) -> None:

@@ -26,6 +26,9 @@ Rows = Mapping[str, tuple[tuple[str, int, str], ...]]
 
 _GPU = "--gpu l4 --model llama3-8b --num-gpu-blocks 1000"
 _TIERS = f"tune short --slo 20s --output - --compare-tiers {_GPU}"
+_RANKS = "--gpu h200 --model deepseek-v3 --dp 8"
+_HYBRID = "--model gpt-oss-20b --num-gpu-blocks 9000 --latency llama2-7b-a100"
+_CHUNKS = "--offload vllm@0.33:blocks_per_chunk=3 --param lru-retention.retention_tokens=512"
 _SWAPPED = "--model llama3-8b --tiers hbm=1GiB,dram=1GiB"
 _ON_FILES = f"{_SWAPPED},ssd=1GiB"
 
@@ -169,15 +172,10 @@ OPTIONS: Rows = {
         ("--tiers hbm=4blocks --policy belady", 2, "blocks of exclusive tiers; take"),
         ("--tiers hbm=4blocks,ssd=4blocks:write=1GB/s", 2, "leave out write, or add --offload"),
         ("--tiers hbm", 2, "--tiers: 'hbm' is no tier; write for example hbm=40GiB"),
-        ("--tiers hbm=x", 2, "--tiers hbm: 'x' is not a size"),
         ("--tiers hbm=0blocks", 2, "--tiers hbm: 0blocks holds not one block; take more"),
         ("--tiers hbm=0GiB --model llama3-8b", 2, "0GiB holds not one block; take more"),
         ("--tiers hbm=4GiB", 2, "--tiers hbm: bytes need a model"),
         ("--tiers hbm=4blocks,dram=4blocks", 2, "name a model with --model"),
-        ("--tiers hbm=4blocks:ttl=bad", 2, "--tiers hbm: 'bad' is not a duration"),
-        ("--tiers hbm=4blocks:speed=1", 2, "a tier has no option 'speed'"),
-        ("--tiers hbm=4blocks:policy=nope", 2, "--tiers hbm: unknown policy 'nope'"),
-        ("--tiers hbm=4blocks,hbm=4blocks:read=1GB/s", 2, "'hbm' is there twice"),
         (f"{_SWAPPED},tape=1GiB", 2, "--tiers tape: nothing says what a read takes"),
         (f"{_SWAPPED}:policy=belady", 2, "tier dram: blocks of belady cannot be moved down"),
         (
@@ -193,8 +191,6 @@ OPTIONS: Rows = {
         (f"--offload vllm@0.33 {_ON_FILES}:ttl=1m", 2, "leave out ttl"),
         ("--offload vllm@0.33 --tiers hbm=1GiB,dram=1GiB", 2, "--tiers hbm: bytes need a model"),
         (f"--offload cachegen {_SWAPPED}", 2, "'cachegen' is not modelled"),
-        (f"--offload vllm@0.33:speed=2 {_SWAPPED}", 2, "has no option 'speed'"),
-        (f"--offload vllm@0.33:eviction_policy=nope {_SWAPPED}", 2, "'nope' is no policy of it"),
         (f"--offload vllm@0.33 {_SWAPPED}:ttl=3s", 2, "an engine's tier has its own ttl"),
         (f"--offload vllm@0.33 {_SWAPPED} --capacity-blocks 4", 2, "leave out --capacity"),
         (f"--offload vllm@0.33:store_threshold=2 {_ON_FILES}", 2, "vLLM refuses store_threshold"),
@@ -212,6 +208,7 @@ OPTIONS: Rows = {
         (f"{_GPU} --policy lfu", 2, "lfu cannot order the blocks of an engine"),
         ("--gpu l4 --model llama3-8b --engine-log no.log", 3, "no.log: No such file"),
         ("--gpu l4 --model gemma3-4b --policy tlru", 2, "the blocks of a hybrid model"),
+        (_RANKS, 2, "--dp 8: one engine is replayed; add --traffic replica"),
         ("--deployment no.toml", 3, "no.toml: No such file"),
         ("--fail-on p95>1s", 2, "--fail-on: needs one capacity, not 5"),
         ("--capacity-blocks 4 --fail-on p95>1", 2, "--fail-on"),
@@ -299,6 +296,13 @@ OPTIONS: Rows = {
         (f"{_GPU} --policy lfu", 2, "--policy: lfu cannot order the blocks of an engine"),
         (f"{_GPU} --engine sglang --policy wa", 2, "--policy: SGLang has no policy wa; take"),
         (f"{_GPU} --engine sglang --param tlru.guard=1", 2, "has no parameter guard; leave it"),
+        (f"{_HYBRID} --policy tlru", 2, "tlru has no order for the blocks of hybrid models"),
+        (f"{_HYBRID} --policy tlru", 2, "hybrid models; take lru-retention"),
+        (
+            "--num-gpu-blocks 9000 --latency llama2-7b-a100 --policy lru-retention",
+            2,
+            "lru-retention is for the blocks of hybrid models",
+        ),
         ("--router session", 2, "--router: one cache has no router; add --fleet"),
         ("--tier-size 1GiB", 2, "--tier-size: a tier alone has it"),
         ("--compare-tiers", 2, "needs an engine with a pool"),
@@ -323,7 +327,6 @@ OPTIONS: Rows = {
             "vLLM refuses store_threshold with a tier below the CPU's",
         ),
         ("--offload cachegen", 2, "'cachegen' is not modelled"),
-        ("--offload vllm@0.33:speed=3", 2, "has no option 'speed'"),
         ("--ssd-writes-per-day 0", 2, "is not a number of drive writes above 0"),
         ("--dram-price -1", 2, "is not a price above 0"),
         (
@@ -343,7 +346,12 @@ OPTIONS: Rows = {
     "tune short --slo 1s --fleet": (
         ("--capacity-blocks 9", 2, "--fleet: replicas need a deployment; name it: --gpu and"),
     ),
+    f"tune short --slo 250ms --compare-tiers {_HYBRID}": (
+        ("--engine sglang", 2, "are not simulated; "),
+        ("--policy tlru", 2, "tlru has no order for the blocks of hybrid models"),
+    ),
     "fleet short --slo 1s": (
+        (f"{_RANKS} --replicas 4", 2, "--replicas: the replicas are the 8 ranks"),
         ("", 2, "how much a replica caches is not stated; name it, or --capacity with --model"),
         ("--capacity 1GiB", 2, "bytes need a model"),
         ("--gpu l4 --model llama3-8b --traffic replica", 2, "a fleet needs the traffic of all"),
@@ -358,6 +366,10 @@ OPTIONS: Rows = {
         ("--gpu l4 --model gemma3-4b --policy tlru", 2, "not replayed on fleets of hybrid models"),
         ("--gpu l4 --model gemma3-4b --disaggregate 9GB/s", 2, "not simulated for hybrid models"),
         (f"{_GPU} --dp 2 --disaggregate 9GB/s", 2, "the replicas are the ranks of one engine"),
+    ),
+    "fleet short --slo 1s --capacity-blocks 9 --tier-size 8GiB": (
+        ("--model llama3-8b", 2, "below vLLM's scheduler; take --time-model engine"),
+        ("--time-model engine", 2, "needs vLLM and a model; name --model, and no other engine"),
     ),
     "fleet short --slo 1s --capacity-blocks 9": (
         ("--router roundrobin", 2, "unknown router 'roundrobin'; did you mean round-robin?"),
@@ -484,6 +496,8 @@ OPTIONS: Rows = {
         ("deployment", 2, "no deployment"),
         ("deployment --gpu h2oo", 2, "no GPU 'h2oo'"),
         ("deployment --gpu h100 --model llama3-8b --gpu-hour 0", 2, "'0' is not a price above 0"),
+        (f"deployment {_RANKS} --replicas 2", 2, "2 engines of 8 ranks each: one is simulated"),
+        (f"deployment {_RANKS} --engine sglang", 2, "--dp: data-parallel attention of sglang is"),
         ("deployment create --tp 4", 2, "error: "),
         ("deployment create --gpu l4 --model llama3-8b -o /proc/x.toml", 2, "/proc"),
         ("deployment check no.toml", 3, "no.toml: No such file"),
@@ -539,6 +553,27 @@ FACTS: Rows = {
         (f"strangers --compare-tiers {_GPU}", 3, "9 requests are too few"),
         (f"untimed --compare-tiers {_GPU}", 3, "take one with timestamps, or --session-arrivals"),
         (f"strangers --fleet {_GPU}", 3, "9 requests are too few"),
+        (f"short --fleet {_RANKS}", 2, "--fleet: not compared for the ranks of one engine (--dp)"),
+        (
+            f"short --also 8xh100 {_RANKS}",
+            2,
+            "--also: not compared for the ranks of one engine (--dp)",
+        ),
+        (
+            f"short --compare-tiers {_RANKS}",
+            2,
+            "ranks of one engine (--dp), but by kvscope fleet; leave it out",
+        ),
+        (
+            f"short --compare-tiers {_HYBRID} --tier-size dram:64GiB+ssd:1TiB",
+            2,
+            "are simulated for models of full attention only; leave out the tier below it",
+        ),
+        (
+            f"short --compare-tiers {_HYBRID} {_CHUNKS}",
+            2,
+            "vLLM refuses 512 with a CPU tier whose chunks have 48 tokens; take a multiple of 48",
+        ),
         (f"untimed --fleet {_GPU}", 3, "take one with timestamps, or --session-arrivals"),
     ),
     _TIERS: (

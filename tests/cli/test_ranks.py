@@ -115,36 +115,6 @@ def test_every_command_sends_requests_as_the_balancer_does(capsys: Streams, shor
     assert analyzed["pool"]["token_hit_rate"] == pytest.approx(share)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (
-            "deployment --replicas 2",
-            "--replicas: 2 engines of 8 ranks each: one is simulated; take",
-        ),
-        ("deployment --engine sglang", "--dp: data-parallel attention of sglang is not simulated"),
-        ("simulate short.jsonl", "--dp 8: one engine is replayed; add --traffic replica"),
-        ("tune short.jsonl --slo 2s --fleet", "--fleet: not compared for the ranks of one engine"),
-        (
-            "tune short.jsonl --slo 2s --also 8xh100",
-            "--also: not compared for the ranks of one engine",
-        ),
-        (
-            "tune short.jsonl --slo 2s --compare-tiers",
-            "--compare-tiers: not compared for the ranks of one engine",
-        ),
-        ("fleet short.jsonl --slo 2s --replicas 4", "--replicas: the replicas are the 8 ranks"),
-    ],
-)
-@pytest.mark.usefixtures("short")
-def test_what_ranks_are_not_simulated_with(arguments: str, what: str, capsys: Streams) -> None:
-    """One line that names the option and the remedy."""
-    assert run([*arguments.split(), *RANKS]) == ExitCode.USAGE
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert what in error
-    assert "; " in error
-
-
 def test_one_rank_alone(capsys: Streams, short: str) -> None:
     """Its own traffic is replayed in its own pool; vLLM is not started for one rank."""
     made = document(capsys, "simulate", short, *RANKS, "--traffic", "replica", "--policy", "lru")

@@ -13,11 +13,11 @@ from kvscope.cli.app import run
 from kvscope.core.errors import EngineError, ExitCode
 from kvscope.vllm_plugin import kv_events
 from kvscope.vllm_plugin.kv_events import BlockStored, EventBatch
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 
 
 def test_where_nothing_can_be_listened_to_no_file_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 5 and one line, as without pyzmq."""
 
@@ -34,7 +34,7 @@ def test_where_nothing_can_be_listened_to_no_file_begins(
 
 
 def test_ctrl_c_ends_a_recording_that_kvscope_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has come until then is written, and what was missed is told."""
 
@@ -69,7 +69,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch, *batches: tuple[int, EventBatch] |
 
 
 def test_a_silence_is_told_once_and_hearing_nothing_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 5, with what to look at."""
     streamed(monkeypatch, None, None, None)
@@ -81,9 +81,7 @@ def test_a_silence_is_told_once_and_hearing_nothing_is_an_error(
     assert "error: tcp://here:1: heard nothing; is --kv-events-config on" in told
 
 
-def test_a_full_disk_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_line(capsys: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the requests that were written whole are counted."""
     streamed(monkeypatch, (1, EventBatch(1.0, [BlockStored([b"a", b"b"], None, 16)])), None)
     asked = ["record", "--kv-events", "tcp://here:1", "-o", "/dev/full", "--quiet", "1s"]

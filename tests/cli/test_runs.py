@@ -14,9 +14,7 @@ from kvscope.report.report import Report
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.cli.replayed import simulated, write_trace
-from tests.cli.shell import streams_of
-
-Streams = pytest.CaptureFixture[str]
+from tests.cli.shell import Streams, streams_of
 
 
 @pytest.fixture

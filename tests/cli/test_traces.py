@@ -21,9 +21,7 @@ from kvscope.core.errors import ExitCode, InputError, KvscopeError
 from kvscope.store import traces
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.failures import Waiting
-from tests.cli.shell import streams_of
-
-Streams = pytest.CaptureFixture[str]
+from tests.cli.shell import Streams, streams_of
 
 
 def line(at: int) -> str:
@@ -282,7 +280,7 @@ class Computing(KvscopeError):
 
 @pytest.mark.parametrize("place", COMPUTES)
 def test_the_store_is_closed_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams, place: str
 ) -> None:
     """While it computes, the store can be opened for writing, and lists its traces.
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvscope.cli import warm_up
 from kvscope.core.files import private_cache
+from tests.cli.shell import Streams
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
@@ -35,7 +36,7 @@ def compile_more(cache: Path) -> set[str]:
 
 
 def test_nothing_is_left_to_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     """On another trace than the one of the warm-up, which `make setup` ran; if not, run it here.
 

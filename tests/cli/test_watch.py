@@ -30,11 +30,10 @@ from kvscope.core.addresses import Address
 from kvscope.core.errors import ExitCode
 from kvscope.vllm_plugin import kv_events
 from kvscope.vllm_plugin.kv_events import BlockStored, EventBatch
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 
 ROOT = Path(__file__).parents[2]
 ADVICE = ROOT / "tests" / "written_before" / "recommendation-tlru.toml"
-Streams = pytest.CaptureFixture[str]
 
 
 def free_port() -> int:

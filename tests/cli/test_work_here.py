@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import read_work, write_deployment
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 
 FILE = "schema = 1\ntrace = 'small.jsonl'\ndb = 'team.duckdb'\n"
 
@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_commands_take_what_the_file_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_what_the_file_names(here: Path, capsys: Streams) -> None:
     """And say so; an option or an argument wins."""
     said = streams_of(capsys, "analyze").err
     assert "trace of kvscope.toml: small.jsonl" in said

@@ -31,6 +31,7 @@ from kvscope.replay.footprint import analysis_bytes, replays_bytes, tables_bytes
 from kvscope.replay.traffic import traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
+from tests.cli.shell import Streams
 
 
 @pytest.fixture
@@ -107,9 +108,7 @@ def numpy_error() -> Exception:
         wrapped(duckdb.IOException("bad allocation")),
     ],
 )
-def test_failed_allocations_end_in_one_line(
-    failure: Exception, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_allocations_end_in_one_line(failure: Exception, capsys: Streams) -> None:
     """Whichever library raises it: what is left, what to do, exit code 1, no traceback."""
 
     def command() -> None:

@@ -30,6 +30,7 @@ import kvscope
 from kvscope.cli.app import run
 from kvscope.core import remote
 from kvscope.core.errors import ExitCode, InputError
+from tests.cli.shell import Streams
 
 LINES = [
     b'{"timestamp":%d,"input_length":1024,"output_length":5,"hash_ids":[1,%d]}\n' % (at * 1000, at)
@@ -164,9 +165,7 @@ def test_a_file_of_s3_whose_name_looks_like_a_pattern_is_that_file() -> None:
     assert remote.remote_files("s3://traces/days/day[12].jsonl") == ["s3://traces/days/day1.jsonl"]
 
 
-def test_addresses_are_a_dataset(
-    server: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_addresses_are_a_dataset(server: tuple[str, Path], tmp_path: Path, capsys: Streams) -> None:
     """The same as one trace, by processes too; the folder has no signature of an address."""
     paths = ["s3://traces/logs/", f"{server[0]}/day.jsonl.gz?signature=private"]
     with kvscope.open_trace(paths) as trace:
@@ -204,7 +203,7 @@ def test_what_cannot_be_read(
     path: str,
     reason: str,
     server: tuple[str, Path],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Streams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One line with the address and the reason, exit code 3."""
@@ -225,9 +224,7 @@ def test_a_certificate_that_is_not_trusted(
         kvscope.open_trace(f"{server[0]}/day.jsonl")
 
 
-def test_s3_without_credentials(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_s3_without_credentials(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     """Requests are not signed; a bucket that is not public says what to name."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -285,7 +282,7 @@ def test_addresses_that_stand_for_others_are_checked(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_not_public_names_what_gives_access(
-    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     asked = remote.Request(f"{server[0]}/secret")
     monkeypatch.setattr(remote, "_request", lambda _: asked)

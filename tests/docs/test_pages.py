@@ -18,10 +18,10 @@ from kvscope.latency.file import load_profile
 from kvscope.reuse_models.selection import MODELS
 from kvscope.tuning.rule import Verdict
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits
+from tests.cli.shell import Streams
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = str(data_folder("sample_traces"))
-Streams = pytest.CaptureFixture[str]
 
 
 def text_of(page: str) -> str:

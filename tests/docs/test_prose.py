@@ -10,6 +10,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
+from tests.cli.shell import Streams
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
@@ -26,13 +27,13 @@ def excerpt(page: str, first: str) -> list[str]:
     return block.rstrip("\n").splitlines()
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+def printed(capsys: Streams, *arguments: str) -> list[str]:
     """Return what `kvscope analyze` prints for the sample trace, 100 columns wide."""
     assert run(["analyze", SAMPLE, *OPTIONS, *arguments]) == 0
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_page_shows_the_first_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_the_first_screen(capsys: Streams) -> None:
     """The excerpt is the beginning of the output, and every figure of the text stands in it."""
     shown = excerpt("docs/analyze.md", "to-c: ")
     assert printed(capsys)[: len(shown)] == shown
@@ -42,7 +43,7 @@ def test_the_page_shows_the_first_screen(capsys: pytest.CaptureFixture[str]) -> 
         assert figure in output, figure
 
 
-def test_the_python_of_analyze_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_analyze_runs(capsys: Streams) -> None:
     """The example prints the ideal hit rate that the page names."""
     text = (ROOT / "docs" / "analyze.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -51,7 +52,7 @@ def test_the_python_of_analyze_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_first_page_shows_what_its_commands_print(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     """Each command, without what the one before stated, prints every line of the block below."""
     monkeypatch.chdir(tmp_path)

@@ -24,6 +24,7 @@ from kvscope.routers import registry as routers
 from kvscope.routers.base import Router
 from tests import small_traces
 from tests.cli.replayed import simulated
+from tests.cli.shell import Streams
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 PROFILE = LatencyProfile("made", "made", 0.0, 1.0)
@@ -74,7 +75,7 @@ def test_the_policy_does_what_it_says(policy: type[LanePolicy]) -> None:
 
 
 @pytest.mark.usefixtures("policy")
-def test_the_command_line_has_the_policy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_has_the_policy(capsys: Streams) -> None:
     """By name, with its parameter in its unit."""
     document = simulated(
         capsys,
@@ -106,7 +107,7 @@ def test_the_router_does_what_it_says(router: type[Router]) -> None:
 
 
 @pytest.mark.usefixtures("router")
-def test_the_command_line_has_the_router(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_has_the_router(capsys: Streams) -> None:
     """By name, with its parameter in its unit."""
     assert run(["routers", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["routers"][-1]["name"] == "least-tokens"

@@ -12,6 +12,7 @@ import pytest
 
 from docs.site.offline import external_loads
 from kvscope.cli.app import run
+from tests.cli.shell import Streams
 from tests.golden.samples import write_beginnings
 
 
@@ -48,7 +49,7 @@ ROW = re.compile(
 
 
 def test_its_commands_run_and_their_documents_have_what_is_to_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     """In the order of the page, each on what the ones before have stored."""
     page = (ROOT / "skills" / "kvscope" / "SKILL.md").read_text(encoding="utf-8")

@@ -36,6 +36,7 @@ from kvscope.latency.file import read_profile
 from kvscope.latency.profile import LatencyProfile
 from kvscope.latency.targets import ServerTarget
 from kvscope.serving.client import Endpoint
+from tests.cli.shell import Streams
 from tests.serving import fake_vllm
 from tests.serving.fake import Behaviour, fake_server
 
@@ -273,7 +274,7 @@ ROOT = str(Path(fake_vllm.__file__).parents[2])
 SHORT = ["--max-tokens", "512", "--repeats", "2"]
 
 
-def test_a_running_server_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_running_server_is_measured(tmp_path: Path, capsys: Streams) -> None:
     """The profile that is written says about what the server takes, and JSON the same."""
     path = tmp_path / "latency.toml"
     with fake_server(Behaviour(base_s=0.02, per_token_s=2e-4, tells_blocks=False)) as url:
@@ -324,14 +325,14 @@ def test_its_steps_of_decoding_are_measured() -> None:
     assert alone < both
 
 
-def test_a_server_without_a_cache_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_without_a_cache_is_said_to_be_one(capsys: Streams) -> None:
     """Exit code 5, and what to turn on."""
     with fake_server(Behaviour(caches=False, tells_blocks=False)) as url:
         assert run(["calibrate", "--url", url, *SHORT, "--output", "-"]) == 5
     assert "--enable-prefix-caching" in capsys.readouterr().err
 
 
-def test_a_server_is_measured_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_is_measured_again(capsys: Streams) -> None:
     """With tokens that it has not seen, as it keeps those of the first time."""
     with fake_server(Behaviour(per_token_s=1e-5, resets=False, tells_blocks=False)) as url:
         for _ in range(2):
@@ -340,21 +341,21 @@ def test_a_server_is_measured_again(capsys: pytest.CaptureFixture[str]) -> None:
             assert (told["cached_tokens_checked"], told["not_cached"]) == (True, [])
 
 
-def test_a_server_that_does_not_tell_is_believed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_does_not_tell_is_believed(capsys: Streams) -> None:
     """With a word that nobody checked."""
     with fake_server(Behaviour(tells_hits=False, per_token_s=1e-5, tells_blocks=False)) as url:
         assert run(["calibrate", "--url", url, *SHORT, "--output", "-"]) == 0
     assert "Not checked: the server does not report" in " ".join(capsys.readouterr().out.split())
 
 
-def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_there(capsys: Streams) -> None:
     """Exit code 5 and one line."""
     assert run(["calibrate", "--url", "http://127.0.0.1:9"]) == 5
     assert "no answer" in capsys.readouterr().err
 
 
 def test_an_engine_of_its_own_is_started_and_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The profile names the engine; one that fails to start shows its last lines, exit code 5."""
     python = fake_vllm.interpreter(tmp_path)

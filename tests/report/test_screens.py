@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.core.files import data_folder
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 from tests.long import long
 
 SCREEN = 45  # lines
@@ -18,8 +18,6 @@ SAMPLES = sorted(path.name for path in data_folder("sample_traces").glob("*.json
 CACHE = ("--view", "unloaded")
 DEPLOYMENT = ("--gpu", "h100", "--model", "llama3-8b")
 CLOCK_DECIMALS = re.compile(r"\d\.\d+(h|m|d)\b")  # 1.69h, where people say 1 h 41 min
-
-Streams = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from kvscope.core.errors import UsageError
 from kvscope.synth import profiles
 from kvscope.synth.base import ROOT, Profile, Record
 from kvscope.synth.profiles import by_name, write_jsonl
+from tests.cli.shell import Streams
 
 PROFILE_NAMES = sorted(PROFILES)
 FIELDS = [
@@ -207,7 +208,7 @@ def test_samples_regenerate(tmp_path: Path, sample: sample_profiles.SampleTrace)
     assert (SAMPLE_FOLDER / sample.file).stat().st_size < 1.1e6
 
 
-def test_samples_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_usage(capsys: Streams) -> None:
     """Without a folder the command says what it takes."""
     assert sample_profiles.main([]) == 2
     assert "FOLDER" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from kvscope.replay.settings import run_setting
 from kvscope.synth.to_c import ToC
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.comparison import Harm, WindowTrial
-from kvscope.tuning.rule import Judged, PolicyComparison, SloAnswer, Verdict, decide, slo_answer
+from kvscope.tuning.rule import Judged, PolicyComparison, SloAnswer, decide, slo_answer
 from kvscope.tuning.split import Split
 from kvscope.tuning.target import Target
 from tests.tuning.examples import BLOCK, in_turn, recorded, replace_request, tuned, window_trial
@@ -175,42 +175,22 @@ GROWS = _judged((False, False), (True, False))
 REACHABLE, OUT_OF_REACH = _window(True), _window(False)
 
 
-@pytest.mark.parametrize(
-    ("lru", "choice", "infinite", "expected"),
-    [
-        (MEETS, None, REACHABLE, "keep-lru"),
-        (MEETS, MEETS, REACHABLE, "switch"),  # wherever the SLO lies
-        (MISSES, MISSES, REACHABLE, "switch"),
-        (MISSES, MISSES, OUT_OF_REACH, "switch"),
-        (GROWS, MEETS, REACHABLE, "switch"),  # the choice sustains the arrivals
-        (MEETS, _judged(likely=0.9), REACHABLE, "keep-lru"),  # a canary
-        (MISSES, _judged(likely=0.9), REACHABLE, "add-capacity"),
-        (MISSES, _judged(harmed=True), REACHABLE, "add-capacity"),
-        (MISSES, _judged(keeps_up=(True, False)), REACHABLE, "add-capacity"),
-        (_judged((True, False)), None, REACHABLE, "add-capacity"),  # LRU has to meet it on both
-        (MISSES, None, REACHABLE, "add-capacity"),
-        (MISSES, None, OUT_OF_REACH, "unreachable"),
-        (GROWS, None, OUT_OF_REACH, "overloaded"),  # before what an infinite cache would do
-        (_judged(keeps_up=(False, True)), None, REACHABLE, "overloaded"),  # before keep-lru
-    ],
-)
-def test_verdicts(
-    lru: Judged, choice: Judged | None, infinite: WindowTrial, expected: Verdict
-) -> None:
-    """Each verdict where it belongs."""
-    assert decide(TARGET, lru, choice, infinite) == expected
-
-
 def test_every_combination() -> None:
     """What is to be done now first, then overload, what is kept, out of reach, lacks capacity."""
     verdicts = set()
-    choices = [_judged(keeps_up=up, harmed=harm) for up in BOTH for harm in (False, True)]
+    choices = [
+        _judged(keeps_up=up, harmed=harm, likely=likely)
+        for up in BOTH
+        for harm in (False, True)
+        for likely in (0.9, 0.99)  # for a canary alone, or to change to now
+    ]
     for meets, up, infinite in product(BOTH, BOTH, (REACHABLE, OUT_OF_REACH)):
         lru = _judged(meets, up)
         for choice in (None, *choices):
             verdict = decide(TARGET, lru, choice, infinite)
             verdicts.add(verdict)
             now = choice is not None and choice.keeps_up and not choice.harms
+            now = now and choice.later.likely == 0.99
             assert (verdict == "switch") == now
             if now:
                 continue

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.cli.shell import Streams
 
 # What the fake server takes for a prompt, and the profile that says so.
 TAKES = {"base_s": 4e-3, "per_token_s": 5e-5}
@@ -16,7 +16,6 @@ source = "what it sleeps"
 base_ms = 4.0
 per_token_ms = 0.05
 """
-Printed = pytest.CaptureFixture[str]
 
 
 def asked(trace: str, *options: str) -> list[str]:
@@ -27,7 +26,7 @@ def asked(trace: str, *options: str) -> list[str]:
     ]
 
 
-def document(printed: Printed) -> dict[str, Any]:
+def document(printed: Streams) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(printed.readouterr().out)
     return found
 

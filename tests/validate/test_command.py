@@ -10,12 +10,13 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.store import results, traces
 from kvscope.store.db import MEMORY, open_store
+from tests.cli.shell import Streams
 from tests.serving.fake import Behaviour, fake_server
-from tests.validate.commands import TAKES, Printed, asked, document, tolerant
+from tests.validate.commands import TAKES, asked, document, tolerant
 
 
 @pytest.mark.parametrize("outputs", ["forced", "bounded"])
-def test_hits_are_those_predicted(trace: str, capsys: Printed, outputs: str) -> None:
+def test_hits_are_those_predicted(trace: str, capsys: Streams, outputs: str) -> None:
     """Request by request on a server with the same rules, whoever says the outputs."""
     with fake_server(Behaviour(**TAKES)) as url:
         run(asked(trace, "--url", url, "--sequential", "--answers", outputs, "--json"))
@@ -31,7 +32,7 @@ def test_hits_are_those_predicted(trace: str, capsys: Printed, outputs: str) -> 
     assert told["requests"]["warmup"] == 16
 
 
-def test_a_faithful_server_is_confirmed(trace: str, capsys: Printed) -> None:
+def test_a_faithful_server_is_confirmed(trace: str, capsys: Streams) -> None:
     """Within a tolerance that no machine exceeds: exit code 0, the report, and the stored rows."""
     page = str(Path(trace).parent / "report.html")
     wide = ["--sequential", *tolerant(trace), "--slo", "6ms", "--html", page]
@@ -54,7 +55,7 @@ def test_a_faithful_server_is_confirmed(trace: str, capsys: Printed) -> None:
 
 
 def test_without_a_profile_no_ttft_is_judged(
-    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: str, capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another engine's preset predicts none of this one: the hits alone are."""
     monkeypatch.chdir(tmp_path)
@@ -70,7 +71,7 @@ def test_without_a_profile_no_ttft_is_judged(
     assert told["verdict"] == "inconclusive"
 
 
-def test_another_cache_than_predicted_is_not_confirmed(trace: str, capsys: Printed) -> None:
+def test_another_cache_than_predicted_is_not_confirmed(trace: str, capsys: Streams) -> None:
     """Exit code 4: the server has a tenth of the blocks that it is said to have."""
     with fake_server(Behaviour(blocks=10, **TAKES)) as url:
         options = ["--sequential", "--capacity-blocks", "1000", "--json"]
@@ -85,7 +86,7 @@ def test_another_cache_than_predicted_is_not_confirmed(trace: str, capsys: Print
 
 
 def test_a_server_that_does_not_tell_hits_is_not_confirmed_by_them(
-    trace: str, capsys: Printed
+    trace: str, capsys: Streams
 ) -> None:
     """That check cannot tell, so the verdict is never `confirmed`."""
     with fake_server(Behaviour(tells_hits=False, **TAKES)) as url:
@@ -96,7 +97,7 @@ def test_a_server_that_does_not_tell_hits_is_not_confirmed_by_them(
 
 
 @pytest.mark.parametrize("pace", [["--in-flight", "8"], ["--rate-scale", "2"]])
-def test_requests_leave_in_the_traces_order(trace: str, capsys: Printed, pace: list[str]) -> None:
+def test_requests_leave_in_the_traces_order(trace: str, capsys: Streams, pace: list[str]) -> None:
     """Eight at once or at recorded times: all are sent, in order, and all are answered."""
     does = Behaviour(**TAKES)
     with fake_server(does) as url:
@@ -106,7 +107,7 @@ def test_requests_leave_in_the_traces_order(trace: str, capsys: Printed, pace: l
     assert len(does.seen) == 3 + 80  # with the warm-up
 
 
-def test_a_server_that_dies_leaves_what_was_measured(trace: str, capsys: Printed) -> None:
+def test_a_server_that_dies_leaves_what_was_measured(trace: str, capsys: Streams) -> None:
     """Exit code 5; the run is marked, and compared as far as it went."""
     with fake_server(Behaviour(dies_at=3 + 40, **TAKES)) as url:
         assert run(asked(trace, "--url", url, "--sequential", "--json")) == 5
@@ -118,7 +119,7 @@ def test_a_server_that_dies_leaves_what_was_measured(trace: str, capsys: Printed
     assert told["verdict"] != "confirmed"
 
 
-def test_refusals_are_told(trace: str, capsys: Printed) -> None:
+def test_refusals_are_told(trace: str, capsys: Streams) -> None:
     """Some of them: counted, never confirmed. Nothing but refusals: exit code 5 at once."""
     with fake_server(Behaviour(refuses_from=3 + 60, **TAKES)) as url:
         run(asked(trace, "--url", url, "--sequential", "--json"))
@@ -133,7 +134,7 @@ def test_refusals_are_told(trace: str, capsys: Printed) -> None:
     assert len(does.seen) < 20
 
 
-def test_a_request_that_times_out_is_one_of_many(trace: str, capsys: Printed) -> None:
+def test_a_request_that_times_out_is_one_of_many(trace: str, capsys: Streams) -> None:
     """The others go on."""
     with fake_server(Behaviour(stalls_at=3 + 30, stall_s=1.5, **TAKES)) as url:
         options = ["--sequential", "--timeout", "700ms", "--json"]
@@ -144,7 +145,7 @@ def test_a_request_that_times_out_is_one_of_many(trace: str, capsys: Printed) ->
 
 
 def test_a_server_that_has_served_the_trace_before_hits_the_same(
-    trace: str, capsys: Printed
+    trace: str, capsys: Streams
 ) -> None:
     """Its cache cannot be emptied, so the tokens are others each time: nothing is hit by chance."""
     with fake_server(Behaviour(resets=False, **TAKES)) as url:
@@ -155,7 +156,7 @@ def test_a_server_that_has_served_the_trace_before_hits_the_same(
 
 
 def test_a_policy_that_learns_is_predicted_for_its_first_run_alone(
-    trace: str, capsys: Printed
+    trace: str, capsys: Streams
 ) -> None:
     """A server that runs on keeps what it learned; LRU learns nothing."""
     learned = str(Path(trace).parent / "gittins.toml")
@@ -168,7 +169,7 @@ def test_a_policy_that_learns_is_predicted_for_its_first_run_alone(
             assert ("hits are predicted for the first run" in capsys.readouterr().err) == told
 
 
-def test_nobody_there(trace: str, capsys: Printed) -> None:
+def test_nobody_there(trace: str, capsys: Streams) -> None:
     """Exit code 5, one line."""
     assert run(asked(trace, "--url", "http://127.0.0.1:9")) == 5
     assert "no answer" in capsys.readouterr().err

@@ -23,9 +23,10 @@ from kvscope.serving.server import Launch
 from kvscope.store import results, traces
 from kvscope.store.db import open_store
 from kvscope.validate.validate import PolicyRun, own_vllm
+from tests.cli.shell import Streams
 from tests.serving import fake_vllm
 from tests.serving.test_server import gone
-from tests.validate.commands import Printed, asked, document, tolerant
+from tests.validate.commands import asked, document, tolerant
 
 ROOT = str(Path(fake_vllm.__file__).parents[2])
 ADVICE = """schema = 1
@@ -49,7 +50,7 @@ per_token_ms = 0.05
 
 
 def test_an_engine_of_its_own_runs_the_policies_by_turns(
-    trace: str, capsys: Printed, tmp_path: Path
+    trace: str, capsys: Streams, tmp_path: Path
 ) -> None:
     """LRU and what is recommended, twice, as A B B A, each on an engine with its own flags."""
     advice = tmp_path / "recommendation.toml"
@@ -70,7 +71,7 @@ def test_an_engine_of_its_own_runs_the_policies_by_turns(
 
 
 def test_another_retention_interval_is_a_flag_of_vllm_itself(
-    trace: str, capsys: Printed, tmp_path: Path
+    trace: str, capsys: Streams, tmp_path: Path
 ) -> None:
     """Of a hybrid model: LRU has vLLM's default; without the model's folder it is refused."""
     advice = tmp_path / "recommendation.toml"
@@ -125,7 +126,7 @@ def own(folder: Path, *options: str) -> list[str]:
 
 
 def test_a_policy_that_no_engine_runs_is_refused_in_a_line(
-    trace: str, capsys: Printed, tmp_path: Path
+    trace: str, capsys: Streams, tmp_path: Path
 ) -> None:
     """Exit code 2, before anything starts."""
     log = tmp_path / "log"
@@ -137,7 +138,7 @@ def test_a_policy_that_no_engine_runs_is_refused_in_a_line(
 
 
 def test_a_recommendation_that_lies_here_is_named(
-    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: str, capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody validates by accident what was tuned for another trace."""
     recommending(tmp_path)
@@ -151,7 +152,7 @@ def test_a_recommendation_that_lies_here_is_named(
     assert [one["policy"] for one in json.loads(streams.out)["runs"]] == ["lru", "tlru"]
 
 
-def test_what_fit_exported_is_validated(trace: str, capsys: Printed, tmp_path: Path) -> None:
+def test_what_fit_exported_is_validated(trace: str, capsys: Streams, tmp_path: Path) -> None:
     """A policy without a target: the blocks are named, and no SLO is judged."""
     path = tmp_path / "policy.toml"
     made = ["fit", trace, "--db", ":memory:", "--export", str(path), "--policy", "wa"]
@@ -179,7 +180,7 @@ latency = "latency.toml"
 
 
 def test_one_replica_of_a_deployment_is_started(
-    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: str, capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kvscope.toml settles pool, limits, latency, flags and the share; options win over it."""
     monkeypatch.chdir(tmp_path)  # where latency.toml is
@@ -211,7 +212,7 @@ def test_one_replica_of_a_deployment_is_started(
 
 
 def test_the_recommendation_of_a_deployment_is_for_one_replica(
-    trace: str, capsys: Printed, tmp_path: Path
+    trace: str, capsys: Streams, tmp_path: Path
 ) -> None:
     """Its pool is not divided, its limits are those of the engine, and it gets its share."""
     advice = tmp_path / "recommendation.toml"
@@ -234,7 +235,7 @@ def test_the_recommendation_of_a_deployment_is_for_one_replica(
     ],
 )
 def test_an_engine_without_the_policy_is_not_taken_for_one_with_it(
-    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+    trace: str, capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
     """Exit code 5 with the plugin's own words; LRU, which needs no plugin, has been measured."""
     monkeypatch.setenv("FAKE_SAYS", says)
@@ -246,7 +247,7 @@ def test_an_engine_without_the_policy_is_not_taken_for_one_with_it(
 
 
 def test_an_engine_that_does_not_start_shows_its_last_words(
-    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: str, capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 5, its log's end and one line."""
     monkeypatch.setenv("FAKE_VLLM", "fails")
@@ -259,7 +260,7 @@ def test_an_engine_that_does_not_start_shows_its_last_words(
 
 
 def test_one_that_starts_for_lru_alone_leaves_that(
-    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: str, capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 5; what was measured is printed, and stored as what ended early."""
     monkeypatch.setenv("FAKE_VLLM", "fails-with-plugin")
@@ -277,7 +278,7 @@ def test_one_that_starts_for_lru_alone_leaves_that(
 
 
 def test_an_engine_that_dies_in_the_middle_shows_its_last_words(
-    trace: str, capsys: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: str, capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 5, its log's end on standard error, and what was measured on standard output.
 

@@ -18,9 +18,7 @@ from kvscope.replay import sweep
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from tests.cli.replayed import simulated
-from tests.cli.shell import streams_of
-
-Streams = pytest.CaptureFixture[str]
+from tests.cli.shell import Streams, streams_of
 
 
 def test_the_same_run_is_not_repeated(

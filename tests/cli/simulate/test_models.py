@@ -9,9 +9,7 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.policies.registry import POLICIES
 from tests.cli.replayed import BLOCK, simulated
-from tests.cli.shell import streams_of
-
-Streams = pytest.CaptureFixture[str]
+from tests.cli.shell import Streams, streams_of
 
 
 def test_tenants_apart_share_nothing(trace: str, options: tuple[str, ...], capsys: Streams) -> None:

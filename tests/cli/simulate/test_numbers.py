@@ -8,8 +8,7 @@ import pytest
 
 from kvscope.cli.app import run
 from tests.cli.replayed import BLOCK, simulated
-
-Streams = pytest.CaptureFixture[str]
+from tests.cli.shell import Streams
 
 
 def by_policy(document: dict[str, Any], name: str) -> dict[int, dict[str, Any]]:

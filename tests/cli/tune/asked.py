@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from kvscope.cli.app import run
 from kvscope.ingest.formats.base import Request
 from tests.cli import shell
+from tests.cli.shell import Streams
 
-Streams = pytest.CaptureFixture[str]
 HERE = ("--capacity-blocks", "350")
 DEPLOYED = ("--gpu", "h100", "--model", "llama3-8b", "--num-gpu-blocks", "360")  # 359 for requests
 HOSTILE = "<img src=x onerror=alert(1)></script><b>&"

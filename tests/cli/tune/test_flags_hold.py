@@ -19,6 +19,7 @@ from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.tuning.file import read_recommendation
+from tests.cli.shell import Streams
 from tests.cli.tune.asked import document, write_trace
 from tests.long import long
 from tests.tuning.examples import WINDOWS, in_turn
@@ -72,7 +73,7 @@ def test_the_flags_keep_the_promise(
     verdict: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Streams,
 ) -> None:
     """Pool, limits and policy as printed: p50 to p99 of the held-out requests; else no flags."""
     monkeypatch.chdir(tmp_path)

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
 from kvscope.usecases.tune import COMMON_GPUS, TuneOptions, machine_requests
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 from tests.cli.tune.asked import document, told, write_trace
 from tests.tuning.examples import in_turn
 
-Streams = pytest.CaptureFixture[str]
 ASKED = TuneOptions(slo=0.2)
 
 

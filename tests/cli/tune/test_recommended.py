@@ -22,12 +22,11 @@ from kvscope.policies.tlru import TLru
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.traffic import traffic
 from kvscope.usecases.tune.recommend import engine_fit
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 from tests.cli.tune.asked import DEPLOYED, HERE, document, write_trace
 from tests.golden.samples import sample
 from tests.tuning.examples import in_turn
 
-Streams = pytest.CaptureFixture[str]
 SGLANG = (*DEPLOYED[:-1], "5760", "--engine", "sglang")  # it caches single tokens
 
 

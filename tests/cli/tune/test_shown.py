@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
-import pytest
-
-from kvscope.cli.app import run
+from tests.cli.shell import Streams
 from tests.cli.tune.asked import HERE, HOSTILE, told, write_trace
 from tests.tuning.examples import in_turn
-
-Streams = pytest.CaptureFixture[str]
 
 
 def test_the_report_is_self_contained_and_escaped(
@@ -44,25 +39,3 @@ def test_what_was_assumed_is_said(trace: str, options: tuple[str, ...], capsys: 
     given = told(capsys, trace, *options, "--slo", "200ms", *HERE)
     assert "With prefill" not in given
     assert "--latency" not in given
-
-
-@pytest.mark.parametrize("columns", [40, 80])
-def test_narrow_terminals(
-    trace: str,
-    options: tuple[str, ...],
-    capsys: Streams,
-    monkeypatch: pytest.MonkeyPatch,
-    columns: int,
-) -> None:
-    """Every part is there, and at 80 columns no line is longer than the terminal is wide."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert run(["tune", trace, *options, "--slo", "200ms", *HERE, "--full"]) == 0
-    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    words = " ".join(out.split())
-    assert "Do now, free: tlru" in words
-    assert all(title in words for title in ("Why this xi", "Tried in the training window"))
-    # the first line is data for pipes as well, and stays one
-    longest = max(len(line) for line in out.splitlines()[1:])
-    assert columns < 80 or longest <= columns

@@ -14,9 +14,8 @@ from kvscope.core.errors import ExitCode
 from kvscope.policies.base import Policy
 from kvscope.tuning import tuner
 from kvscope.tuning.trial import Evaluator
+from tests.cli.shell import Streams
 from tests.cli.tune.asked import HERE, told
-
-Streams = pytest.CaptureFixture[str]
 
 
 def test_nothing_is_written_to_a_dash(

@@ -6,15 +6,12 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
-
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import contenders
 from kvscope.tuning.flags import flags
+from tests.cli.shell import Streams
 from tests.cli.tune.asked import HERE, document, told, write_trace
 from tests.tuning.examples import in_turn
-
-Streams = pytest.CaptureFixture[str]
 
 
 def test_latencies_of_another_model_and_of_shorter_prompts(

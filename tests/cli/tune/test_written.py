@@ -11,10 +11,9 @@ import kvscope
 from kvscope.cli.app import run
 from kvscope.tuning.file import read_recommendation
 from tests.cli.replayed import write_profile
-from tests.cli.shell import streams_of
+from tests.cli.shell import Streams, streams_of
 from tests.cli.tune.asked import DEPLOYED, HERE, document
 
-Streams = pytest.CaptureFixture[str]
 GITTINS = ("--policy", "gittins")
 
 
