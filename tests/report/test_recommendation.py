@@ -316,7 +316,8 @@ def test_what_costs_no_less_is_not_offered(
     price: float | None, replicas: int, *, said: bool
 ) -> None:
     """Where today meets the SLO as estimated, a policy that surely does is a change of its own."""
-    shared = {"machine": None, "tier": None, "router": None, "policy": Lru(), "meets": True}
+    shared: dict[str, Any] = dict.fromkeys(("machine", "tier", "router", "scaling", "split"))
+    shared |= {"policy": Lru(), "meets": True}
     today = SimpleNamespace(**shared, price_hour=price and 2.5, replicas=1)
     cheapest: Any = SimpleNamespace(**shared, price_hour=price, replicas=replicas)
     plan: Any = SimpleNamespace(today=today)
