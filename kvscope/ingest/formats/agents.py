@@ -43,10 +43,6 @@ class _Rounds(RowFormat):
         self._paths: dict[Identifier, list[int]] = {}
         self._next = 1
 
-    def parse_at_once(self, text: bytes) -> None:
-        """Leave each line to `parse`: ids depend on all lines before, so none is read twice."""
-        return
-
     def _round(
         self, session: Identifier, total: int, repeated: int, outputs: int, **others: Any
     ) -> Request:

@@ -388,13 +388,6 @@ class LineFormat(TraceFormat):
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
 
-    def parse_at_once(self, text: bytes) -> list[Request] | None:
-        """Return the requests of several lines, one each; None if each has to be parsed by itself.
-
-        For formats that can do so faster than line by line.
-        """
-        return None
-
     def is_cut(self, line: bytes) -> bool:
         """Return True if `line`, the last one and without its line feed, is the beginning of one.
 
@@ -424,15 +417,8 @@ class LineFormat(TraceFormat):
             self.cut = f"the compressed data is cut:{left_out} all that follows is left out"
 
     def _parsed(self, first: int, text: bytes) -> Records:
-        text = text.removesuffix(b"\n")
-        requests = self.parse_at_once(text)
-        if requests is None:
-            return self._line_by_line(first, text.split(b"\n"))
-        return Records.one_each(first, requests)
-
-    def _line_by_line(self, first: int, lines: list[bytes]) -> Records:
         records = Records()
-        for number, line in enumerate(lines, first):
+        for number, line in enumerate(text.removesuffix(b"\n").split(b"\n"), first):
             if not line or line.isspace():
                 continue
             try:

@@ -1,4 +1,4 @@
-"""JSON formats with one object per line, as msgspec decodes them: many lines at once, or each."""
+"""JSON formats with one object per line, as msgspec decodes them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 
 from kvscope.core.trace import Directives, Part
 from kvscope.ingest.formats.base import (
-    UNUSABLE,
     Identifier,
     LineFormat,
     ReadOptions,
@@ -19,8 +17,6 @@ from kvscope.ingest.formats.base import (
     common_keys,
     in_seconds,
 )
-
-_OPEN, _CLOSE, _LINE_FEED = b"{}\n"
 
 
 class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
@@ -65,8 +61,7 @@ class RowFormat(LineFormat):
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        decoder = msgspec.json.Decoder(self.row)
-        self._decode, self._decode_lines = decoder.decode, decoder.decode_lines
+        self._decode = msgspec.json.Decoder(self.row).decode
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:
@@ -79,40 +74,9 @@ class RowFormat(LineFormat):
         """Return the request of a line, None for a line that is none (a header, a tool's event).
 
         Raises BadLine with the reason if it cannot be used.
-
-        May be called twice for one line: together with others and, if one of them is bad, alone.
         """
 
     def parse(self, line: bytes) -> Sequence[Request] | None:
         """Return the line's request, None where it has none."""
         request = self.request(self._decode(line))
         return None if request is None else (request,)
-
-    def parse_at_once(self, text: bytes) -> list[Request] | None:
-        """Return the requests of the lines, None if some are unusual or unusable."""
-        others = _further_lines(text)
-        if others is None:
-            return None
-        left_out = self.left_out.copy()
-        try:
-            rows = self._decode_lines(text)
-            requests = [request for row in rows if (request := self.request(row)) is not None]
-            if len(requests) == others + 1:
-                return requests
-        except UNUSABLE:
-            pass
-        self.left_out = left_out  # each line is counted when it is parsed by itself
-        return None
-
-
-def _further_lines(text: bytes) -> int | None:
-    """Return the number of lines after the first if every line feed is between a "}" and a "{".
-
-    No JSON value has these three in a row, so such a line feed ends one and begins another.
-    """
-    characters = np.frombuffer(text, dtype=np.uint8)
-    feeds = np.flatnonzero(characters == _LINE_FEED)
-    if not len(feeds):
-        return 0
-    before, after = characters.take([feeds - 1, feeds + 1], mode="clip")
-    return len(feeds) if (before == _CLOSE).all() and (after == _OPEN).all() else None

@@ -193,6 +193,22 @@ def test_hash_ids_of_64_bits_and_more_are_exact(read: Any) -> None:
     assert read(line).requests[0].hash_ids == ids
 
 
+def test_bad_lines_keep_their_numbers_in_every_chunk(read: Any) -> None:
+    """Of eight megabytes of good lines, and three bad ones."""
+    line = b'{"chat_id":1,"input_length":9,"output_length":2,"hash_ids":[1],"pad":"%b"}' % (
+        b"x" * 900
+    )
+    lines = [line] * 8000
+    for bad in (0, 4000, 7999):
+        lines[bad] = b"{}"
+    result = read(b"\n".join(lines) + b"\n", "bailian")
+    assert [number for number, _ in result.rejects.lines] == [1, 4001, 8000]
+    assert {reason for _, reason in result.rejects.lines} == {
+        "Object missing required field `chat_id`"
+    }
+    assert len(result.requests) == 7997
+
+
 # Name, format, records, requests, hash ids.
 PUBLISHED = [
     ("mooncake_conversation.jsonl.gz", "mooncake", 12_031, 12_031, 288_500),
