@@ -7,7 +7,7 @@ utils/chat_template_utils.py (render_jinja_template).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -77,7 +77,6 @@ class ChatTemplate:
         self._compiled = {}
         self._takes_parts = {}
         self._knows_developers = {}
-        self._last: tuple[list[Message], list[Message]] = [], []
         self.is_dated = False  # the last prompt
         for name, text in templates.items():
             try:
@@ -101,7 +100,7 @@ class ChatTemplate:
         self.is_dated = False
         name = "tool_use" if chat.tools and "tool_use" in self._compiled else "default"
         given = chat.messages if answer is None else [*chat.messages, answer]
-        messages = self._rendered(given, as_parts=self._takes_parts[name])
+        messages = rendered_messages(given, as_parts=self._takes_parts[name])
         if not self._knows_developers[name] and any(x["role"] == "developer" for x in messages):
             messages = without_developers(messages)
         arguments = {"add_generation_prompt": True, "documents": None} | dict(chat.arguments)
@@ -145,23 +144,6 @@ class ChatTemplate:
         except (OverflowError, OSError, ValueError):
             today = datetime.fromtimestamp(0, UTC)
         return today.strftime(form)
-
-    def _rendered(self, given: Sequence[Message], *, as_parts: bool) -> list[Message]:
-        """Return messages in the form that templates take; those of the last chat are reused.
-
-        The requests of one logged conversation share their messages.
-        """
-        before, rendered = self._last
-        if as_parts or [*given[: len(before)]] != before or not before:
-            return self._keep(given, rendered_messages(given, as_parts=as_parts))
-        more = (
-            rendered_messages(given[len(before) :], as_parts=False) if given[len(before) :] else []
-        )
-        return self._keep(given, [*rendered, *more])
-
-    def _keep(self, given: Sequence[Message], rendered: list[Message]) -> list[Message]:
-        self._last = [*given], rendered
-        return rendered
 
 
 def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None, _Answer]:
