@@ -14,11 +14,10 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError, without_secrets
 from kvscope.core.files import STANDARD_STREAM
-from kvscope.core.jit import kernel
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
 from kvscope.ingest.clocks import complete_sessions, turns
@@ -259,8 +258,15 @@ def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
 
     The columns are those of the first block of each run, and the number of its `blocks`.
     """
-    begins = np.empty(trie.count, dtype=np.int32)
-    first = begins[: _find_runs(trie.parent, trie.hash_id, reuses, begins)]
+    parent, ids = trie.parent, trie.hash_id
+    begins = np.ones(trie.count - 1, dtype=np.bool_)  # of the blocks from 1 on
+    begins[1:] = (
+        (parent[2:] != np.arange(1, len(begins), dtype=np.int32))
+        | (ids[2:] - 1 != ids[1:-1])
+        | (ids[2:] == _SMALLEST_ID)  # follows the largest by overflow alone
+        | (reuses[2:] != reuses[1:-1])
+    )
+    first = np.flatnonzero(begins).astype(np.int32) + np.int32(1)
     return {
         "block": first,
         "depth": trie.depth[first],
@@ -268,24 +274,6 @@ def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
         "reuses": reuses[first],
         "blocks": np.diff(first, append=np.int32(trie.count)),
     }
-
-
-@kernel
-def _find_runs(parent: Int32s, hash_id: Int64s, reuses: Int32s, begins: Int32s) -> int:
-    """Write the blocks that do not go on with a run; return how many they are."""
-    count = 0
-    for block in range(1, len(parent)):
-        before = block - 1
-        if (
-            block == 1
-            or parent[block] != before
-            or hash_id[block] == _SMALLEST_ID  # follows the largest by overflow alone
-            or hash_id[block] - 1 != hash_id[before]
-            or reuses[block] != reuses[before]
-        ):
-            begins[count] = block
-            count += 1
-    return count
 
 
 def write_reuses(store: Store, trace: Trace, runs: ReusedRuns) -> None:

@@ -59,9 +59,12 @@ class TraceReuse(Struct, frozen=True):
         The `blocks` of a group have the same first and last request and reuses; several groups may
         have the same.
         """
-        begins = np.empty(len(self.first), dtype=np.int32)
-        begins = begins[: _find_groups(self.first, self.last, self.reuses, begins)]
-        blocks = np.diff(begins, append=np.int32(len(self.first)))
+        differs = np.ones(len(self.first), dtype=np.bool_)
+        differs[1:] = False
+        for column in (self.first, self.last, self.reuses):
+            differs[1:] |= column[1:] != column[:-1]
+        begins = np.flatnonzero(differs)
+        blocks = np.diff(begins, append=len(self.first))
         cacheable = self.first[begins] >= 0
         at = begins[cacheable]
         return {
@@ -176,19 +179,3 @@ def _follow(
             if len(first):
                 first[path[fresh]] = request
     return len(leaf), count
-
-
-@kernel
-def _find_groups(first: Int32s, last: Int32s, reuses: Int32s, begins: Int32s) -> int:
-    """Write the blocks that differ from the block before them; return their number."""
-    count = 0
-    for block in range(len(first)):
-        if (
-            block == 0
-            or first[block] != first[block - 1]
-            or last[block] != last[block - 1]
-            or reuses[block] != reuses[block - 1]
-        ):
-            begins[count] = block
-            count += 1
-    return count
