@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvscope.app import random_groups
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.trace import Trace
@@ -72,7 +73,7 @@ def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _grouped_once() -> Iterator[None]:
-    """Analyze the groups of `diff` once: they take seconds, and are the same in each run."""
+    """Analyze few groups for `diff`, once: they take seconds, and are the same in each run."""
     in_groups, known = diff._in_groups, dict[Any, Any]()
 
     def kept(stores: Any, trace: Trace, request: Any, *, in_time: bool) -> Any:
@@ -82,6 +83,7 @@ def _grouped_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(diff, "_in_groups", kept)
+        patched.setattr(random_groups, "GROUPS", 3)
         yield
 
 
