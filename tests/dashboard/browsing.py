@@ -41,18 +41,22 @@ def chromium() -> str | None:
 
 @contextmanager
 def tabs() -> Iterator[Callable[[int, str], Page]]:
-    """Start Chromium; yield what opens an empty tab of a width and a colour scheme."""
+    """Start Chromium; yield what opens an empty tab of a width and a colour scheme.
+
+    A tab that is closed is emptied and opened again: a new one compiles all scripts anew.
+    """
     from playwright import sync_api
 
     with sync_api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
-        context = browser.new_context(reduced_motion="reduce")  # one, so that tabs share a cache
+        context, idle = browser.new_context(reduced_motion="reduce"), list[Page]()
 
         def open_tab(width: int, scheme: str) -> Page:
-            tab = context.new_page()
+            tab = idle.pop() if idle else context.new_page()
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
             tab.set_default_timeout(PATIENCE_MS)
+            tab.close = lambda: (tab.goto("about:blank"), idle.append(tab))
             return tab
 
         yield open_tab
