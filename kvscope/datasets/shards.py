@@ -7,14 +7,16 @@ shard has the paths up to where they are cut, and all of their blocks count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from kvscope.core.arrays import Bools, Int32s, Int64s, distinct
+from kvscope.core.disk_columns import stretches
 from kvscope.core.errors import InputError
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
@@ -276,42 +278,31 @@ def check_columns(folder: Path, digest: str) -> None:
     """Raise DamagedDatasetError for columns of all requests that are others, or cannot be."""
     if columns_digest(folder) != digest:
         raise DamagedDatasetError(folder, "holds other files than the manifest says")
-    arrays = [load_array(folder, name) for name in COLUMNS]
-    requests = len(arrays[0])
-    lengths = [len(array) - (name == "begin") for name, array in zip(COLUMNS, arrays, strict=True)]
-    if {(array.dtype, array.ndim) for array in arrays} != {(np.dtype(np.int32), 1)} or set(
-        lengths
-    ) != {requests}:
+    columns = {name: load_array(folder, name) for name in COLUMNS}
+    kinds = {(each.dtype, each.ndim) for each in columns.values()}
+    lengths = {len(each) - (name == "begin") for name, each in columns.items()}
+    if kinds != {(np.dtype(np.int32), 1)} or len(lengths) > 1:
         raise DamagedDatasetError(folder, "holds arrays of other kinds or lengths")
     size = load_array(folder, _BLOCK_SIZE)
-    if size.shape != (1,) or size[0] < 1 or not _are_columns(*arrays):
+    if size.shape != (1,) or size[0] < 1 or not _are_columns(columns):
         raise DamagedDatasetError(folder, "holds values that cannot be")
 
 
-@kernel
-def _are_columns(
-    input_tokens: Int32s,
-    parent: Int32s,
-    blocks: Int32s,
-    full_blocks: Int32s,
-    cached_blocks: Int32s,
-    carried_blocks: Int32s,
-    carrier: Int32s,
-    carried: Int32s,
-    begin: Int32s,
-) -> bool:
+def _are_columns(of: Mapping[str, NDArray[Any]]) -> bool:
     """Return whether lengths are in order, and requests numbers of requests."""
-    requests = len(blocks)
+    requests, begin = len(of["blocks"]), of["begin"]
     if begin[0] != 0 or begin[requests] != requests:
         return False
-    for k in range(requests):
-        if input_tokens[k] < 1 or not -1 <= parent[k] < k or begin[k] > begin[k + 1]:
-            return False
-        if not 0 <= full_blocks[k] <= blocks[k] <= input_tokens[k]:
-            return False
-        if not 0 <= carried_blocks[k] <= cached_blocks[k]:
-            return False
-        if not (0 <= carrier[k] < requests and 0 <= carried[k] < requests):
+    for part in stretches(requests):
+        own = {name: values[part] for name, values in of.items()}
+        full, blocks = own["full_blocks"], own["blocks"]
+        sound = (own["parent"] >= -1) & (own["parent"] < np.arange(part.start, part.stop))
+        sound &= (own["begin"] <= begin[1:][part]) & (own["input_tokens"] >= 1)
+        sound &= (full >= 0) & (full <= blocks) & (blocks <= own["input_tokens"])
+        sound &= (own["carried_blocks"] >= 0) & (own["carried_blocks"] <= own["cached_blocks"])
+        for name in ("carrier", "carried"):
+            sound &= (own[name] >= 0) & (own[name] < requests)
+        if not sound.all():
             return False
     return True
 
