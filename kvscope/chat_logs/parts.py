@@ -34,22 +34,52 @@ class _Located(NamedTuple):
     kind: str
 
 
-def parts_of(text: str, chat: Chat, *, as_bytes: bool = False) -> list[Part]:
-    """Return the parts of the prompt that a chat became, each by the character behind it.
+class PartFinder:
+    """Finds the parts of prompts; messages that the prompt before had, too, are not looked for.
 
-    `as_bytes`: each character of the text stands for a byte of its UTF-8.
+    `as_bytes`: each character of a text stands for a byte of its UTF-8.
     """
-    needle: _Needle = _bytes_of if as_bytes else str
-    system = [*takewhile(lambda message: _kind(message) == "system", chat.messages)]
-    head = [part for each in system if (part := _find(text, each, 0, needle))]
-    head += _tools(text, chat.tools or (), max((part.end for part in head), default=0), needle)
-    messages = chat.messages[len(system) :]
-    said = _messages(text, messages, max((part.end for part in head), default=0), needle)
-    if head and len(said) < len(messages):  # the template may have moved the head
-        said = max(said, _messages(text, messages, 0, needle), key=len)
-    parts = [*_in_order(sorted([*head, *said]))]
-    end = parts[-1].end if parts else 0
-    return [*parts, Part("template", len(text))] if end < len(text) else parts
+
+    def __init__(self, *, as_bytes: bool = False) -> None:
+        self._needle: _Needle = _bytes_of if as_bytes else str
+        self._text = ""  # of the prompt before, up to the end of its last message
+        self._head: list[_Located] = []
+        self._messages: Sequence[Message] = ()
+        self._said: list[_Located] = []
+        self._parts: list[Part] = []
+
+    def parts_of(self, text: str, chat: Chat) -> list[Part]:
+        """Return the parts of the prompt that a chat became, each by the character behind it."""
+        needle = self._needle
+        system = [*takewhile(lambda message: _kind(message) == "system", chat.messages)]
+        head = [part for each in system if (part := _find(text, each, 0, needle))]
+        head += _tools(text, chat.tools or (), max((part.end for part in head), default=0), needle)
+        begin = max((part.end for part in head), default=0)
+        messages = chat.messages[len(system) :]
+        if (
+            self._head == head
+            and messages[: len(self._messages)] == self._messages
+            and text.startswith(self._text)
+        ):
+            said, parts = self._said, self._parts
+        else:
+            said, parts = [], [*_in_order(sorted(head), 0)]
+        at = said[-1].end if said else begin
+        more = _messages(text, messages[len(said) :], at, needle)
+        if len(said) + len(more) == len(messages):
+            parts = [*parts, *_in_order(more, parts[-1].end if parts else 0)]
+            self._text, self._head, self._messages = (
+                text[: parts[-1].end if parts else 0],
+                head,
+                messages,
+            )
+            self._said, self._parts = [*said, *more], parts
+            return [*parts, *_rest(parts, text)]
+        more = [*said, *more]
+        if head:  # the template may have moved the head
+            more = max(more, _messages(text, messages, 0, needle), key=len)
+        parts = [*_in_order(sorted([*head, *more]), 0)]
+        return [*parts, *_rest(parts, text)]
 
 
 def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) -> list[_Located]:
@@ -125,15 +155,20 @@ def _in_sequence(text: str, tools: Iterable[str], at: int) -> list[_Located]:
     return parts
 
 
-def _in_order(parts: Sequence[_Located]) -> Iterator[Part]:
-    """Yield parts by their ends, with what the template writes between them."""
-    at = 0
+def _in_order(parts: Sequence[_Located], at: int) -> Iterator[Part]:
+    """Yield parts by their ends, with what the template writes between them and behind `at`."""
     for part in parts:
         if part.begin - at >= _LONGEST_MARK:
             yield Part("template", part.begin)
         if part.end > at:
             yield Part(part.kind, part.end)
             at = part.end
+
+
+def _rest(parts: Sequence[Part], text: str) -> list[Part]:
+    """Return what the template writes behind all parts."""
+    end = parts[-1].end if parts else 0
+    return [Part("template", len(text))] if end < len(text) else []
 
 
 def _kind(message: Message) -> str:

@@ -7,7 +7,7 @@ utils/chat_template_utils.py (render_jinja_template).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -18,7 +18,8 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from kvscope.chat_logs.formats.base import Chat, Message
+from kvscope.chat_logs.formats.base import Chat, Message, Rendered
+from kvscope.chat_logs.growing import ReadInOrder, least_messages
 from kvscope.chat_logs.messages import rendered_messages, rendered_tools, without_developers
 from kvscope.ingest.formats.base import BadLine
 from kvscope.ingest.limits import MAX_LINE_BYTES
@@ -26,8 +27,7 @@ from kvscope.ingest.limits import MAX_LINE_BYTES
 _LONGEST_REASON = 120
 
 
-_Answer = Callable[[tuple[Chat, float | None, Message | None]], tuple[str, bool]]
-"""Makes the prompt of a chat, at a time, with an answer; and says whether it has a date."""
+_Answer = Callable[[tuple[Chat, float | None, Message | None]], Rendered]
 
 
 class _Generation(jinja2.ext.Extension):
@@ -76,12 +76,17 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled = {}
         self._takes_parts = {}
+        self._grows_from = {}
         self._knows_developers = {}
+        self._last: tuple[list[Message], list[Message]] = [], []
         self.is_dated = False  # the last prompt
+        self.ends: dict[int, int] = {}  # of its beginnings, by their messages; empty if none is one
         for name, text in templates.items():
             try:
                 self._compiled[name] = environment.from_string(text)
-                self._takes_parts[name] = takes_parts(environment.parse(text))
+                parsed = environment.parse(text)
+                self._takes_parts[name] = takes_parts(parsed)
+                self._grows_from[name] = least_messages(parsed)
             except Exception as error:  # RecursionError and SyntaxError of what Jinja writes, too
                 reason = str(error) if isinstance(error, jinja2.TemplateError) else None
                 what = f"not a chat template: {reason or type(error).__name__}"
@@ -97,10 +102,10 @@ class ChatTemplate:
         The template's today is the day of `date_s`, s since 1970, in UTC. Raises BadLine where it
         refuses the messages.
         """
-        self.is_dated = False
+        self.is_dated, self.ends = False, {}
         name = "tool_use" if chat.tools and "tool_use" in self._compiled else "default"
         given = chat.messages if answer is None else [*chat.messages, answer]
-        messages = rendered_messages(given, as_parts=self._takes_parts[name])
+        messages = self._rendered(given, as_parts=self._takes_parts[name])
         if not self._knows_developers[name] and any(x["role"] == "developer" for x in messages):
             messages = without_developers(messages)
         arguments = {"add_generation_prompt": True, "documents": None} | dict(chat.arguments)
@@ -113,14 +118,19 @@ class ChatTemplate:
             arguments["add_generation_prompt"] = False
             ending = messages[-1]["content"]
         try:
+            template = self._compiled[name]
+            output, least = _Written(), self._grows_from[name]
+            grows = least is not None and ending is None and len(messages) == len(given)
             values = {
-                "messages": messages,
+                "messages": ReadInOrder(messages, output.size, self.ends) if grows else messages,
                 "tools": rendered_tools(chat.tools) if chat.tools else None,
                 "strftime_now": partial(self._strftime, date_s),
             }
-            text = _written(
-                self._compiled[name].generate({**self._special_tokens, **arguments, **values})
-            )
+            context = template.new_context({**self._special_tokens, **arguments, **values})
+            text = output.of(template.root_render_func(context))
+            if len(messages) not in self.ends:  # the loop has ended before
+                self.ends = {}
+            self.ends = {at: end for at, end in self.ends.items() if at >= (least or 0)}
         except BadLine:
             raise
         except Exception as error:  # whatever a template's code meets in messages of any shape
@@ -145,28 +155,56 @@ class ChatTemplate:
             today = datetime.fromtimestamp(0, UTC)
         return today.strftime(form)
 
+    def _rendered(self, given: Sequence[Message], *, as_parts: bool) -> list[Message]:
+        """Return messages in the form that templates take; those of the last chat are reused.
+
+        The requests of one logged conversation share their messages.
+        """
+        before, rendered = self._last
+        if as_parts or [*given[: len(before)]] != before or not before:
+            return self._keep(given, rendered_messages(given, as_parts=as_parts))
+        more = (
+            rendered_messages(given[len(before) :], as_parts=False) if given[len(before) :] else []
+        )
+        return self._keep(given, [*rendered, *more])
+
+    def _keep(self, given: Sequence[Message], rendered: list[Message]) -> list[Message]:
+        self._last = [*given], rendered
+        return rendered
+
 
 def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None, _Answer]:
     """Return what renders chats by the templates and special tokens in `settings`."""
     template = ChatTemplate(*settings)
 
-    def render(request: tuple[Chat, float | None, Message | None]) -> tuple[str, bool]:
-        """Return a prompt, and whether it has a date."""
+    def render(request: tuple[Chat, float | None, Message | None]) -> Rendered:
+        """Return a prompt."""
         chat, date_s, answer = request
-        return template.render(chat, date_s=date_s, answer=answer), template.is_dated
+        text = template.render(chat, date_s=date_s, answer=answer)
+        return Rendered(text, template.is_dated, template.ends)
 
     return None, render
 
 
-def _written(parts: Iterable[str]) -> str:
-    """Return all that a template writes. Raises BadLine beyond a length."""
-    texts, size = [], 0
-    for text in parts:
-        texts.append(text)
-        size += len(text)
-        if size > MAX_LINE_BYTES:
-            raise BadLine("the chat template writes too much")
-    return "".join(texts)
+class _Written:
+    """The text that a template has written so far."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def size(self) -> int:
+        """Return its length."""
+        return self._size
+
+    def of(self, parts: Iterator[str]) -> str:
+        """Return all of it. Raises BadLine beyond a length."""
+        texts = []
+        for text in parts:
+            texts.append(text)
+            self._size += len(text)
+            if self._size > MAX_LINE_BYTES:
+                raise BadLine("the chat template writes too much")
+        return "".join(texts)
 
 
 def _cut_behind(text: str, ending: Any) -> str:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
+from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message, Rendered
 from kvscope.chat_logs.hashing import Tokens, tokens_of
 from kvscope.chat_logs.isolated import LibraryProcess
 from kvscope.chat_logs.messages import for_mistral, plain_text
-from kvscope.chat_logs.parts import parts_of
+from kvscope.chat_logs.parts import PartFinder
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import content_of, json_object
 from kvscope.core.trace import Part
@@ -31,16 +31,18 @@ _SPECIAL = "_token"
 _TEMPLATES = "kvscope.chat_logs.template"
 _MOST_CHARACTERS = 1 << 25  # of pieces of prompts whose tokens are kept
 _PIECES_AT_ONCE = 1024  # encodings take some hundred bytes a token
+_MOST_NEW_PIECES = 8  # at the end of a prompt that a turn goes on with
 
 
 class Text(Struct, frozen=True):
     """Text to tokenize; `is_raw` adds the special tokens that a template would have added.
 
-    Its `parts` end at characters.
+    Its `parts` end at characters. An answer begins with nothing that another text begins with.
     """
 
     text: str
     is_raw: bool = False
+    is_answer: bool = False
     parts: Sequence[Part] = ()
 
 
@@ -98,6 +100,8 @@ class HuggingFaceTokenizer(Tokenizer):
         facts = _begun(self._process, f"not a tokenizer: {path.name}", str(path))
         self._special = None if facts.boundaries is None else re.compile(facts.boundaries)
         self._encoding = Lock()
+        self._longest_special = facts.longest
+        self._finder, self._last = PartFinder(), _Cut("", [0])
         self._pieces: dict[str, Tokens] = {}
         self._piece_characters = 0
         self._token_ends: dict[str, Tokens] = {}  # of pieces in which parts end
@@ -114,6 +118,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._where = template or str(folder)
         self._template: LibraryProcess | None = None
         self._notes: set[str] = set()
+        self._whole: Sequence[Message] = ()
+        self._rendered_whole: dict[bool, tuple[Rendered, float | None]] = {}  # by whether it ends
         if templates:
             self._template = LibraryProcess(_TEMPLATES, (templates, special))
             _begun(self._template, "not a chat template", self._where)
@@ -129,7 +135,9 @@ class HuggingFaceTokenizer(Tokenizer):
                     remedy="name the template's file with --chat-template",
                 )
             text = self._render(prompt, request.date_s)
-            return _sound(Text(text, parts=parts_of(text, prompt) if self.marks_parts else ()))
+            return _sound(
+                Text(text, parts=self._finder.parts_of(text, prompt) if self.marks_parts else ())
+            )
         if isinstance(prompt, str):
             return _sound(Text(prompt, is_raw=True))
         return Encoded(tokens_of(prompt))
@@ -144,16 +152,41 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _render(self, chat: Chat, date_s: float | None, answer: Message | None = None) -> str:
         """Return the prompt of a chat, or the chat ended by an answer. Raises BadLine."""
+        text = self._of_conversation(chat, date_s, answer)
+        return self._rendered_chat(chat, date_s, answer).text if text is None else text
+
+    def _rendered_chat(self, chat: Chat, date_s: float | None, answer: Message | None) -> Rendered:
         assert self._template is not None  # noqa: S101  (checked before)
+        given = Chat(chat.messages, chat.tools, chat.arguments)
         try:
-            text, is_dated = self._template.ask(
-                (chat, date_s, answer), sum(map(_size, chat.messages))
+            rendered: Rendered = self._template.ask(
+                (given, date_s, answer), sum(map(_size, chat.messages))
             )
         except RuntimeError as error:
             raise BadLine(f"the chat template fails: {type(error).__name__}") from error
-        if is_dated:
+        if rendered.is_dated:
             self._notes.add("undated" if date_s is None else "dated")
-        return str(text)
+        return rendered
+
+    def _of_conversation(
+        self, chat: Chat, date_s: float | None, answer: Message | None
+    ) -> str | None:
+        """Return a prompt as part of what the whole conversation becomes, None where it is none."""
+        whole, ended = chat.conversation, answer is not None
+        count = len(chat.messages) + ended
+        if whole is None or (ended and answer != whole[count - 1]):
+            return None
+        if self._whole is not whole:
+            self._whole, self._rendered_whole = whole, {}
+        if ended not in self._rendered_whole:
+            all_ = Chat(whole[: len(whole) - ended], chat.tools, chat.arguments)
+            try:
+                rendered = self._rendered_chat(all_, date_s, whole[-1] if ended else None)
+            except BadLine:  # of a later message
+                rendered = Rendered("", is_dated=False, ends={})
+            self._rendered_whole[ended] = rendered, date_s
+        rendered, of_s = self._rendered_whole[ended]
+        return None if rendered.is_dated and date_s != of_s else rendered.of(count)
 
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
         """Return the text that the template adds for the answer, up to its end token.
@@ -172,8 +205,8 @@ class HuggingFaceTokenizer(Tokenizer):
             )
             whole = self._render(chat, request.date_s, message)
             if whole.startswith(prompt.text):
-                return _sound(Text(whole[len(prompt.text) :].rstrip()))
-        return _sound(Text(plain_text(response)))
+                return _sound(Text(whole[len(prompt.text) :].rstrip(), is_answer=True))
+        return _sound(Text(plain_text(response), is_answer=True))
 
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of each text."""
@@ -204,33 +237,67 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         if self._piece_characters > _MOST_CHARACTERS:
             self._pieces, self._token_ends, self._piece_characters = {}, {}, 0
-        cut = [self._cut(text.text) for text in texts]
-        new = [each for each in dict.fromkeys(chain(*cut)) if each not in self._pieces]
+        cuts, last = [], self._last
+        for text in texts:
+            before = _Cut("", [0]) if text.is_answer else last
+            cuts.append((before, cut := self._cut(text, before)))
+            last = last if text.is_answer else cut
+        pieces = dict.fromkeys(chain(*(cut.pieces for _, cut in cuts)))
+        new = [each for each in pieces if each not in self._pieces]
         for at in range(0, len(new), _PIECES_AT_ONCE):
             some = new[at : at + _PIECES_AT_ONCE]
             self._pieces |= zip(some, self._encoded(some), strict=True)
         self._piece_characters += sum(map(len, new))
-        return [
-            Encoded(
-                array("I", b"".join(self._pieces[piece].tobytes() for piece in pieces)),
-                [*self._ending_at_tokens(text.parts, pieces)],
-            )
-            for text, pieces in zip(texts, cut, strict=True)
-        ]
+        encoded = [self._of_pieces(text, *cut) for text, cut in zip(texts, cuts, strict=True)]
+        self._last = last
+        return encoded
 
-    def _cut(self, text: str) -> list[str]:
-        """Return the pieces of a text, each from a special token on."""
+    def _cut(self, text: Text, before: _Cut) -> _Cut:
+        """Return the pieces that a prompt does not share with the one before.
+
+        What special tokens are in a text up to some character follows from the text up to the end
+        of the longest one from there on.
+        """
         if self._special is None:
-            return [text]
-        ends = [match.start() for match in self._special.finditer(text)]
-        return [text[a:b] for a, b in pairwise([0, *ends, len(text)]) if a < b]
+            return _Cut(text.text, [0], [text.text])
+        shared = 0
+        for start in before.starts[-1:-_MOST_NEW_PIECES:-1]:
+            if text.text.startswith(before.text[:start]):
+                shared = max(bisect_right(before.starts, start - self._longest_special) - 1, 0)
+                break
+        begin = before.starts[shared]
+        pieces = self._special.split(text.text[begin:])
+        if shared and not pieces[0]:
+            del pieces[0]
+        starts = accumulate(map(len, pieces[:-1]), initial=begin)
+        return _Cut(text.text, [*before.starts[:shared], *starts], pieces, shared)
 
-    def _ending_at_tokens(self, parts: Sequence[Part], pieces: Sequence[str]) -> Iterator[Part]:
-        """Yield parts by the token behind each, in a text of these pieces.
+    def _of_pieces(self, text: Text, last: _Cut, cut: _Cut) -> Encoded:
+        """Return the tokens of a text, whose beginning is that of the last one."""
+        shared, begin = cut.shared, cut.starts[cut.shared]
+        own = [self._pieces[piece] for piece in cut.pieces]
+        tokens = last.counts[shared]
+        counts = accumulate(map(len, own), initial=tokens)
+        cut.counts = [*last.counts[:shared], *counts]
+        cut.tokens = last.tokens[:tokens] + array("I", b"".join(each.tobytes() for each in own))
+        known = bisect_right(text.parts, begin, key=lambda part: part.end)
+        if text.parts[:known] == last.parts[:known]:
+            rest = self._ending_at_tokens(text.parts[known:], cut.pieces, begin, tokens)
+            cut.ended = [*last.ended[:known], *rest]
+        else:
+            pieces = [text.text] if self._special is None else self._special.split(text.text)
+            cut.ended = [*self._ending_at_tokens(text.parts, pieces, 0, 0)]
+        cut.parts = text.parts
+        return Encoded(cut.tokens, cut.ended)
+
+    def _ending_at_tokens(
+        self, parts: Sequence[Part], pieces: Sequence[str], characters: int, tokens: int
+    ) -> Iterator[Part]:
+        """Yield parts by the token behind each, for pieces behind these characters and tokens.
 
         A token that two parts share is the first one's, as are blanks behind a part's last word.
         """
-        at = characters = tokens = 0
+        at = 0
         for kind, end in parts:
             while at < len(pieces) and characters + len(pieces[at]) <= end:
                 characters += len(pieces[at])
@@ -270,6 +337,7 @@ class TekkenTokenizer(Tokenizer):
         tekken = self._tokenizer.instruct_tokenizer.tokenizer
         self._encode, self._bytes = tekken.encode, tekken.id_to_byte_piece
         self._no_special = SpecialTokenPolicy.IGNORE
+        self._finder = PartFinder(as_bytes=True)
 
     def prompt(self, request: LoggedRequest) -> Piece:
         """Return the tokens of a chat, or the request's own text or tokens."""
@@ -296,7 +364,7 @@ class TekkenTokenizer(Tokenizer):
         texts = [self._bytes(token, self._no_special) for token in tokens]
         ends = [*accumulate(map(len, texts))]
         text = b"".join(texts).decode("latin-1")
-        *parts, last = parts_of(text, chat, as_bytes=True) or [Part("template", 0)]
+        *parts, last = self._finder.parts_of(text, chat) or [Part("template", 0)]
         marked = [Part(kind, bisect_left(ends, end) + 1) for kind, end in parts]
         return [*marked, Part(last.kind, len(tokens))]  # with what has no bytes
 
@@ -339,10 +407,27 @@ def load(path: str, template: str | None = None) -> Tokenizer:
     return TekkenTokenizer(place)
 
 
+class _Cut(Struct):
+    """A rendered prompt in pieces, without the first ones, which it shares with the one before.
+
+    Each piece by its first character, and by the tokens before it; parts by character and token.
+    """
+
+    text: str
+    starts: list[int]
+    pieces: list[str] = []
+    shared: int = 0
+    counts: list[int] = field(default_factory=lambda: [0])
+    tokens: Tokens = field(default_factory=lambda: tokens_of(()))
+    parts: Sequence[Part] = ()
+    ended: list[Part] = []
+
+
 class _Facts(Struct, frozen=True):
-    """What a tokenizer's special tokens are; prompts can be cut where `boundaries` match."""
+    """What a tokenizer's special tokens are; `boundaries` matches where prompts can be cut."""
 
     boundaries: str | None
+    longest: int
     special: Mapping[str, int]
 
 
@@ -388,11 +473,13 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
 
     ids = {name: tokenizer.token_to_id(text) for name, text in special.items()}
     known = {name: token for name, token in ids.items() if token is not None}
-    return _Facts(_boundaries(tokenizer), known), encode
+    added = tokenizer.get_added_tokens_decoder().values()
+    longest = max((len(each.content) for each in added), default=0)
+    return _Facts(_boundaries(tokenizer), longest, known), encode
 
 
 def _boundaries(tokenizer: Any) -> str | None:
-    """Return what rendered prompts can be cut before, special tokens; None where they cannot.
+    """Return where rendered prompts can be cut: before special tokens; None where they cannot.
 
     Not where a special token takes the blanks before it, or is found in normalized text.
     """
@@ -403,11 +490,8 @@ def _boundaries(tokenizer: Any) -> str | None:
         return None
     if any(word in other for word in words for other in words if word != other):
         return None
-    begins = {word[:size] for word in words for size in range(1, len(word))}
-    if any(word[-size:] in begins for word in words for size in range(1, len(word))):
-        return None  # two may overlap
     longest_first = sorted((re.escape(each.content) for each in special), key=len, reverse=True)
-    return "|".join(longest_first)
+    return f"(?={'|'.join(longest_first)})"
 
 
 def _size(message: Message) -> int:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as Library
 import kvscope
 from kvscope.chat_logs import parts, tokenizer
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
-from kvscope.chat_logs.parts import parts_of
+from kvscope.chat_logs.parts import PartFinder
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.store import traces
@@ -138,7 +138,7 @@ def test_what_a_template_rewrites_is_found_by_its_end_or_is_the_templates() -> N
     tools = "search: nothing\nlookup: Looks up é.\n"
     text = f"{rules}{SYSTEM['content']}{tools}[{USER['content']}][{said}][lookup]"
     parts, at = [], 0
-    for kind, end in parts_of(text, chat):
+    for kind, end in PartFinder().parts_of(text, chat):
         parts.append((kind, text[at:end]))
         at = end
     assert [kind for kind, _ in parts][:4] == ["template", "system", "tool 1", "tool 2"]
@@ -147,7 +147,9 @@ def test_what_a_template_rewrites_is_found_by_its_end_or_is_the_templates() -> N
     assert [kind for kind, _ in parts][4:] == ["user", "assistant", "user", "template"]
     assert parts[4][1].endswith(f"[{USER['content']}")
     assert parts[5][1].endswith(said)
-    lost = parts_of(text, Chat([SYSTEM, USER, {"role": "assistant", "content": "else"}]))
+    lost = PartFinder().parts_of(
+        text, Chat([SYSTEM, USER, {"role": "assistant", "content": "else"}])
+    )
     assert [kind for kind, _ in lost] == ["template", "system", "user", "template"]
 
 
@@ -164,7 +166,7 @@ def test_messages_that_a_template_rewrites_are_not_looked_for_without_end(
 
     monkeypatch.setattr(parts, "_find", counted)
     chat = Chat([{"role": "user", "content": f"message {k}"} for k in range(1000)])
-    assert [kind for kind, _ in parts_of("MESSAGES", chat)] == ["template"]
+    assert [kind for kind, _ in PartFinder().parts_of("MESSAGES", chat)] == ["template"]
     assert len(looked_for) < 100
 
 
@@ -172,7 +174,7 @@ def test_a_prompt_without_a_text_is_the_templates() -> None:
     """Of special tokens alone, which stand for no bytes."""
     empty = {"role": "user", "content": ""}
     assert [kind for kind, _ in cut(tekken(_TEKKEN[0]), Chat([empty]))] == ["template"]
-    assert parts_of("", Chat([empty])) == []
+    assert PartFinder().parts_of("", Chat([empty])) == []
 
 
 def test_prompts_that_cannot_be_cut_have_parts_too(tmp_path: Path) -> None:

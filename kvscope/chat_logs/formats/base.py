@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec import Struct, field
 
@@ -25,12 +25,32 @@ class Chat(Struct, frozen=True):
     """Messages that the model's chat template makes a prompt of.
 
     `arguments` go to the template under their names: those of `chat_template_kwargs`, `documents`,
-    `reasoning_effort`, `add_generation_prompt` and `continue_final_message`.
+    `reasoning_effort`, `add_generation_prompt` and `continue_final_message`. `conversation` is the
+    logged one, which begins with `messages` and ends with an answer.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Tool] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    conversation: Sequence[Message] | None = None
+
+
+class Rendered(NamedTuple):
+    """A prompt, whether it has a date, and `ends`.
+
+    For so many of its first messages the prompt is the text up to the end of these, and the text
+    behind the end of all.
+    """
+
+    text: str
+    is_dated: bool
+    ends: dict[int, int]
+
+    def of(self, messages: int) -> str | None:
+        """Return the prompt of the first messages, None where it is not known."""
+        if not self.ends or messages not in self.ends:
+            return None
+        return self.text[: self.ends[messages]] + self.text[self.ends[max(self.ends)] :]
 
 
 Prompt = Chat | str | list[int]

@@ -223,12 +223,17 @@ def _messages(message: Any) -> Iterable[Any]:
     return from_parts(message, "messages")
 
 
-def _chat(row: _Row, fields: Mapping[str, Any], messages: Sequence[Message]) -> Chat:
+def _chat(
+    row: _Row,
+    fields: Mapping[str, Any],
+    messages: Sequence[Message],
+    conversation: Sequence[Message] | None = None,
+) -> Chat:
     arguments = dict(row.chat_template_kwargs or {})
     for name in _TEMPLATE_ARGUMENTS:
         if fields.get(name) is not None:
             arguments[name] = fields[name]
-    return Chat(messages, row.tools, arguments)
+    return Chat(messages, row.tools, arguments, conversation)
 
 
 def _answers(row: _Row) -> list[int]:
@@ -263,7 +268,7 @@ def _conversation(
         asked_s = _time(messages[at - 1], _TIMES)
         requests.append(
             LoggedRequest(
-                prompt=_chat(row, fields, messages[:at]),
+                prompt=_chat(row, fields, messages[:at], messages),
                 response=messages[at],
                 arrival_s=start_s if asked_s is None and number == 0 else asked_s,
                 retention=row.retention if at == answers[-1] else None,

@@ -1,0 +1,151 @@
+"""Templates by which a conversation's prompts grow: each is the last one's beginning, and an end.
+
+It is so where nothing that a template has written before it asks for a message depends on that
+message or on how many there are, and nothing that it writes behind the last one depends on any.
+Its code shows that if messages are read by one loop that looks neither ahead nor at its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from jinja2 import nodes
+
+_STATE = frozenset({"namespace", "cycler", "joiner"})
+"""What a loop can change for what follows it."""
+_BEHIND = frozenset({"first", "index", "index0", "previtem", "cycle", "changed"})
+"""What a loop knows without looking ahead."""
+_OTHERS = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.With)
+
+
+class ReadInOrder(Sequence[Any]):
+    """Messages that note in `ends` how much was `written` when each, and the end, was asked for."""
+
+    def __init__(
+        self, items: Sequence[Any], written: Callable[[], int], ends: dict[int, int], first: int = 0
+    ) -> None:
+        self._items, self._written, self._ends, self._first = items, written, ends, first
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return a message, or those from one on."""
+        if not isinstance(at, slice):
+            return self._items[at]
+        first = self._first + (at.start or 0)
+        return ReadInOrder(self._items[at], self._written, self._ends, first)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield each message."""
+        for at, item in enumerate(self._items, self._first):
+            self._ends[at] = self._written()
+            yield item
+        self._ends[self._first + len(self._items)] = self._written()
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._items)
+
+
+def least_messages(template: nodes.Template) -> int | None:
+    """Return from how many messages on prompts grow; None where the code does not show that.
+
+    As `ReadInOrder`, `messages` need no other methods there.
+    """
+    if next(template.find_all(_OTHERS), None) is not None:
+        return None
+    lists, state, known = _variables(template)
+    least = skipped = 0
+    for item in template.find_all(nodes.Getitem):
+        if isinstance(item.node, nodes.Name) and item.node.name in lists:
+            if (index := _index(item.arg)) is None:
+                return None
+            if isinstance(item.arg, nodes.Slice):  # of an assignment
+                skipped += index
+            else:
+                known.add(id(item.node))
+                least = max(least, index)
+    macros = [*template.find_all(nodes.Macro)]
+    for loop, rest in _loops(template.body, lists):
+        ending = [*rest, *(macros if any(map(_calls, rest)) else [])]
+        read = _names(ending)
+        if loop.recursive or loop.else_ or read & (lists | state) or not _looks_back(loop):
+            return None
+        known.add(id(loop.iter))
+    uses = (each for each in template.find_all(nodes.Name) if each.name in lists)
+    return least + skipped + 1 if all(id(each) in known for each in uses) else None
+
+
+def _variables(template: nodes.Template) -> tuple[set[str], set[str], set[int]]:
+    """Return the names of messages, those of what a loop may change, and the nodes that name them.
+
+    The nodes are those of assignments of all messages, or of those from one on.
+    """
+    lists, state, known = {"messages"}, set(_STATE), set[int]()
+    for assign in (*template.find_all(nodes.Assign), *template.find_all(nodes.AssignBlock)):
+        if isinstance(assign, nodes.Assign) and isinstance(assign.target, nodes.Name):
+            source = assign.node
+            if isinstance(source, nodes.Getitem) and isinstance(source.arg, nodes.Slice):
+                source = source.node
+            if isinstance(source, nodes.Name) and source.name in lists:
+                lists.add(assign.target.name)
+                known |= {id(source), id(assign.target)}
+        if state & (names := _names([assign])):
+            state |= names
+    return lists, state, known
+
+
+def _names(body: Iterable[nodes.Node]) -> set[str]:
+    """Return the names of variables in the code."""
+    names = (name for each in body for name in (each, *each.find_all(nodes.Name)))
+    return {each.name for each in names if isinstance(each, nodes.Name)}
+
+
+def _calls(node: nodes.Node) -> bool:
+    return next(node.find_all(nodes.Call), None) is not None
+
+
+def _index(node: nodes.Node) -> int | None:
+    """Return the number of a message, or from which on a slice takes all; None for others."""
+    if isinstance(node, nodes.Slice):
+        if node.stop is not None or node.step is not None:
+            return None
+        node = node.start or nodes.Const(0)
+    is_number = isinstance(node, nodes.Const) and type(node.value) is int and node.value >= 0
+    return node.value if isinstance(node, nodes.Const) and is_number else None
+
+
+def _loops(
+    body: Sequence[nodes.Node], lists: set[str]
+) -> Iterator[tuple[nodes.For, list[nodes.Node]]]:
+    """Yield the loops over messages outside of others, and what is done after each."""
+    for at, node in enumerate(body):
+        rest = [*body[at + 1 :]]
+        if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name):
+            if node.iter.name in lists:
+                yield node, rest
+        elif isinstance(node, nodes.If):
+            for branch in (node.body, node.else_, *(each.body for each in node.elif_)):
+                for loop, inner in _loops(branch, lists):
+                    yield loop, [*inner, *rest]
+
+
+def _looks_back(loop: nodes.For) -> bool:
+    """Return whether a loop asks for nothing but what it has done."""
+    inside = [*_of_loop([*loop.body, *([loop.test] if loop.test else [])])]
+    asked = {
+        id(each.node)
+        for each in inside
+        if (isinstance(each, nodes.Getattr) and each.attr in _BEHIND)
+        or (isinstance(each, nodes.Getitem) and getattr(each.arg, "value", None) in _BEHIND)
+    }
+    return all(
+        id(each) in asked for each in inside if isinstance(each, nodes.Name) and each.name == "loop"
+    )
+
+
+def _of_loop(body: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
+    """Yield the nodes for which `loop` is that of this body."""
+    for node in body:
+        yield node
+        inner = [node.iter] if isinstance(node, nodes.For) else node.iter_child_nodes()
+        yield from _of_loop(inner)
