@@ -153,7 +153,7 @@ def test_other_machines_are_options() -> None:
 def test_replicas_that_come_and_go_or_stand_apart_are_options() -> None:
     """With the figures of `fleet`, and the price of as many as serve on average."""
     traffic: dict[str, Any] = {"rate_scale": 10.0, "tpot_slo": "20ms", "num_gpu_blocks": 4000}
-    varied: dict[str, Any] = {"autoscale": "1..3@1", "disaggregate": "20GB/s"}
+    varied: dict[str, Any] = {"autoscale": "1..8@1", "disaggregate": "20GB/s"}
     asked = {**DEPLOYMENT, **traffic, **varied, "policy": "lru", "db": ":memory:"}
     tuned = kvscope.tune(SAMPLE, slo="2s", **asked)
     plan = tuned.to_dict()
@@ -170,7 +170,7 @@ def test_replicas_that_come_and_go_or_stand_apart_are_options() -> None:
         assert row["ttft_ms"]["p95"]["value"] == pytest.approx(figures["ttft_at_percentile_ms"])
     change = by_kind["scaled"]["change"]
     assert change["mean_replicas"] == pytest.approx(scaled["mean_replicas"])
-    assert (change["replicas"], change["prefill"]) == (3, None)
+    assert (change["replicas"], change["prefill"]) == (8, None)
     price = DEPLOYMENT["gpu_hour"] * scaled["mean_replicas"]
     assert by_kind["scaled"]["price_per_hour"] == pytest.approx(price)
     change = by_kind["apart"]["change"]
@@ -178,7 +178,7 @@ def test_replicas_that_come_and_go_or_stand_apart_are_options() -> None:
     assert by_kind["apart"]["price_per_hour"] == DEPLOYMENT["gpu_hour"] * apart["replicas"]
     named = [option.label("lru", "") for option in tuned.recommendation.plan.options]
     split = f"{apart['prefill']} prefill + {apart['decode']} decode"
-    assert {"1 to 3 replicas, session, lru", f"{split} replicas, session, lru"} <= {*named}
+    assert {"1 to 8 replicas, session, lru", f"{split} replicas, session, lru"} <= {*named}
 
 
 def test_no_option_is_named_that_rejects_more_or_harms(planned: Tight) -> None:
