@@ -490,6 +490,9 @@ def _boundaries(tokenizer: Any) -> str | None:
         return None
     if any(word in other for word in words for other in words if word != other):
         return None
+    begins = {word[:size] for word in words for size in range(1, len(word))}
+    if any(word[-size:] in begins for word in words for size in range(1, len(word))):
+        return None  # two may overlap
     longest_first = sorted((re.escape(each.content) for each in special), key=len, reverse=True)
     return f"(?={'|'.join(longest_first)})"
 

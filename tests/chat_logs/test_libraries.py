@@ -97,15 +97,16 @@ def test_pieces_have_the_tokens_of_the_whole(model: Path) -> None:
         AddedToken("<x>", special=True, single_word=True, normalized=False),
         AddedToken("<x>", special=True, normalized=True),
         AddedToken("a<s>", special=True, normalized=False),
+        AddedToken("x><", special=True, normalized=False),
     ],
 )
 def test_prompts_are_not_cut_where_pieces_would_differ(tmp_path: Path, added: AddedToken) -> None:
-    """Special tokens that take what is before them, or contain others."""
+    """Special tokens that take what is before them, contain others, or overlap them."""
     write_model(tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     tokenizer.add_special_tokens([added])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    text = "how many <x> blocks a<s>a <x>"
+    text = "how many <x><s> blocks a<s>a <x>"
     (encoded,) = HuggingFaceTokenizer(tmp_path).encode([Text(text)])
     assert [*encoded.tokens] == tokens(tmp_path, text)
 
