@@ -697,7 +697,7 @@ def _with_references(
     if (bytes_per_s := study.request.disaggregate) is not None:
         with monitor.steps("taking prefill and decode apart"):
             block_bytes, _ = _block_bytes(study.request, engine, study.trace.block_size)
-            link, most = Link(bytes_per_s, block_bytes), study.request.replicas[-1]
+            link, most = Link(bytes_per_s, block_bytes), max(study.request.replicas[-1], 2)
             apart = DisaggregatedFleet.of(sweep, study.answer, link, most)
             study = replace(study, disaggregated=apart)
     if study.think is not None or not any(isinstance(line.policy, Lru) for line in study.lines):
