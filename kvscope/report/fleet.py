@@ -788,6 +788,7 @@ def _assumed(study: FleetStudy) -> list[str]:
             "Apart: a prefill replica sends the KV of whole prompts, one after the other, and does"
             " not hold its blocks meanwhile; decode replicas are chosen by their requests, and get"
             " the KV of preempted ones back at no cost."
+            + (" Replayed with one seed." if study.best.router.draws else "")
         )
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
