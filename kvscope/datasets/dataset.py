@@ -101,7 +101,7 @@ class Dataset:
             raise InputError(
                 "this dataset is not finished",
                 where=folder,
-                remedy="run the `kvscope ingest` with --into again: it continues where it ended",
+                remedy="run the `kvscope ingest` with --into again",
             )
         try:
             content = path.read_bytes()
