@@ -66,7 +66,7 @@ def _options(*, pool: bool) -> FleetOptions:
         ("capacity", "Capacity of a replica", "", parse),
         ("time_model", "Time model", {"usual": "automatic"}),
         ("autoscale", "Also autoscale", {"placeholder": "2..8@0.5"}),
-        ("disaggregate", "Also prefill apart", {"placeholder": "50GB/s"}),
+        ("disaggregate", "Also split prefill and decode", {"placeholder": "50GB/s"}),
     )
     about = "closed: a turn arrives its think time after the simulated end of the previous one."
     left, middle, right = st.columns([1, 3, 2])

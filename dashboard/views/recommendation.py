@@ -87,7 +87,7 @@ def _options(compared: list[str], *, deployed: bool) -> TuneOptions:
         asked |= sidebar.options_row(
             TuneOptions,
             ("autoscale", "Also autoscale", {"placeholder": "2..8@0.5"}),
-            ("disaggregate", "Also prefill apart", {"placeholder": "50GB/s"}),
+            ("disaggregate", "Also split prefill and decode", {"placeholder": "50GB/s"}),
         )
     return TuneOptions(**asked, **sidebar.of_deployment(TuneOptions))
 

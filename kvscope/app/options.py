@@ -354,11 +354,11 @@ class IntoOptions(Options, frozen=True, kw_only=True):
         "auto",
     )
     workers: int | None = option(
-        "With --into: number of processes.", "N", values.whole(1), "one per core"
+        "With --into: number of processes that build shards.", "N", values.whole(1), "one per core"
     )
     on: str | None = option(
-        f"With --into: Ray cluster that does the steps: {_CLUSTER} All nodes need the files and"
-        " DIR at the same paths.",
+        f"With --into: Ray cluster that builds the shards: {_CLUSTER} All nodes need DIR at the"
+        " same path.",
         "CLUSTER",
         values.cluster,
         "this machine",

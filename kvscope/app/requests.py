@@ -231,9 +231,9 @@ def varied(autoscale: Scaling | None, disaggregate: float | None) -> list[str]:
 def check_varied(
     flags: Sequence[str], where: ResolvedDeployment | None, model: Model | None, needs: str
 ) -> None:
-    """Raise UsageError where replicas are to be varied that are not simulated so.
+    """Raise UsageError for `flags` (`varied`) that are not simulated for this deployment.
 
-    `needs` is what to do for simulated vLLMs, empty where they are.
+    `needs` says how to get simulated vLLMs, empty where replicas are such.
     """
     for flag in flags:
         hybrid = where is not None and where.kv_groups is not None

@@ -296,7 +296,7 @@ def note_ingested(where: str, ingested: Ingested, monitor: Monitor) -> None:
 def ingest_into(
     paths: Sequence[str], folder: str, options: IntoOptions, reading: Reading, monitor: Monitor
 ) -> Ingested:
-    """Make the dataset of all files at `paths` in a folder, or go on with it where it ended.
+    """Make the dataset of all files at `paths` in a folder, or go on with its shards.
 
     Bad lines, inferences, and a dataset that is finished already become notes. Raises as
     `ingest_dataset`.

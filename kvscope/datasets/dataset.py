@@ -21,7 +21,7 @@ from kvscope.store import traces
 from kvscope.store.file import StoreFile
 from kvscope.store.folder import MANIFEST, STORE
 
-VERSION = 3
+VERSION = 4
 CUTS = "cuts.npz"
 REQUESTS, SHARDS, WORK = "requests", "shards", "work"
 
@@ -110,7 +110,7 @@ class Dataset:
                 raise InputError(
                     f"a dataset of version {version}, not {VERSION}",
                     where=str(path),
-                    remedy="ingest its files again with this kvscope",
+                    remedy="ingest its files with this kvscope, into another folder",
                 )
             self.manifest = msgspec.json.decode(content, type=Manifest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

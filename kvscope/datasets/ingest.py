@@ -124,7 +124,7 @@ def ingest_dataset(
     executor: Executor,
     progress: Progress,
 ) -> Ingested:
-    """Make the dataset of all files at `paths`, or go on with it, in the folder `into`.
+    """Make the dataset of all files at `paths`, or go on with its shards, in the folder `into`.
 
     Raises InputError where files cannot be read or too many lines are bad, UsageError where the
     folder holds something else or the memory is too little.
@@ -478,7 +478,7 @@ class DatasetBuild:
 def _no_file(path: str) -> UsageError:
     """Return the error for a source that cannot be read again after a failure."""
     return UsageError(
-        "no file: a dataset is made of files, which are read again where need be",
+        "no file: a dataset is made of files, which can be read again",
         where=path,
         remedy="write it to one first",
     )

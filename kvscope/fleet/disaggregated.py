@@ -15,16 +15,19 @@ of one token, whose KV the decode replica reads to compute the prompt's last tok
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kvscope.core import memory
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engines import replay_engines
+from kvscope.fleet.machines import machines_bytes
 from kvscope.fleet.outcome import FleetOutcome
 from kvscope.fleet.replay import FleetReplay
 from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep
@@ -34,6 +37,8 @@ from kvscope.replay.workload import Workload
 from kvscope.routers.balancers import LeastRequests
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.settings import NO_LIMIT
+
+_KEPT = 16  # numbers of prefill replicas of which the replay is kept
 
 
 class Link(NamedTuple):
@@ -80,12 +85,12 @@ class SplitFleet(Struct, frozen=True):
 class DisaggregatedFleet(Struct, frozen=True):
     """The answer's router and policy in front of prefill replicas, and decode replicas behind them.
 
-    They are to meet the SLO's TTFT, and its TPOT or, without one, the answer's: `tpot_s`, None
-    where nothing decodes. `fewest` is the best of the fewest replicas of up to `tried` that do,
-    None where none do; `alike` are all splits of as many replicas as the answer has.
+    The target is the SLO's TTFT and `tpot_s`: the SLO's TPOT, without one that of the answer; None
+    where nothing decodes. `fewest` has the fewest replicas that meet it, the best split of so many;
+    None where up to `tried` miss it. `alike` are all splits of the answer's number of replicas.
     """
 
-    DOCUMENT: ClassVar[str] = "bytes_per_s tpot_slo_ms=tpot_s tried fewest alike"
+    DOCUMENT: ClassVar[str] = "bytes_per_s tpot_target_ms=tpot_s tried fewest alike"
     bytes_per_s: float
     tpot_s: float | None
     tried: int
@@ -93,18 +98,28 @@ class DisaggregatedFleet(Struct, frozen=True):
     alike: tuple[SplitFleet, ...]
 
     @classmethod
-    def of(cls, sweep: FleetSweep, answer: FleetRun, link: Link, most: int) -> Self:
-        """Split the answer's replicas in every way, then as few as meet the SLO, up to `most`."""
+    def of(
+        cls,
+        sweep: FleetSweep,
+        answer: FleetRun,
+        link: Link,
+        most: int,
+        require_going: Callable[[], None] = lambda: None,
+    ) -> Self:
+        """Split the answer's replicas in every way, then as few as meet the SLO, up to `most`.
+
+        `require_going` is as for `Stages`.
+        """
         slo = sweep.slo
         tpot_s = answer.outcome.target_tpot_s if slo.tpot_s is None else slo.tpot_s
-        stages = Stages(sweep, answer.fleet, link, tpot_s, answer.seed)
+        stages = Stages(sweep, answer.fleet, link, tpot_s, answer.seed, require_going)
         count = answer.fleet.replicas
         alike = tuple(stages.split(each, count - each) for each in range(1, count))
         return cls(link.bytes_per_s, tpot_s, most, stages.fewest(most), alike)
 
 
 class Prefilled(NamedTuple):
-    """Prompts on prefill replicas, when their KV got behind these, and how busy links are."""
+    """The replay of prefill replicas, when the KV of each prompt has moved, and `link_busy`."""
 
     done: FleetReplay
     sent_s: Float64s
@@ -112,7 +127,10 @@ class Prefilled(NamedTuple):
 
 
 class Stages:
-    """Both stages behind a fleet's router, with a seed; what prefill replicas do is kept."""
+    """Both stages behind a fleet's router, with a seed.
+
+    `require_going` raises Stopped once the replays are to end.
+    """
 
     def __init__(
         self,
@@ -121,6 +139,7 @@ class Stages:
         link: Link,
         tpot_s: float | None = None,
         seed: int = 0,
+        require_going: Callable[[], None] = lambda: None,
     ) -> None:
         assert sweep.engine is not None  # noqa: S101  (checked with the options)
         self._sweep, self._fleet, self._link, self._seed = sweep, fleet, link, seed
@@ -136,14 +155,19 @@ class Stages:
         self._decoder = decoding(sweep.engine)
         self._cost = decode_cost(StepCost.of(known.profile))
         self._outside_s = known.profile.request_s
-        self.prefilled = cache(self._prefilled)
+        self._require_going = require_going
+        self.prefilled = lru_cache(_KEPT)(self._prefilled)
         self.split = cache(self._split)
 
     def fewest(self, most: int) -> SplitFleet | None:
         """Return the best of the fewest replicas that meet the SLO, up to `most`; None for none."""
-        for total in range(2, most + 1):
-            prefills = (each for each in range(1, total) if self.in_time(each))
-            splits = [self.split(each, total - each) for each in prefills]
+        able = [  # which miss it with the most decode replicas miss it with fewer
+            each
+            for each in range(1, most)
+            if self.in_time(each) and self.split(each, most - each).outcome.meets
+        ]
+        for total in range(2, most + 1) if able else ():
+            splits = [self.split(each, total - each) for each in able if each < total]
             best = min(splits, key=lambda split: split.rank, default=None)
             if best is not None and best.outcome.meets:
                 return best
@@ -156,6 +180,7 @@ class Stages:
         return self._first.outcome(done).target_ttft_s <= self._slo.ttft_s
 
     def _prefilled(self, prefill: int) -> Prefilled:
+        self._require_going()
         done = self._first.replay(replace(self._fleet, replicas=prefill), self._seed)
         prompts = self._sweep.prompts
         blocks = -(-prompts.input_tokens // prompts.block_size)
@@ -179,6 +204,9 @@ class Stages:
         prompts = select(sweep.prompts, served)  # turns may get there in another order
         prompts = replace(prompts, parent=np.full_like(prompts.parent, -1))
         prompts, order = retimed(prompts, sent_s[served])
+        self._require_going()
+        needed = machines_bytes(sweep.workload.traffic, self._decoder, decode)
+        memory.require(needed, f"{decode:,} decode replicas", "take fewer replicas, or more memory")
         then = replay_engines(prompts, Lru(), LeastRequests(), decode, self._decoder, self._cost)
         begin_s, token_s, end_s = np.full((3, len(sent_s)), np.nan)
         place = served[order]

@@ -688,7 +688,7 @@ def _apart_in_words(study: FleetStudy, apart: DisaggregatedFleet) -> str:
     if study.fewest == best.replicas:
         instead = "as many as together"
     hits, before = best.outcome.taken, study.answer.outcome.taken
-    why = ": prefill replicas hold no answers" if hits < before else ""
+    why = ", in part because prefill replicas hold no answers" if hits < before else ""
     return (
         f"{best.prefill} to prefill and {best.decode} to decode are the fewest that meet {target}:"
         f" {counted(best.replicas, 'replica')}, {instead}. They hit {share(hits)} of the input"

@@ -53,7 +53,7 @@ CACHE_STUDY = "cache study: idle cached blocks only, without weights, running re
 
 HELD_OUT, VALIDATION = "held-out requests", "the validation window"
 LATER = "the later requests"
-ONE_WINDOW = "one of both windows alone shows it"
+ONE_WINDOW = "only one of the two later windows shows it"
 _ANSWERS: dict[SloAnswer, str] = {
     "meets": "meets it",
     "misses": "misses it",

@@ -456,7 +456,7 @@ def _checked_version(connection: duckdb.DuckDBPyConnection, path: str) -> int:
     oldest, newest = migrations()[0][0], migrations()[-1][0]
     if current < oldest:
         raise StoreVersionError(
-            f"a much older kvscope wrote it (schema version {current}, this one reads {oldest} on)",
+            f"an older kvscope wrote it (schema version {current}, this one reads {oldest} on)",
             where=path,
             remedy="ingest its traces again, into another file with --db",
         )

@@ -169,7 +169,8 @@ class PlanOption(Struct, frozen=True):
         """The sort key of options: price, replicas, memory; the same machine and LRU first."""
         price = math.inf if self.price_hour is None else self.price_hour
         sizes = self.tier.sizes if self.tier else (0, 0)
-        here = price, self.machine is not None, self.replicas, sizes
+        replicas = self.mean_replicas or self.replicas
+        here = price, self.machine is not None, replicas, sizes
         return *here, self.policy.name != Lru.name, -self.trial.attainment
 
     @property
@@ -416,8 +417,10 @@ class Planner:
         tpot_s = result.target.tpot_slo_s or result.lru.later.tpot_s
         together = result.fewest_lru.replicas if result.fewest_lru else None
         most = 2 * max(together or 1, result.replicas) + 2
-        with self._tuner.progress("taking prefill and decode apart"):
-            split = Stages(sweep, Fleet(SESSION, Lru(), 2), link, tpot_s).fewest(most)
+        with self._tuner.progress("replaying prefill and decode replicas"):
+            fleet = Fleet(SESSION, Lru(), 2)
+            stages = Stages(sweep, fleet, link, tpot_s, require_going=later.require_going)
+            split = stages.fewest(most)
         if split is not None:
             yield OptionChange(Lru(), split.replicas, split=PrefillSplit(split.prefill, link))
 

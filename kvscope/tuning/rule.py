@@ -71,7 +71,7 @@ class Judged(Struct, frozen=True):
 
     @property
     def gains_twice(self) -> bool:
-        """Whether TEL or attainment is better on each of both windows: else it hardly lasts."""
+        """Whether TEL or attainment is better on both windows: one alone rarely recurs."""
         return all(
             trial.gains["tel"].value > 0 or trial.attainment_gain.value > 0
             for trial in (self.validation, self.held_out)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import Struct, field
@@ -692,13 +692,14 @@ def _with_references(
             sizes = pool_sizes(sweep, sweep.engine, study.answer, study.tier, monitor.note)
             study = replace(study, pool_sizes=sizes)
     if (scaling := study.request.autoscale) is not None:
-        with monitor.steps("letting replicas come and go"):
+        with monitor.steps("replaying autoscaled replicas"):
             study = replace(study, autoscaled=AutoscaledFleet.of(sweep, study.answer, scaling))
     if (bytes_per_s := study.request.disaggregate) is not None:
-        with monitor.steps("taking prefill and decode apart"):
+        with monitor.steps("replaying prefill and decode replicas"):
             block_bytes, _ = _block_bytes(study.request, engine, study.trace.block_size)
             link, most = Link(bytes_per_s, block_bytes), max(study.request.replicas[-1], 2)
-            apart = DisaggregatedFleet.of(sweep, study.answer, link, most)
+            more = link, most, partial(_require_going, monitor)
+            apart = DisaggregatedFleet.of(sweep, study.answer, *more)
             study = replace(study, disaggregated=apart)
     if study.think is not None or not any(isinstance(line.policy, Lru) for line in study.lines):
         return study
@@ -709,6 +710,12 @@ def _with_references(
         if router.sees == "order"
     }
     return replace(study, lru_curves=curves, pooled_curve=workload.curve)
+
+
+def _require_going(monitor: Monitor) -> None:
+    """Raise Stopped once the monitor's `stop` is set."""
+    if monitor.stop.is_set():
+        raise Stopped("stopped before the search was finished")
 
 
 def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:

@@ -48,7 +48,9 @@ def stages(
     """Return both stages of 300 requests that come within so many seconds."""
     engine = replace(SETTINGS, usable_blocks=blocks)
     trace = a_trace(seconds)
-    trace = replace(trace, input_tokens=trace.input_tokens + 3)  # no whole blocks
+    tokens = trace.input_tokens + 3  # no whole blocks
+    cached = np.maximum(tokens, tokens + trace.output_tokens - 1) // trace.block_size
+    trace = replace(trace, input_tokens=tokens, cached_blocks=cached.astype(np.int32))
     sweep = FleetSweep(Workload(trace, SETTING, WINDOWS), blocks, slo, engine=engine)
     fleet = Fleet(router or RoundRobin(), policy or Lru(), 3)
     return sweep, Stages(sweep, fleet, LINK, slo.tpot_s)

@@ -124,12 +124,12 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_schema_before_the_first_step_is_refused(tmp_path: Path, *, read_only: bool) -> None:
-    """A store of a much older kvscope is left alone; its traces are to be ingested again."""
+    """A store of an older kvscope is left alone; its traces are to be ingested again."""
     path = str(tmp_path / "store.duckdb")
     filled(path)
     with duckdb.connect(path) as connection:
         connection.execute("UPDATE schema_version SET version = 28")
-    with pytest.raises(StoreVersionError, match=r"much older.* 28, .*29 on.*traces again"):
+    with pytest.raises(StoreVersionError, match=r"an older kvscope.* 28, .*29 on.*traces again"):
         open_store(path, read_only=read_only)
 
 

@@ -105,9 +105,10 @@ class RowTier(Struct, frozen=True):
 class RowChange(Struct, frozen=True):
     """What a row changes: `tp` GPUs a replica; `router` is null for one replica, `tier` for none.
 
-    Of `replicas`, `prefill` ones prefill and the others decode; null where all do both. They are
-    the most of those that come and go, `mean_replicas` on average; null for others. `gpu`, `tp` and
-    `weight_dtype` are null in a cache study; `params` has `xi_ms` beside `xi_tokens`.
+    `prefill` of the `replicas` prefill and the others decode; null where all do both. With
+    autoscaling, `replicas` is the largest number and `mean_replicas` the mean; null without.
+    `gpu`, `tp` and `weight_dtype` are null in a cache study; `params` has `xi_ms` beside
+    `xi_tokens`.
     """
 
     policy: str
