@@ -71,9 +71,12 @@ def impossible_parents(
     """Return the requests with a parent's id (not `none`) that `parents_by_id` did not follow."""
     lost = np.flatnonzero((parent < 0) & (parent_chat_id != none))
     wanted = parent_chat_id[lost]
-    missing = np.ones(len(lost), dtype=np.bool_)
+    distinct = np.unique(wanted)
+    there = np.zeros(len(distinct), dtype=np.bool_)
     for part in stretches(len(chat_id)) if len(lost) else ():
-        missing &= ~np.isin(wanted, chat_id[part])
+        place = np.minimum(np.searchsorted(distinct, chat_id[part]), len(distinct) - 1)
+        there[place[distinct[place] == chat_id[part]]] = True
+    missing = ~there[np.searchsorted(distinct, wanted)]
     itself = wanted == chat_id[lost]
     return ImpossibleParents(lost[itself], lost[~(itself | missing)], lost[missing])
 
