@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
@@ -276,3 +277,20 @@ class FleetRequest(Struct, frozen=True):
     perfetto: str | None = None
     autoscale: Scaling | None = None
     disaggregate: float | None = None
+
+    def engine_in_groups(self, block_size: int) -> EngineSettings | None:
+        """Return the simulated vLLM, with the groups of a hybrid model's layers.
+
+        Without them where blocks of `block_size` tokens do not divide the groups'.
+        """
+        groups = self.deployment.kv_groups_for(block_size) if self.deployment else None
+        if self.engine is None or groups is None or groups.undivided(block_size):
+            return self.engine
+        return replace(self.engine, groups=groups)
+
+    def block_bytes(self, engine: EngineSettings | None, block_size: int) -> tuple[int, int]:
+        """Return what a block takes on all GPUs of a replica, and how many these are."""
+        model, gpus = self.model, self.deployment.tp if self.deployment else 1
+        assert model is not None  # noqa: S101  (checked with the options)
+        model = model if engine is None or engine.groups is None else model.by_block
+        return model.kv_bytes_per_token(gpus) * gpus * block_size, gpus

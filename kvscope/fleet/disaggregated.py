@@ -42,14 +42,14 @@ _KEPT = 16  # numbers of prefill replicas of which the replay is kept
 
 
 class Link(NamedTuple):
-    """What a replica sends KV over, and what a block takes there: bytes a second, bytes."""
+    """A replica's link: its bandwidth in bytes a second, and the bytes of a block of KV."""
 
     bytes_per_s: float
     block_bytes: int
 
 
 class PrefillSplit(NamedTuple):
-    """How many of a fleet's replicas prefill; the others decode what comes over the `link`."""
+    """A fleet in two parts: `prefill` replicas, whose KV moves over their `link`, and decode ones."""
 
     prefill: int
     link: Link
@@ -217,9 +217,9 @@ class Stages:
 
 
 def arrived_s(ready_s: Float64s, each_s: Float64s, replica: Int32s) -> Float64s:
-    """Return when the KV of R requests has moved, which a replica sends one after the other.
+    """Return when the KV of R requests has arrived (s): a replica sends one after the other.
 
-    It is `ready_s` and takes `each_s`; nan for what is never ready.
+    `ready_s` is the end of each prefill, nan for rejected requests; a transfer takes `each_s`.
     """
     moved_s = np.full_like(ready_s, np.nan)
     order = np.argsort(ready_s, kind="stable")

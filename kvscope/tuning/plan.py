@@ -171,7 +171,8 @@ class PlanOption(Struct, frozen=True):
         sizes = self.tier.sizes if self.tier else (0, 0)
         replicas = self.mean_replicas or self.replicas
         here = price, self.machine is not None, replicas, sizes
-        return *here, self.policy.name != Lru.name, -self.trial.attainment
+        varied = self.scaling is not None or self.split is not None
+        return *here, varied, self.policy.name != Lru.name, -self.trial.attainment
 
     @property
     def full_s(self) -> float | None:
@@ -247,11 +248,11 @@ class TuningPlan(Struct, frozen=True):
 
         Of options that keep up and are to be changed to now, or are what is run today.
         """
-        today = self.today.cost[:4]
+        today = self.today.cost[:5]
         ends = (
             each.judged.later.interval_s[1]
             for each in self.options
-            if each.cost[:4] == today
+            if each.cost[:5] == today
             and each.judged.keeps_up
             and (each is self.today or each.judged.grade == "do-now")
         )

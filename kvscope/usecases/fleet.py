@@ -586,7 +586,7 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     think = None
     if request.closed_loop:
         think = think_times(prompts, workload.traffic, workload.profile)
-    engine = in_groups(request, trace.block_size)
+    engine = request.engine_in_groups(trace.block_size)
     engine = engine and engine.on_pool(capacity, trace.block_size)
     version, tier = request.deployment.engine if request.deployment else None, None
     if engine is not None and request.tier is not None:
@@ -645,19 +645,9 @@ def _above(
     """Return a replica with a tier below its pool. Raises UsageError for one without a chunk."""
     from kvscope.replay.sweep import blocks_each
 
-    block_bytes, gpus = _block_bytes(request, engine, block_size)
+    block_bytes, gpus = request.block_bytes(engine, block_size)
     tier.require_chunk(block_bytes * blocks_each(engine.groups, block_size), "--tier-size")
     return tier.below(block_bytes, gpus).under(engine, block_size)
-
-
-def _block_bytes(
-    request: FleetRequest, engine: EngineSettings | None, block_size: int
-) -> tuple[int, int]:
-    """Return what a block takes on all GPUs of a replica, and how many these are."""
-    model, gpus = request.model, request.deployment.tp if request.deployment else 1
-    assert model is not None  # noqa: S101  (checked with the options)
-    model = model if engine is None or engine.groups is None else model.by_block
-    return model.kv_bytes_per_token(gpus) * gpus * block_size, gpus
 
 
 def _with_references(
@@ -696,7 +686,7 @@ def _with_references(
             study = replace(study, autoscaled=AutoscaledFleet.of(sweep, study.answer, scaling))
     if (bytes_per_s := study.request.disaggregate) is not None:
         with monitor.steps("replaying prefill and decode replicas"):
-            block_bytes, _ = _block_bytes(study.request, engine, study.trace.block_size)
+            block_bytes, _ = study.request.block_bytes(engine, study.trace.block_size)
             link, most = Link(bytes_per_s, block_bytes), max(study.request.replicas[-1], 2)
             more = link, most, partial(_require_going, monitor)
             apart = DisaggregatedFleet.of(sweep, study.answer, *more)
@@ -716,17 +706,6 @@ def _require_going(monitor: Monitor) -> None:
     """Raise Stopped once the monitor's `stop` is set."""
     if monitor.stop.is_set():
         raise Stopped("stopped before the search was finished")
-
-
-def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:
-    """Return the simulated vLLM of a request, with the groups of a hybrid model's layers.
-
-    Without them where blocks of `block_size` tokens do not divide the groups'.
-    """
-    groups = request.deployment.kv_groups_for(block_size) if request.deployment else None
-    if request.engine is None or groups is None or groups.undivided(block_size):
-        return request.engine
-    return replace(request.engine, groups=groups)
 
 
 def _runs(
