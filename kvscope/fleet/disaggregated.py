@@ -49,7 +49,7 @@ class Link(NamedTuple):
 
 
 class PrefillSplit(NamedTuple):
-    """A fleet in two parts: `prefill` replicas, whose KV moves over their `link`, and decode ones."""
+    """A fleet in two parts: `prefill` replicas, whose KV moves over a `link`, and decode ones."""
 
     prefill: int
     link: Link
