@@ -167,9 +167,9 @@ class PlanOption(Struct, frozen=True):
     @property
     def cost(self) -> tuple[object, ...]:
         """The sort key of options: price, replicas, memory; the same machine and LRU first."""
-        price = math.inf if self.price_hour is None else self.price_hour
+        price = math.inf if self.price_hour is None else round(self.price_hour, 2)  # as shown
         sizes = self.tier.sizes if self.tier else (0, 0)
-        replicas = self.mean_replicas or self.replicas
+        replicas = round(self.mean_replicas or self.replicas, 1)
         here = price, self.machine is not None, replicas, sizes
         varied = self.scaling is not None or self.split is not None
         return *here, varied, self.policy.name != Lru.name, -self.trial.attainment
