@@ -93,7 +93,7 @@ def count_loads(
         see_sent(machines, uncached, counts, number, before_s)
         list_taken(machines, uncached, counts, number)
         requests, count = machines.each.requests, counts.each[number]
-        running, kept = 0, 0
+        running, kept, waiting = 0, 0, count.tokens
         tokens, uncached_tokens = count.tokens, count.uncached
         for at in range(count.listed):
             place = counts.listed[number, at]
@@ -102,7 +102,10 @@ def count_loads(
                 continue
             counts.listed[number, kept] = place
             kept += 1
-            running += record.admitted_s <= at_s
+            if record.admitted_s <= at_s:
+                running += 1
+            else:
+                waiting += record.prompt
             if not record.first_token_s <= at_s:
                 tokens += record.prompt
                 uncached_tokens += uncached[number, place]
@@ -110,6 +113,7 @@ def count_loads(
         load.in_flight[number] = kept + count.queued
         load.running[number] = running
         load.waiting[number] = kept + count.queued - running
+        load.waiting_tokens[number] = waiting
         load.prompt_tokens[number] = tokens
         load.uncached_tokens[number] = uncached_tokens
 

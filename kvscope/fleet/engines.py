@@ -124,7 +124,8 @@ def replay_engines(
         active = min(active, wanted) if slot else wanted
         while active < wanted and machines.now_s[active] == np.inf:  # it has ended all it had
             renew(machines, active, known)
-            view.own.processed[active] = view.scraped.processed[active] = 0
+            for load in (view.own, view.scraped):
+                load.processed[active] = load.sent_tokens[active] = 0
             joined_s[active] = now_s
             active += 1
         if active != present:

@@ -139,14 +139,21 @@ def _end(request: int, end_s: float, arrivals: Arrivals) -> None:
 def _see_loads(
     machines: Machines, sent: SentRequests, loads: Loads, view: View, scrape_s: float, now_s: float
 ) -> None:
-    """Count the loads of this moment, and those of the last scrape."""
+    """Count the loads of this moment, and those of the last scrape.
+
+    A scrape sees what was sent before it; which blocks are in use is known a step at a time, and
+    so is that of the first arrival after it.
+    """
     uncached, last_s = sent.uncached, loads.scraped_s
     if scrape_s > 0.0:
         scraped_s = np.floor(now_s / scrape_s) * scrape_s
         if scraped_s > last_s[0]:
             count_loads(machines, uncached, loads.scraped, scraped_s, scraped_s, view.scraped)
+            count_used_blocks(machines, view.scraped)
+            for replica in range(view.replicas):
+                view.scraped.processed[replica] = view.own.processed[replica]
+                view.scraped.sent_tokens[replica] = view.own.sent_tokens[replica]
             last_s[0] = scraped_s
-        count_used_blocks(machines, view.scraped)
     count_loads(machines, uncached, loads.own, now_s, np.inf, view.own)
     count_used_blocks(machines, view.own)
 
@@ -282,5 +289,6 @@ def run_engines(
         place = _send(machines, sent, arrivals, request, replica, now_s)
         sent.uncached[replica, place] = tokens - min(expected * view.block_size, tokens)
         view.own.processed[replica] += 1
+        view.own.sent_tokens[replica] += tokens
         sent.request[slot], sent.best[request] = request, best
     return end

@@ -111,6 +111,7 @@ def _copy_load(source: ReplicaLoad, target: ReplicaLoad) -> None:
         target.waiting[replica] = source.waiting[replica]
         target.running[replica] = source.running[replica]
         target.processed[replica] = source.processed[replica]
+        target.sent_tokens[replica] = source.sent_tokens[replica]
         target.prompt_tokens[replica] = source.prompt_tokens[replica]
         target.uncached_tokens[replica] = source.uncached_tokens[replica]
         target.used_blocks[replica] = source.used_blocks[replica]
@@ -343,6 +344,7 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
             replicas.free_s[replica] = token_s
             own.in_flight[replica] += 1
             own.processed[replica] += 1
+            own.sent_tokens[replica] += tokens
             own.prompt_tokens[replica] += tokens
             expected = view.expected_blocks[0] if view.expected_blocks[0] >= 0 else hit
             done.uncached[slot] = tokens - min(expected * trace.block_size, tokens)

@@ -1,4 +1,4 @@
-"""Load balancers, which look at no prompt: by order, by session or by load."""
+"""Load balancers, which look at no prompt but its length: by order, by session or by load."""
 
 from __future__ import annotations
 
@@ -158,3 +158,75 @@ class VllmDp(Router):
     def flags(self) -> tuple[str, ...]:
         """Return the option of `vllm serve`, the number of engines left to fill in."""
         return ("--data-parallel-size N",)
+
+
+class SglangDp(Router):
+    """Send each request to the rank with the fewest requests; of equals to the first.
+
+    Its requests are those that ran and waited when the ranks last told, and those sent since. What
+    a rank last told is taken to be as old as the balancer's own reading, which it repeats after
+    20 ms at the earliest; a rank tells at every prefill, and at every 15th decode step.
+    Source: SGLang 0.5.23, srt/managers/data_parallel_controller.py (DPBudget, total_requests).
+    """
+
+    name = "sglang-dp@0.5"
+    aliases = ("sglang-dp", "total-requests")
+    summary = "fewest requests, as ranks last told"
+    source = "SGLang 0.5.23, total_requests"
+    sees = "load"
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("scrape_s", 0.02, "how often ranks tell their load"),
+    )
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        """Return the rank with the fewest requests."""
+        own, scraped = view.own, view.scraped
+        best, fewest = 0, 0
+        for rank in range(view.replicas):
+            requests = scraped.waiting[rank] + scraped.running[rank]
+            requests += own.processed[rank] - scraped.processed[rank]
+            if rank == 0 or requests < fewest:
+                best, fewest = rank, requests
+        return best
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the options of `sglang.launch_server`, the number of ranks left to fill in."""
+        return ("--dp-size N", "--load-balance-method total_requests")
+
+
+class SglangDpTokens(Router):
+    """Send each request to the rank with the fewest tokens; of equals to that with fewer requests.
+
+    Its tokens are those of running requests in its pool and of prompts that waited when it last
+    told, and of the prompts sent since. Requests, and what ranks tell, are those of `SglangDp`.
+    Source: SGLang 0.5.23, srt/managers/data_parallel_controller.py (DPBudget, total_tokens),
+    scheduler_components/load_inquirer.py (num_total_tokens).
+    """
+
+    name = "sglang-dp-tokens@0.5"
+    aliases = ("sglang-dp-tokens", "total-tokens")
+    summary = "fewest tokens, as ranks last told"
+    source = "SGLang 0.5.23, total_tokens"
+    sees = "load"
+    counts_blocks = True
+    parameters = SglangDp.parameters
+
+    @staticmethod
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
+        """Return the rank with the fewest tokens."""
+        own, scraped = view.own, view.scraped
+        best, fewest, fewest_tokens = 0, 0, 0
+        for rank in range(view.replicas):
+            tokens = scraped.used_blocks[rank] * view.block_size + scraped.waiting_tokens[rank]
+            tokens += own.sent_tokens[rank] - scraped.sent_tokens[rank]
+            requests = scraped.waiting[rank] + scraped.running[rank]
+            requests += own.processed[rank] - scraped.processed[rank]
+            fewer = tokens == fewest_tokens and requests < fewest
+            if rank == 0 or tokens < fewest_tokens or fewer:
+                best, fewest, fewest_tokens = rank, requests, tokens
+        return best
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the options of `sglang.launch_server`, the number of ranks left to fill in."""
+        return ("--dp-size N", "--load-balance-method total_tokens")

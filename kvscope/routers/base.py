@@ -52,16 +52,20 @@ class ReplicaLoad(NamedTuple):
     """How busy N replicas are; every array has N entries.
 
     `in_flight` requests were sent and have not finished: `waiting` ones whose prefill has not
-    begun and `running` ones. `processed` counts those sent so far. Of requests in flight without a
-    first token, `prompt_tokens` sums whole prompts and `uncached_tokens` what their replica has to
-    compute of them, by the router's own estimate where it has one (`View.expected_blocks`).
-    `used_blocks` counts the distinct blocks of the prompts in flight.
+    begun and `running` ones. `processed` counts those sent so far, whose prompts have `sent_tokens`
+    tokens. Of requests in flight without a first token, `prompt_tokens` sums whole prompts and
+    `uncached_tokens` what their replica has to compute of them, by the router's own estimate where
+    it has one (`View.expected_blocks`). `used_blocks` counts the distinct blocks in use: those of
+    all prompts in flight, or of a simulated engine what it holds for running requests; there the
+    prompts that wait have `waiting_tokens` tokens besides.
     """
 
     in_flight: Int64s
     waiting: Int64s
     running: Int64s
     processed: Int64s
+    sent_tokens: Int64s
+    waiting_tokens: Int64s
     prompt_tokens: Int64s
     uncached_tokens: Int64s
     used_blocks: Int64s

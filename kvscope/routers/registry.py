@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from kvscope.core.errors import UsageError, did_you_mean
-from kvscope.routers.balancers import LeastRequests, PowerOfTwo, Random, RoundRobin, Session, VllmDp
+from kvscope.routers.balancers import (
+    LeastRequests,
+    PowerOfTwo,
+    Random,
+    RoundRobin,
+    Session,
+    SglangDp,
+    SglangDpTokens,
+    VllmDp,
+)
 from kvscope.routers.base import Router
 from kvscope.routers.dynamo import Dynamo, DynamoApprox
 from kvscope.routers.hash_ring import ConsistentHash, PrefixHash
@@ -23,6 +32,8 @@ ROUTERS: tuple[type[Router], ...] = (
     Sglang,
     Prefixaware,
     VllmDp,
+    SglangDp,
+    SglangDpTokens,
     LlmD,
     LlmDPrecise,
     Dynamo,

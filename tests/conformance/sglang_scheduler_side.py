@@ -37,6 +37,14 @@ class _Kernels(Finder):
 sys.meta_path.insert(0, _Kernels())
 
 
+def controllers_and_snapshots() -> tuple[Any, Any]:
+    """Return the module of SGLang's controller of data-parallel ranks, and what these tell it."""
+    from sglang.srt.managers import data_parallel_controller
+    from sglang.srt.managers.load_snapshot import LoadSnapshot
+
+    return data_parallel_controller, LoadSnapshot
+
+
 class _Silent:
     """Takes every call, and does nothing."""
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import product
-from typing import NamedTuple
+from random import Random
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,9 +18,12 @@ import pytest
 from kvscope.core.arrays import Int64s
 from kvscope.deployment.engines import WAITING_ORDERS, WaitingOrder
 from kvscope.latency.profile import LatencyProfile
+from kvscope.routers.balancers import SglangDp, SglangDpTokens
+from kvscope.routers.base import Router
 from kvscope.sglang_sim.replay import serve_tree
 from kvscope.vllm_sim.settings import StepCost
 from tests.long import long
+from tests.routers import views
 from tests.sglang_sim.chats import Chat, chats, in_flight, policy_of, traffic_of
 from tests.sglang_sim.in_order import FINISH, START, replay_tree
 
@@ -194,3 +199,60 @@ def test_batches_are_sglangs_in_any_setting(seed: int) -> None:
     )
     order, case = WAITING_ORDERS[rng.integers(2)], CASES[rng.integers(len(CASES))]
     compare(int(rng.choice([1, 4, 16])), order, load, case, 1_000, seed=seed)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("kind", [SglangDp, SglangDpTokens], ids=lambda kind: kind.name)
+def test_ranks_are_chosen_as_by_sglangs_controller(
+    kind: type[Router], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests in bursts, and ranks that tell anew whenever the controller reads their loads."""
+    from tests.conformance.sglang_scheduler_side import controllers_and_snapshots
+
+    controllers, snapshot = controllers_and_snapshots()
+    random, now_s, chosen, told = Random(ranks), 0.0, [], []
+    monkeypatch.setattr(controllers, "sock_send", lambda rank, _: chosen.append(rank))
+    monkeypatch.setattr(controllers.time, "perf_counter", lambda: now_s)
+    controller = object.__new__(controllers.DataParallelController)
+    controller.workers, controller._last_refresh_time = list(range(ranks)), -1.0
+    controller.dp_budget = controllers.DPBudget(ranks)
+    controller.load_snapshot_reader = SimpleNamespace(read_all=lambda: told)
+    method = kind().flags()[1].removeprefix("--load-balance-method ")
+    processed, sent_tokens = np.zeros((2, ranks), dtype=np.int64)
+    scraped = views.load(ranks)
+    for number in range(2_000):
+        now_s += random.choice((0.0, 0.001, 0.03))
+        known: Any = scraped._replace(
+            running=np.array([random.randrange(4) for _ in range(ranks)]),
+            waiting=np.array([random.choice((0, 0, 3)) for _ in range(ranks)]),
+            used_blocks=np.array([random.randrange(6) for _ in range(ranks)]),
+            waiting_tokens=np.array([random.choice((0, 40)) for _ in range(ranks)]),
+            processed=processed.copy(),
+            sent_tokens=sent_tokens.copy(),
+        )
+        tokens = known.used_blocks * views.BLOCK_TOKENS + known.waiting_tokens
+        told[:] = [
+            snapshot(
+                dp_rank=rank,
+                timestamp=float(number + 1),
+                num_running_reqs=int(known.running[rank]),
+                num_waiting_reqs=int(known.waiting[rank]),
+                num_total_tokens=int(tokens[rank]),
+            )
+            for rank in range(ranks)
+        ]
+        before = controller._last_refresh_time
+        controller.refresh_load_budget()
+        if controller._last_refresh_time != before:
+            scraped = known
+        length = random.choice((1, 16, 40))
+        asked = SimpleNamespace(routed_dp_rank=None, input_ids=[0] * length)
+        getattr(controller, f"{method}_scheduler")(asked)
+        own = views.load(ranks)._replace(processed=processed, sent_tokens=sent_tokens)
+        prompt = views.prompt_of(views.path(), number)._replace(input_tokens=length)
+        seen = views.view(ranks, own=own, scraped=scraped)
+        rank = kind.choose(prompt, views.path(), seen, None, kind().settings())
+        assert rank == chosen[-1], number
+        processed[rank] += 1
+        sent_tokens[rank] += length
+    assert min(np.bincount(chosen, minlength=ranks)) > 100

@@ -144,7 +144,7 @@ def _path(parents: Any, leaf: int, length: int) -> list[int]:
 
 
 def _load(engines: Sequence[Engine], at_s: float, before_s: float) -> ReplicaLoad:
-    """Count what engines had to do at `at_s`, of what arrived before; blocks used as now."""
+    """Count what engines had to do at `at_s`, of what arrived before; blocks in use as now."""
     load = ReplicaLoad(*(np.zeros(len(engines), dtype=np.int64) for _ in ReplicaLoad._fields))
     for number, engine in enumerate(engines):
         for place in range(len(engine.sent)):
@@ -152,13 +152,24 @@ def _load(engines: Sequence[Engine], at_s: float, before_s: float) -> ReplicaLoa
             if row.oversized or row.arrival_s >= before_s or row.finished_s <= at_s:
                 continue
             load.in_flight[number] += 1
-            kind = load.running if row.admitted_s <= at_s else load.waiting
-            kind[number] += 1
+            if row.admitted_s <= at_s:
+                load.running[number] += 1
+            else:
+                load.waiting[number] += 1
+                load.waiting_tokens[number] += row.prompt
             if not row.first_token_s <= at_s:
                 load.prompt_tokens[number] += row.prompt
                 load.uncached_tokens[number] += engine.uncached[place]
         load.used_blocks[number] = np.count_nonzero(engine.machine.blocks.users)
     return load
+
+
+def _count_sent(load: ReplicaLoad, sent: Sequence[tuple[float, int, int]], before_s: float) -> None:
+    """Count the requests that were sent to each replica."""
+    for sent_s, replica, tokens in sent:
+        if sent_s < before_s:
+            load.processed[replica] += 1
+            load.sent_tokens[replica] += tokens
 
 
 def _truth(
@@ -263,7 +274,8 @@ def simulate(
     )
     scrape_s = router.values.get("scrape_s", 0.0)
     lag_s = router.values.get("event_lag_s", 0.0)
-    processed = np.zeros(replicas, dtype=np.int64)
+    sent: list[tuple[float, int, int]] = []  # when requests were sent, where, their tokens
+    last_s, used = -math.inf, np.zeros(replicas, dtype=np.int64)
     order: list[int] = []
     replica_of, place_of, best = np.zeros((3, count), dtype=np.int32)
     before = np.zeros((count, 2), dtype=np.int64)
@@ -278,10 +290,14 @@ def simulate(
         while _step(late, now_s - lag_s):
             pass
         own = scraped = _load(engines, now_s, math.inf)
-        own.processed[:] = processed
+        _count_sent(own, sent, math.inf)
         if scrape_s > 0:
             scraped_s = math.floor(now_s / scrape_s) * scrape_s
             scraped = _load(engines, scraped_s, scraped_s)
+            _count_sent(scraped, sent, scraped_s)
+            if scraped_s > last_s:
+                last_s, used = scraped_s, scraped.used_blocks.copy()
+            scraped.used_blocks[:] = used
         row, blocks = known.requests[request], int(routed.blocks[request])
         look = _path(parents, int(row.leaf), int(row.length))[: row.look]
         prompt_path = _path(parents, int(routed.leaf[request]), blocks)
@@ -312,7 +328,7 @@ def simulate(
         for engine in (engines[to], late[to]):
             engine.send(request, now_s, tokens - min(taken * size, tokens))
         turns.follow(engines[to])  # it may be oversized
-        processed[to] += 1
+        sent.append((now_s, to, tokens))
         order.append(request)
         best[request] = max(held)
     while turns.step(engines, math.inf):

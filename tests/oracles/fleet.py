@@ -73,6 +73,7 @@ def _load(sent: Sequence[Sent], replicas: int, at_s: float) -> ReplicaLoad:
     used: list[set[int]] = [set() for _ in range(replicas)]
     for one in sent:
         load.processed[one.replica] += 1
+        load.sent_tokens[one.replica] += one.tokens
         if one.end_s > at_s:
             load.in_flight[one.replica] += 1
             kind = load.waiting if one.begin_s > at_s else load.running

@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.core.errors import UsageError
 from kvscope.routers import prefixaware
-from kvscope.routers.balancers import PowerOfTwo, VllmDp
+from kvscope.routers.balancers import PowerOfTwo, SglangDp, SglangDpTokens, VllmDp
 from kvscope.routers.base import (
     Fetch,
     MemorySizes,
@@ -238,6 +238,30 @@ def test_a_queue_counts_up_to_four_times_as_memory_fills() -> None:
     assert [full(90, 6), full(90, 7)] == [1, 0]
     assert [full(50, 1), full(50, 3)] == [1, 0]
     assert [full(500, 7), full(500, 9)] == [1, 0]  # at most 100 %: 2 + 6 = 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "then", "since", "best"),
+    [
+        (SglangDp, {"waiting": [0, 1, 0], "running": [2, 0, 3]}, [0, 0, 0], 1),
+        (SglangDp, {"waiting": [0, 1, 0], "running": [2, 0, 3]}, [0, 1, 0], 0),  # the first
+        (SglangDp, {"running": [2, 0, 3], "used_blocks": [0, 9, 9]}, [0, 3, 0], 0),
+        (SglangDpTokens, {"used_blocks": [2, 1, 3], "running": [0, 9, 0]}, [0, 0, 0], 1),
+        (SglangDpTokens, {"used_blocks": [2, 1, 3], "waiting_tokens": [0, 17, 0]}, [0, 0, 0], 0),
+        (SglangDpTokens, {"used_blocks": [1, 1, 1], "running": [2, 1, 1]}, [0, 0, 0], 1),
+        (SglangDpTokens, {"used_blocks": [1, 0, 1]}, [0, 2, 0], 0),
+    ],
+)
+def test_sglangs_ranks_have_what_they_told_and_what_was_sent_since(
+    kind: type[Router], then: dict[str, list[int]], since: list[int], best: int
+) -> None:
+    """`since` is how many requests of 16 tokens each rank was sent; all had 5 before."""
+    before = {"processed": [5, 5, 5], "sent_tokens": [80, 80, 80]}
+    own = load(
+        3, processed=[5 + each for each in since], sent_tokens=[80 + 16 * each for each in since]
+    )
+    seen = view(3, own=own, scraped=load(3, **then, **before))
+    assert kind.choose(prompt_of(path(1)), path(1), seen, None, kind().settings()) == best
 
 
 PATH = path(*range(1, 11))
