@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from kvscope import __version__
 from kvscope.cli import diagnostics, output
 from kvscope.cli.options import Command, Debug, convert_directly, typed
-from kvscope.core.errors import ExitCode
+from kvscope.core.errors import ExitCode, require_whole_addresses
 from kvscope.core.memory import require_address_space
 from kvscope.usecases import USE_CASES
 
@@ -155,9 +155,12 @@ def main(
 
 def run(arguments: Sequence[str], commands: Sequence[tuple[str, Loadable]] = COMMANDS) -> ExitCode:
     """Run the command line `arguments` and return its exit code. Never raises."""
-    return diagnostics.guarded(
-        lambda: build(commands).main(list(arguments), prog_name="kvscope", standalone_mode=False)
-    )
+
+    def command() -> object:
+        require_whole_addresses(arguments)
+        return build(commands).main(list(arguments), prog_name="kvscope", standalone_mode=False)
+
+    return diagnostics.guarded(command)
 
 
 def _version(chosen: bool) -> None:

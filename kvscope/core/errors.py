@@ -15,6 +15,10 @@ from enum import IntEnum
 from typing import Any
 
 _ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)://(?:[^\s/?#'\"]*@)?([^\s?'\"]*)(\?[^\s'\"]*)?")
+_IN_PARTS = re.compile(  # a space in the user or the query, or a user whose rest is not there
+    r"(?i)\b(?!s3:)[a-z][a-z0-9+.-]*://(?:[^/?#]*\s[^/?#]*@|[^/?#@\[]*:[^/?#@\d]|[^?]*\?.*\s)"
+    r"|\bs3://[^/?#]*\s[^/?#]*@"
+)
 _USER = re.compile(r"[^\s/@:'\"]+:[^\s/'\"]+@(?=[\w\[])")
 
 
@@ -29,6 +33,14 @@ def without_secrets(text: str) -> str:
             lambda at: f"{at[1]}://{at[2]}{(at[3] or '') if at[1].lower() == 's3' else ''}", text
         )
     return _USER.sub("", text) if "@" in text else text
+
+
+def require_whole_addresses(arguments: Iterable[str]) -> None:
+    """Raise UsageError for an address in parts, whose user or query no message could leave out."""
+    for place, argument in enumerate(arguments, 1):
+        if "://" in argument and _IN_PARTS.search(argument):
+            remedy = "put it in quotes, and write a space in it as %20"
+            raise UsageError("no whole address", where=f"argument {place}", remedy=remedy)
 
 
 class ExitCode(IntEnum):

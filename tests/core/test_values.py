@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import numpy as np
@@ -15,7 +16,13 @@ from msgspec import Struct
 from kvscope.core import units
 from kvscope.core.arrays import distinct
 from kvscope.core.block_queues import NOTES, ring_forget, ring_length, ring_remember, ring_take
-from kvscope.core.errors import ExitCode, InputError, UsageError, without_secrets
+from kvscope.core.errors import (
+    ExitCode,
+    InputError,
+    UsageError,
+    require_whole_addresses,
+    without_secrets,
+)
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor, write_path
 from kvscope.core.records import as_columns, defaults
@@ -343,6 +350,31 @@ def test_closing_up() -> None:
 def test_addresses_lose_user_and_query(text: str, shown: str) -> None:
     """Wherever they stand in a text; patterns of S3 stay, as do names with an @."""
     assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("argument", "whole"),
+    [
+        ("https://me:p w@host/a.jsonl", False),
+        ("--url=https://me:p w@host/", False),
+        ("https://host/a?sig=1 2", False),
+        ("https://me:pw", False),  # and a second argument: what follows a space
+        ("s3://me:p w@host/a", False),
+        ("s3://bucket/my file?.jsonl", True),
+        ("https://host:9/my%20file?sig=1%202", True),
+        ("http://[::1]:8000/v1", True),
+        ("hf://datasets/o/n@main/my file.jsonl", True),
+        ("ray://head:10001", True),
+        ("why? https://host/x y", True),
+    ],
+)
+def test_an_address_in_parts_is_refused_unread(argument: str, whole: bool) -> None:
+    with nullcontext() if whole else pytest.raises(UsageError) as refused:
+        require_whole_addresses(["analyze", argument])
+    if refused:
+        assert str(refused.value) == (
+            "argument 2: no whole address; put it in quotes, and write a space in it as %20"
+        )
 
 
 def test_errors_show_no_secret() -> None:
