@@ -12,7 +12,7 @@ import kvscope
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
-from kvscope.usecases.tune.recommend import OnGroups
+from kvscope.tuning.tiers import OnGroups
 from tests.app.answers import BLOCK, write_answers
 from tests.cli.shell import Streams, document, streams_of
 

@@ -343,12 +343,22 @@ OPTIONS: Rows = {
         ("--policy belady", 2, "belady is an oracle"),
         ("--traffic replica", 2, "--traffic: a fleet needs the traffic of all replicas"),
     ),
+    f"tune short --slo 1s {_RANKS}": (
+        ("--fleet", 2, "--fleet: not compared for the ranks of one engine (--dp)"),
+        ("--also 8xh100", 2, "--also: not compared for the ranks of one engine (--dp)"),
+        ("--compare-tiers", 2, "ranks of one engine (--dp), but by kvscope fleet; leave it out"),
+    ),
     "tune short --slo 1s --fleet": (
         ("--capacity-blocks 9", 2, "--fleet: replicas need a deployment; name it: --gpu and"),
     ),
     f"tune short --slo 250ms --compare-tiers {_HYBRID}": (
         ("--engine sglang", 2, "are not simulated; "),
         ("--policy tlru", 2, "tlru has no order for the blocks of hybrid models"),
+        (
+            "--tier-size dram:64GiB+ssd:1TiB",
+            2,
+            "are simulated for models of full attention only; leave out the tier below it",
+        ),
     ),
     "fleet short --slo 1s": (
         (f"{_RANKS} --replicas 4", 2, "--replicas: the replicas are the 8 ranks"),
@@ -553,22 +563,6 @@ FACTS: Rows = {
         (f"strangers --compare-tiers {_GPU}", 3, "9 requests are too few"),
         (f"untimed --compare-tiers {_GPU}", 3, "take one with timestamps, or --session-arrivals"),
         (f"strangers --fleet {_GPU}", 3, "9 requests are too few"),
-        (f"short --fleet {_RANKS}", 2, "--fleet: not compared for the ranks of one engine (--dp)"),
-        (
-            f"short --also 8xh100 {_RANKS}",
-            2,
-            "--also: not compared for the ranks of one engine (--dp)",
-        ),
-        (
-            f"short --compare-tiers {_RANKS}",
-            2,
-            "ranks of one engine (--dp), but by kvscope fleet; leave it out",
-        ),
-        (
-            f"short --compare-tiers {_HYBRID} --tier-size dram:64GiB+ssd:1TiB",
-            2,
-            "are simulated for models of full attention only; leave out the tier below it",
-        ),
         (
             f"short --compare-tiers {_HYBRID} {_CHUNKS}",
             2,

@@ -446,7 +446,8 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
             where="--compare-tiers",
             remedy="leave it out for this model",
         )
-    from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload  # late: loads NumPy
+    from kvscope.tuning.tiers import OnGroups  # late: loads NumPy
+    from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 
     if where.engines == 1 and any(size.pool for size in options.tier_size or ()):
         raise UsageError(
@@ -455,8 +456,9 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
             remedy="say how many there are (--replicas 2), or take ssd",
         )
     offload = options.offload or (own_offload(where.engine),)
+    files, groups = any(size.files_bytes for size in options.tier_size or ()), where.kv_groups
     for text in offload:
-        OffloadSpec.parse(text, files=any(size.files_bytes for size in options.tier_size or ()))
+        OnGroups(groups).require(OffloadSpec.parse(text, files=files))
     return TierRequest(options.tier_size, offload, _prices(options))
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app.latency import TraceLatency, latency_for
@@ -17,7 +15,6 @@ from kvscope.app.traces import require_arrivals, routers_for
 from kvscope.app.values import TierSize
 from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
-from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment, resolve
 from kvscope.deployment.kv_groups import KvGroups
@@ -28,20 +25,26 @@ from kvscope.ingest.clocks import other_starts
 from kvscope.latency.profile import MODELS
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
-from kvscope.policies.lru import RETENTION, Lru, LruRetention, retaining
+from kvscope.policies.lru import Lru, retaining
 from kvscope.replay.derived_traces import isolate
-from kvscope.replay.policy_options import SGLANG, VLLM, Variant, contenders, format_value
+from kvscope.replay.policy_options import SGLANG, VLLM, contenders, format_value
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
 from kvscope.tuning.plan import Planner, ReplicaMachine
 from kvscope.tuning.replicas import router_of
-from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare, tier_prices
+from kvscope.tuning.tiers import (
+    OnGroups,
+    Options,
+    TierCandidate,
+    TierOffer,
+    sizes_to_compare,
+    tier_prices,
+)
 from kvscope.tuning.tuner import End, Tuner, TuningOptions
 from kvscope.usecases.tune import WINDOWS, TuneRequest
 from kvscope.usecases.tune.recommendation import Assumption, Recommendation, RecordedLater
 from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
-from kvscope.vllm_sim.settings import EngineSettings
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
@@ -56,7 +59,6 @@ WHY_CONTENDERS = {
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
 
-_DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru` counts them
 _POOLS, _ALL_POOLS = (0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _TIER_ROWS = 6
 _TIER_OPTIONS: Options = (
@@ -403,64 +405,3 @@ def tier_offer(
         rows=_TIER_ROWS,
         chooses=True,
     )
-
-
-class OnGroups(Struct, frozen=True):
-    """The groups of a hybrid model's layers, None for other models, for which all is allowed.
-
-    `EngineSettings` refuses what is not simulated, and what vLLM refuses: each is checked with it.
-    """
-
-    groups: KvGroups | None
-
-    def page_bytes(self, block_bytes: int, trace_block: int) -> int:
-        """Return the bytes of a block of the pool, by those of a block of `trace_block` tokens."""
-        if self.groups is None:
-            return block_bytes
-        return block_bytes * max(1, self.groups.block_tokens // trace_block)
-
-    def require(self, spec: OffloadSpec) -> None:
-        """Raise UsageError for a way to offload that is refused."""
-        error = self._refusal(spec)
-        if error is None:
-            return
-        where, remedy = f"--offload {spec.text}", error.remedy
-        if spec.files and self._refusal(replace(spec, files=False)) is None:
-            where = "--tier-size"
-        elif self._refusal(OffloadSpec(spec.release)):
-            where = "--compare-tiers"
-            remedy = (error.remedy or "").replace("--offload", where)
-        raise UsageError(error.what, where=where, remedy=remedy) from error
-
-    def intervals(
-        self, ways: Iterable[OffloadSpec], variants: Iterable[Variant]
-    ) -> tuple[float, ...]:
-        """Return the retention intervals that `variants` name, or else all to try, but the default.
-
-        Raises UsageError for one that is named and refused.
-        """
-        if self.groups is None or not self.groups.sparse:
-            return ()
-        intervals: set[float] = set()
-        for variant in variants:
-            named = RETENTION in variant.given
-            usual = next(each for each in LruRetention.parameters if each.name == RETENTION)
-            for value in (variant.given[RETENTION],) if named else usual.search:
-                tokens = self.groups.retaining(value).retention_tokens
-                interval = math.inf if tokens is None else float(tokens)
-                errors = filter(None, (self._refusal(way, interval) for way in ways))
-                if (error := next(errors, None)) is None:
-                    intervals.add(interval)
-                elif named:
-                    raise error
-        return tuple(sorted(intervals - {_DEFAULT_INTERVAL}))
-
-    def _refusal(self, spec: OffloadSpec, interval: float = _DEFAULT_INTERVAL) -> UsageError | None:
-        """Return why an engine with these groups and a way to offload is refused, None if not."""
-        if self.groups is None:
-            return None
-        try:
-            EngineSettings(1, groups=self.groups.retaining(interval), offload=spec.settings(1))
-        except UsageError as error:
-            return error
-        return None
