@@ -1,36 +1,35 @@
 """Files at s3://, hf://, gs://, az:// and https:// addresses, read as streams; none kept on disk.
 
 S3 takes credentials, region and endpoint where every AWS tool does (`AWS_PROFILE`,
-`AWS_ENDPOINT_URL` and others); without credentials requests are not signed, as for public buckets.
-A file of the Hugging Face hub is hf://datasets/OWNER/NAME/PATH, with @REVISION behind the name if
-need be; `HF_TOKEN` and `HF_ENDPOINT` count. gs://BUCKET/PATH takes the token in
-`CLOUDSDK_AUTH_ACCESS_TOKEN`, az://CONTAINER/PATH the account in `AZURE_STORAGE_ACCOUNT` and the
-signature in `AZURE_STORAGE_SAS_TOKEN`; without them, files are read that are public.
+`AWS_ENDPOINT_URL` and others). Files of the Hugging Face hub are at hf://datasets/OWNER/NAME/PATH,
+with @REVISION behind the name if need be; `HF_TOKEN` and `HF_ENDPOINT` count. gs://BUCKET/PATH and
+az://CONTAINER/PATH take the variables named below. Without credentials, public files are read.
+
+A connection that ends before the length of a file is made a second time if the file has an ETag; if
+that one ends too, or the ETag is another, that is an error. Calls are made in the background:
+obstore does not let Ctrl-C through before a server answers.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import fnmatch
 import glob
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException, InvalidURL
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.parse import unquote
 
+from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
 from kvscope.core.files import ChunkReader
 
 TIMEOUT_S = 30.0
 """How long a server may take to answer, and to go on."""
 
-_S3 = "s3://"
-_DENIED = {401, 403}
 _GRANTS = {
     "s3": "name credentials, as with AWS_PROFILE",
     "hf": "set HF_TOKEN",
@@ -38,86 +37,130 @@ _GRANTS = {
     "az": "set AZURE_STORAGE_SAS_TOKEN",
 }
 """What gives access, by scheme."""
+_VARIABLES = {
+    "gs": {"bearer_token": "CLOUDSDK_AUTH_ACCESS_TOKEN"},
+    "az": {"sas_key": "AZURE_STORAGE_SAS_TOKEN", "account_key": "AZURE_STORAGE_KEY"},
+}
+"""obstore's options and the environment variables that they are taken from, by scheme."""
+_READ_BY_OBSTORE = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": "AZURE_CLIENT_ID"}
+_FILE = re.compile(r"((?:s3|gs|az)://[\w.-]+/|hf://(?:(?:datase|spac).s/)?[^/]+/[^/]+/)(.*)")
+_HTTP = re.compile(r"https?://([^/?#\\]*@)?[\w.:\[\]-]+([/?#].*)?")
 
 
 def remote_files(path: str) -> list[str]:
-    """Return the file at `path`; of an s3:// folder or pattern the files there, by name.
+    """Return the file at `path`; of a folder or pattern the files there, by name.
 
-    A folder ends in a slash; its own folders and hidden files are left out, as on a disk. A file
-    whose own name looks like a pattern is that file. Raises InputError where there is none.
+    A folder ends in a slash; its own folders, hidden and empty files are left out. A file whose own
+    name looks like a pattern is that file, and so is each https:// address. Raises InputError where
+    there is none.
     """
-    if not path.startswith(_S3) or not (path.endswith("/") or glob.has_magic(path)):
+    if path.startswith("http") or not (path.endswith("/") or glob.has_magic(path)):
         return [path]
-    bucket, _, pattern = path.removeprefix(_S3).partition("/")
+    base, pattern = _parts(path)
     pattern += "*" if path.endswith("/") else ""
-    fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
+    folder = re.split(r"[*?[]", pattern, maxsplit=1)[0].rpartition("/")[0]
     with _refusals(path):
-        pages = _s3().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=fixed)
-        keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
-    if pattern in keys:
+        names = in_background(_names, base, folder).result()
+    if pattern in names:
         return [path]
     matches = sorted(
-        key
-        for key in keys
-        if key.count("/") == pattern.count("/")
-        and fnmatch.fnmatchcase(key, pattern)
-        and not PurePosixPath(key).name.startswith(".")
-        and not key.endswith("/")
+        name
+        for name in names
+        if name.count("/") == pattern.count("/")
+        and fnmatch.fnmatchcase(name, pattern)
+        and not PurePosixPath(name).name.startswith(".")
     )
     if not matches:
-        raise InputError("no such file", where=path, remedy="see `aws s3 ls`")
-    return [f"{_S3}{bucket}/{key}" for key in matches]
+        raise InputError("no such file", where=path)
+    return [base + name for name in matches]
 
 
 def open_remote(path: str) -> BinaryIO:
     """Return the bytes at an address. Raises InputError where they cannot be had."""
+    base, name = (path, "") if path.startswith("http") else _parts(path)
     with _refusals(path):
-        if not path.startswith(_S3):
-            response = urlopen(_request(path), timeout=TIMEOUT_S)  # noqa: S310 - http or https
-            return cast(BinaryIO, _Body(path, response, response.length))
-        bucket, _, key = path.removeprefix(_S3).partition("/")
-        answer = _s3().get_object(Bucket=bucket, Key=key)
-        return cast(BinaryIO, _Body(path, answer["Body"], answer["ContentLength"]))
+        store = _hub_file(base, name) if path.startswith("hf") else _store(base)
+        answer = in_background(store.get, "" if path.startswith("h") else name).result()
+        return cast(BinaryIO, _Body(path, answer))
 
 
-def _request(path: str) -> Request:
-    """Return the request for a file that is at https://, or at an address that stands for one.
+def _parts(path: str) -> tuple[str, str]:
+    """Return the address of a bucket or repository, and a name in it. Raises InputError."""
+    match = _FILE.fullmatch(path) if path.isprintable() else None
+    if match is None:
+        scheme = path[:2]
+        remedy = f"{scheme}://{'datasets/OWNER/NAME' if scheme == 'hf' else 'BUCKET'}/PATH"
+        raise InputError("cannot be read (no address of a file)", where=path, remedy=remedy)
+    return match[1], match[2]
 
-    Raises InputError for an address that is none.
-    """
-    scheme, _, rest = path.partition("://")
-    if scheme == "gs":
-        address = f"https://storage.googleapis.com/{quote(rest)}"
-        return _with_token(address, "CLOUDSDK_AUTH_ACCESS_TOKEN")
+
+def _names(base: str, folder: str) -> list[str]:
+    """Return the names of the files in a folder and in its folders, but for empty ones."""
+    if base.startswith("hf"):
+        from huggingface_hub import HfFileSystem
+
+        hub = HfFileSystem(
+            endpoint=os.environ.get("HF_ENDPOINT"), token=_secret("HF_TOKEN") or None
+        )
+        root = hub.resolve_path(base.removesuffix("/")).unresolve() + "/"
+        files = hub.find(root + folder, detail=True)
+        return [name.removeprefix(root) for name, facts in files.items() if facts["size"]]
+    listed = _store(base).list(folder or None)
+    # a folder that a console has made is a file without a byte
+    return [each["path"] for part in listed for each in part if each["size"]]
+
+
+def _store(base: str, **headers: str) -> Any:
+    """Return what reads the files of a bucket, or the file at an https:// address."""
+    from obstore.store import HTTPStore, from_url
+
+    wait, ever = dt.timedelta(seconds=TIMEOUT_S), dt.timedelta(days=30)
+    client = {"allow_http": True, "connect_timeout": wait, "read_timeout": wait, "timeout": ever}
+    retries = {"max_retries": 1, "retry_timeout": ever}
+    scheme = base[:2]
+    signed: dict[str, Any] = {}
+    place: dict[str, str] = {}
+    if scheme == "s3":
+        import boto3
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        session = boto3.Session()
+        place["region"] = session.region_name or "us-east-1"
+        s3 = session.client("s3", region_name=place["region"])
+        place["endpoint"] = s3.meta.endpoint_url
+        if session.get_credentials():
+            signed["credential_provider"] = Boto3CredentialProvider(session)
+    elif variables := _VARIABLES.get(scheme):
+        signed = {option: value for option, name in variables.items() if (value := _secret(name))}
+    elif not (base.isprintable() and _HTTP.fullmatch(base)):  # which obstore would panic at
+        raise InputError("cannot be read (no address of a file)", where=base)
     if scheme == "az":
-        account = os.environ.get("AZURE_STORAGE_ACCOUNT", "")
+        place["account_name"] = account = os.environ.get("AZURE_STORAGE_ACCOUNT", "")
         if not re.fullmatch(r"[a-z0-9]{3,24}", account):
             remedy = "name it in AZURE_STORAGE_ACCOUNT"
-            raise InputError("no storage account of Azure", where=path, remedy=remedy)
-        signature = _secret("AZURE_STORAGE_SAS_TOKEN").removeprefix("?")
-        signed = f"{quote(rest)}?{signature}" if signature else quote(rest)
-        return Request(f"https://{account}.blob.core.windows.net/{signed}")
-    if scheme != "hf":
-        return Request(path)  # noqa: S310
-    kind, _, name = rest.partition("/")
-    if kind not in {"datasets", "spaces"}:
-        kind, name = "", rest
-    match = re.fullmatch(r"([^/]+/[^/@]+)(?:@([^/]+))?/(.+)", name)
-    if match is None:
-        remedy = "hf://datasets/OWNER/NAME/PATH"
-        raise InputError("no file of the Hugging Face hub", where=path, remedy=remedy)
-    repository, revision, file = match.groups()
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    place = "/".join(filter(None, [kind, repository, "resolve", revision or "main", quote(file)]))
-    return _with_token(f"{endpoint}/{place}", "HF_TOKEN")
+            raise InputError("no storage account of Azure", where=base, remedy=remedy)
+    if scheme in _GRANTS and not (signed or os.environ.get(_READ_BY_OBSTORE.get(scheme, ""))):
+        signed["skip_signature"] = True
+    client["default_headers"] = headers
+    reader = HTTPStore if base.startswith("http") else from_url  # which takes no // in a path
+    return reader(base, client_options=client, retry_config=retries, **place, **signed)
 
 
-def _with_token(address: str, variable: str) -> Request:
-    """Return a request that has the token in an environment variable, where it has one."""
-    request = Request(address)  # noqa: S310
-    if token := _secret(variable):
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    return request
+def _hub_file(base: str, name: str) -> Any:
+    """Return what reads a file of the Hugging Face hub; a token goes to the hub alone."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    *kind, owner, repository = base.split("/")[2:-1]
+    repository, _, revision = repository.partition("@")
+    url = hf_hub_url(
+        f"{owner}/{repository}",
+        name,
+        repo_type=kind[0].removesuffix("s") if kind else None,
+        revision=unquote(revision) or None,
+        endpoint=os.environ.get("HF_ENDPOINT"),
+    )
+    return _store(url, **build_hf_headers(token=_secret("HF_TOKEN") or None))
 
 
 def _secret(variable: str) -> str:
@@ -129,81 +172,62 @@ def _secret(variable: str) -> str:
 
 
 class _Body(ChunkReader):
-    """The body of a response. Raises InputError where it ends before its length."""
+    """The body of an answer. Raises InputError where it ends before its length."""
 
-    def __init__(self, path: str, body: Any, length: int | None) -> None:
-        self._path, self._body, self._length = path, body, length
-        self._read = 0
+    def __init__(self, path: str, answer: Any) -> None:
+        self._path, self._length = path, answer.meta["size"]
+        self._chunks = iter(answer.stream(min_chunk_size=1))
+        self._ready, self._read = memoryview(b""), 0
 
-    def chunk(self, size: int) -> bytes:
-        with _refusals(self._path):
-            data: bytes = self._body.read(size)
-        self._read += len(data)
-        if not data and self._length is not None and self._read < self._length:
-            raise InputError(
-                f"the connection ended after {self._read:,} of {self._length:,} bytes",
-                where=self._path,
-                remedy="try again",
-            )
-        return data
-
-    def close(self) -> None:
-        self._body.close()
-        super().close()
-
-
-def _s3() -> Any:
-    """Return a client. Raises InputError where boto3 is not installed."""
-    try:
-        import boto3
-        from botocore import UNSIGNED
-        from botocore.config import Config
-    except ImportError as error:
-        raise InputError(
-            "s3:// needs boto3", where="s3://", remedy="pip install 'kvscope[remote]'"
-        ) from error
-    session = boto3.Session()
-    settings = Config(
-        connect_timeout=TIMEOUT_S,
-        read_timeout=TIMEOUT_S,
-        retries={"total_max_attempts": 2},
-        signature_version=None if session.get_credentials() else UNSIGNED,
-    )
-    # a region is needed to make a client; buckets of others are found by redirection
-    region = session.region_name or "us-east-1"
-    return session.client("s3", config=settings, region_name=region)
+    def chunk(self, size: int) -> memoryview:
+        if not self._ready:
+            with _refusals(self._path, f"{self._read:,} of {self._length:,} bytes"):
+                self._ready = memoryview(in_background(next, self._chunks, b"").result())
+            self._read += len(self._ready)
+        ready, self._ready = self._ready[:size], self._ready[size:]
+        return ready
 
 
 @contextmanager
-def _refusals(path: str) -> Iterator[None]:
-    """Raise what servers, connections and boto3 refuse as InputError about `path`."""
+def _refusals(path: str, read: str = "") -> Iterator[None]:
+    """Raise what libraries and servers refuse as InputError about `path`, of which `read` is read.
+
+    Of their messages parts are shown: in the others may be what signs a request.
+    """
+    scheme = path.partition("://")[0]
     try:
         yield
-    except HTTPError as error:
-        raise _refused(path, error.code, error.reason) from error
-    except URLError as error:
-        raise InputError(
-            f"cannot be reached: {error.reason}", where=path, remedy="check the address"
-        ) from error
-    except TimeoutError as error:
-        raise InputError(f"no answer within {TIMEOUT_S:g} s", where=path) from error
-    except (InvalidURL, ValueError) as error:  # which repeat what they refuse
-        raise InputError("no address that can be asked", where=path) from error
-    except (HTTPException, OSError) as error:
-        raise InputError(f"cannot be read: {error or type(error).__name__}", where=path) from error
+    except InputError:
+        raise
+    except ImportError as error:
+        remedy = "pip install 'kvscope[remote]'"
+        raise InputError(f"{scheme}:// needs {error.name}", where=path, remedy=remedy) from error
     except Exception as error:
-        if not type(error).__module__.startswith(("botocore.", "boto3.", "urllib3.")):
-            raise
-        answer = getattr(error, "response", None) or {}
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        reason = answer.get("Error", {}).get("Message") or str(error)
-        raise _refused(path, status, reason.splitlines()[0]) from error
+        raise _refused(path, error, read) from error
 
 
-def _refused(path: str, status: int, reason: str) -> InputError:
-    if status in _DENIED:
-        remedy = _GRANTS.get(path.partition("://")[0], "take an address that is signed")
+def _refused(path: str, error: Exception, read: str) -> InputError:
+    text = str(error)
+    if "kind: Timeout" in text:
+        return InputError(f"no answer within {TIMEOUT_S:g} s", where=path)
+    if "kind: Connect" in text:
+        detail = re.search(r'(?:message|error): "([^"]+)"', text)
+        reason = detail[1] if detail else "no connection"
+        if "InvalidCertificate" in text:
+            reason = "its certificate is not trusted"
+        return InputError(f"cannot be reached: {reason}", where=path, remedy="check the address")
+    if read:
+        return InputError(f"the connection ended after {read}", where=path, remedy="try again")
+    answer = re.search(r"(?s)status code: (\d+) ([\w ]*)(?:.*?<Message>([^<\n]+))?", text)
+    if answer is not None:
+        status, reason = int(answer[1]), str(answer[3] or answer[2])
+    else:
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        reason = text.partition("\n")[0].rpartition(" - ")[2][:200]
+    if status in {401, 403} or type(error).__name__ == "UnauthenticatedError":
+        remedy = _GRANTS.get(path[:2], "take an address that is signed")
         return InputError(f"no access ({reason})", where=path, remedy=remedy)
-    if status == 404:
+    if status == 404 or isinstance(error, FileNotFoundError):
         return InputError(f"no such file ({reason})", where=path)
-    return InputError(f"cannot be read ({reason})", where=path)
+    region = "name the bucket's in AWS_REGION" if "region" in reason else None
+    return InputError(f"cannot be read ({reason})", where=path, remedy=region)

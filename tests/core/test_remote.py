@@ -1,24 +1,27 @@
-"""Traces at s3:// and https:// addresses: one trace, or one line of error and exit code 3."""
+"""Traces at addresses of stores: one trace, or one line of error and exit code 3."""
 
 from __future__ import annotations
 
 import datetime as dt
 import gzip
 import ipaddress
+import json
 import logging
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import zstandard
 
 pytest.importorskip("boto3", reason="make setup installs it")
 pytest.importorskip("moto", reason="make setup installs it")
+pytest.importorskip("obstore", reason="make setup installs it")
 
 import boto3
 from cryptography import x509
@@ -44,20 +47,74 @@ BODIES = {
 }
 
 
+_BLOB = (
+    "<Blob><Name>{}</Name><Properties><Last-Modified>Wed, 01 Jan 2025 00:00:00 GMT</Last-Modified>"
+    "<Etag>1</Etag><Content-Length>{}</Content-Length><Content-Type>x</Content-Type>"
+    "<BlobType>BlockBlob</BlobType></Properties></Blob>"
+)
+_CONTENTS = (
+    "<Contents><Key>{}</Key><Size>{}</Size><ETag>1</ETag>"
+    "<LastModified>2025-01-01T00:00:00.000Z</LastModified></Contents>"
+)
+_LISTED = {
+    "logs/a.jsonl": 9,
+    "logs/b.jsonl": 9,
+    "logs/old": 0,
+    "logs/.c.jsonl": 9,
+    "logs/old/d.jsonl": 9,
+}
+
+
 class _Handler(BaseHTTPRequestHandler):
+    """Answers as Google Cloud Storage, Azure and the Hugging Face hub do, and as servers fail."""
+
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+    elsewhere: ClassVar[str]
+
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        self.asked.append((self.path, self.headers["Authorization"]))
+        begin = int((self.headers["Range"] or "bytes=0-").partition("=")[2].partition("-")[0])
         if path == "/silent":
             time.sleep(1)
-        if path in {"/gone", "/secret"}:
+        if path == "/gone" or path.startswith("/secret"):
             self.send_error(404 if path == "/gone" else 403)
             return
-        body = BODIES.get(path, TRACE)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body) + (path == "/broken")))
+        if path.endswith("/moved"):
+            self.send_response(302)
+            self.send_header("Location", self.elsewhere)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = self._listing() or BODIES.get(path, TRACE)
+        self.send_response(206 if begin else 200)
+        if begin:
+            self.send_header("Content-Range", f"bytes {begin}-{len(body) - 1}/{len(body)}")
+        self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
+        if path.startswith(("/resumed", "/replaced", "/traces/")):
+            self.send_header("ETag", '"2"' if begin and path == "/replaced" else '"1"')
+        if path != "/endless":
+            missing = path == "/broken"
+            self.send_header("Content-Length", str(len(body) - begin + missing))
         with suppress(OSError):  # of a client that has given up
             self.end_headers()
-            self.wfile.write(body)
+            whole = begin or path not in {"/resumed", "/replaced"}
+            self.wfile.write(body[begin : None if whole else 100])
+
+    def _listing(self) -> bytes:
+        path, _, query = self.path.partition("?")
+        if "list-type=2" in query:
+            files = "".join(_CONTENTS.format(*file) for file in _LISTED.items())
+            return f"<ListBucketResult>{files}</ListBucketResult>".encode()
+        if "comp=list" in query:
+            files = "".join(_BLOB.format(*file) for file in _LISTED.items())
+            return f"<EnumerationResults><Blobs>{files}</Blobs></EnumerationResults>".encode()
+        if "/tree/" in path:
+            files = [
+                {"type": "file", "path": at, "size": n, "oid": "1"} for at, n in _LISTED.items()
+            ]
+            return json.dumps(files).encode()
+        return b'{"id": "o/n", "sha": "1"}' if path.startswith("/api/") else b""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -81,6 +138,16 @@ def _certificate(folder: Path) -> Path:
     path = folder / "certificate.pem"
     path.write_bytes(private + built.public_bytes(pem))
     return path
+
+
+_SECRETS = (
+    "CLOUDSDK_AUTH_ACCESS_TOKEN",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_KEY",
+    "AZURE_CLIENT_ID",
+    "HF_TOKEN",
+)
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +204,16 @@ def _environment(
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": "/nowhere",
         "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+        "GOOGLE_BASE_URL": server[0],
+        "AZURE_STORAGE_ENDPOINT": server[0],
+        "AZURE_STORAGE_ACCOUNT": "kvscope1",
+        "HF_ENDPOINT": server[0],
+        "HF_HUB_DISABLE_TELEMETRY": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    for name in ("AWS_PROFILE", "AWS_REGION", *_SECRETS):
+        monkeypatch.delenv(name, raising=False)
+    _Handler.asked.clear()
     return
 
 
@@ -186,6 +260,8 @@ def test_addresses_are_a_dataset(server: tuple[str, Path], tmp_path: Path, capsy
         ("/gone", "no such file"),
         ("/secret", "no access"),
         ("/broken", f"the connection ended after {len(TRACE)} of {len(TRACE) + 1} bytes"),
+        ("/replaced", f"the connection ended after 100 of {len(TRACE)} bytes"),
+        ("/endless", "cannot be read (Generic HTTP error: Content-Length Header missing"),
         ("/bomb", "decompresses to more than 10,000 times its size"),
         ("/silent", "no answer within 0.2 s"),
         ("https://127.0.0.1:9/x", "cannot be reached"),
@@ -233,58 +309,118 @@ def test_s3_without_credentials(monkeypatch: pytest.MonkeyPatch, capsys: Streams
     assert error.endswith("no access (Forbidden); name credentials, as with AWS_PROFILE")
 
 
+def test_a_connection_that_breaks_is_taken_up_again(server: tuple[str, Path]) -> None:
+    """Where the server says that the file is the same; `/replaced` is another."""
+    with kvscope.open_trace(f"{server[0]}/resumed") as trace:
+        assert trace.facts.requests == len(LINES)
+    assert len(_Handler.asked) == 2
+
+
 @pytest.mark.parametrize(
-    ("address", "url"),
+    ("folder", "file", "secrets", "url", "sent"),
     [
-        ("hf://datasets/o/n/a+b/t.jsonl", "/datasets/o/n/resolve/main/a%2Bb/t.jsonl"),
-        ("hf://datasets/o/n@v1/t.jsonl", "/datasets/o/n/resolve/v1/t.jsonl"),
-        ("hf://o/n/t.jsonl", "/o/n/resolve/main/t.jsonl"),
+        ("gs://traces/", "logs/a.jsonl", {}, "/traces/logs%2Fa%2Ejsonl", None),
+        (
+            "gs://traces/",
+            "logs/a.jsonl",
+            {"CLOUDSDK_AUTH_ACCESS_TOKEN": "ya29.x\n"},
+            "/traces/logs%2Fa%2Ejsonl",
+            "Bearer ya29.x",
+        ),
+        ("az://traces/", "logs/a.jsonl", {}, "/traces/logs/a.jsonl", None),
+        (
+            "az://traces/",
+            "logs/a.jsonl",
+            {"AZURE_STORAGE_SAS_TOKEN": "?sv=2&sig=a%2B"},
+            "/traces/logs/a.jsonl?sv=2&sig=a%2B",
+            None,
+        ),
+        (
+            "hf://datasets/o/n/",
+            "logs/a.jsonl",
+            {"HF_TOKEN": "hf_x"},
+            "/datasets/o/n/resolve/main/logs/a.jsonl",
+            "Bearer hf_x",
+        ),
+        (
+            "hf://datasets/o/n@v1/",
+            "logs/a.jsonl",
+            {"HF_TOKEN": "hf_x"},
+            "/datasets/o/n/resolve/v1/logs/a.jsonl",
+            "Bearer hf_x",
+        ),
+        ("hf://o/n/", "logs/a.jsonl", {}, "/o/n/resolve/main/logs/a.jsonl", None),
     ],
 )
-def test_files_of_the_hugging_face_hub_are_read(
-    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, address: str, url: str
+def test_files_folders_and_patterns_of_each_store(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
+    file: str,
+    secrets: Mapping[str, str],
+    url: str,
+    sent: str | None,
 ) -> None:
-    """The token goes to the hub alone, not where it redirects to."""
-    monkeypatch.setenv("HF_ENDPOINT", server[0])
-    monkeypatch.setenv("HF_TOKEN", "hf_x")
-    request = remote._request(address)
-    assert request.full_url == server[0] + url
-    assert request.unredirected_hdrs == {"Authorization": "Bearer hf_x"}
-    assert not request.headers
-    with kvscope.open_trace(address) as trace:
+    """Signed where there is a secret; without folders, hidden and empty files."""
+    for name, secret in secrets.items():
+        monkeypatch.setenv(name, secret)
+    for pattern in ("logs/", "logs/[ab].*", "*/?.jsonl"):
+        files = remote.remote_files(folder + pattern)
+        assert files == [folder + file, f"{folder}logs/b.jsonl"]
+    with pytest.raises(InputError, match="no such file"):
+        remote.remote_files(f"{folder}logs/x*")
+    with kvscope.open_trace(folder + file) as trace:
         assert trace.facts.requests == len(LINES)
+    assert _Handler.asked[-1] == (url, sent)
+    with remote.open_remote(f"{folder}a b+c.jsonl") as odd:
+        assert odd.read() == TRACE
+    assert "a%20b" in _Handler.asked[-1][0]
 
 
-def test_addresses_that_stand_for_others_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret is in no message, whatever it is."""
-    monkeypatch.delenv("CLOUDSDK_AUTH_ACCESS_TOKEN", raising=False)
-    request = remote._request("gs://bucket/logs/t 1.jsonl")
-    assert request.full_url == "https://storage.googleapis.com/bucket/logs/t%201.jsonl"
-    assert not request.unredirected_hdrs
-    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN", "ya29.x\n")
-    request = remote._request("gs://bucket/t.jsonl")
-    assert request.unredirected_hdrs == {"Authorization": "Bearer ya29.x"}
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "kvscope1")
-    monkeypatch.delenv("AZURE_STORAGE_SAS_TOKEN", raising=False)
-    address = "https://kvscope1.blob.core.windows.net/logs/a%20b.jsonl"
-    assert remote._request("az://logs/a b.jsonl").full_url == address
-    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=2&sig=a%2B")
-    assert remote._request("az://logs/a b.jsonl").full_url == f"{address}?sv=2&sig=a%2B"
-    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "se cret")
-    with pytest.raises(InputError, match=r"^AZURE_STORAGE_SAS_TOKEN: no token") as caught:
-        remote._request("az://logs/t.jsonl")
-    assert "cret" not in str(caught.value)
+def test_a_token_goes_to_the_hub_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where it redirects to."""
+    other = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    monkeypatch.setattr(
+        _Handler, "elsewhere", f"http://127.0.0.1:{other.server_port}/", raising=False
+    )
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    with remote.open_remote("hf://datasets/o/n/moved") as body:
+        assert body.read() == TRACE
+    other.shutdown()
+    other.server_close()
+    assert [sent for _, sent in _Handler.asked] == ["Bearer hf_x", None]
+
+
+def test_addresses_and_secrets_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is sent; a secret is in no message, whatever it is."""
+    for name, address in (
+        ("AZURE_STORAGE_SAS_TOKEN", "az://logs/t.jsonl"),
+        ("CLOUDSDK_AUTH_ACCESS_TOKEN", "gs://logs/t.jsonl"),
+        ("HF_TOKEN", "hf://datasets/o/n/t.jsonl"),
+    ):
+        monkeypatch.setenv(name, "se cret")
+        with pytest.raises(InputError, match=rf"^{name}: no token") as caught:
+            remote.open_remote(address)
+        assert "cret" not in str(caught.value)
+    monkeypatch.delenv("AZURE_STORAGE_SAS_TOKEN")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "evil.example/")
     with pytest.raises(InputError, match="no storage account of Azure"):
-        remote._request("az://logs/t.jsonl")
-    with pytest.raises(InputError, match="no file of the Hugging Face hub"):
-        remote._request("hf://datasets/owner")
+        remote.open_remote("az://logs/t.jsonl")
+    for address in ("hf://datasets/owner", "https://h\n/t", "gs://b{}/t", 'https://"~$/t'):
+        with pytest.raises(InputError, match="no address of a file"):
+            remote.open_remote(address)
+    assert not _Handler.asked
 
 
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        ("az://secret", "set AZURE_STORAGE_SAS_TOKEN"),
+        ("gs://secret", "set CLOUDSDK_AUTH_ACCESS_TOKEN"),
+    ],
+)
 def test_what_is_not_public_names_what_gives_access(
-    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: Streams
+    capsys: Streams, address: str, remedy: str
 ) -> None:
-    asked = remote.Request(f"{server[0]}/secret")
-    monkeypatch.setattr(remote, "_request", lambda _: asked)
-    assert run(["ingest", "az://logs/t.jsonl", "--db", ":memory:"]) == ExitCode.INPUT
-    assert capsys.readouterr().err.rstrip().endswith("set AZURE_STORAGE_SAS_TOKEN")
+    assert run(["ingest", f"{address}/t", "--db", ":memory:"]) == ExitCode.INPUT
+    assert capsys.readouterr().err.rstrip().endswith(remedy)
