@@ -16,6 +16,7 @@ from kvscope.characterize.distributions import Windows
 from kvscope.core.units import GIB
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru, LruRetention, retained_by
+from kvscope.replay.derived_traces import at_rate
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.workload import Workload
 from kvscope.report.plan import tier_label
@@ -103,6 +104,7 @@ def _last(trace: HeldOut, request: TuneRequest, share: float) -> tuple[Window, i
     setting = timed_by(request.setting, latency.profile)
     setting, _ = with_groups(setting, request.model, trace.trace.block_size, where)
     setting = counted_from(setting, int(requests * share), requests)
+    prompts = at_rate(prompts, setting.rate_scale)
     workload = Workload(prompts, replace(setting, slo_s=request.target.slo_s), Windows(1.0, 1))
     blocks = where.pool.in_blocks_of(trace.trace.block_size).blocks
     return Window(Evaluator(workload, request.target), request.limits), blocks

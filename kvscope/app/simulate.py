@@ -30,6 +30,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay import run_cache
 from kvscope.replay.curve import HitCurve
+from kvscope.replay.derived_traces import at_rate
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
@@ -137,7 +138,12 @@ def simulate(
         tiers = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)
         if setting.capacity_model == "engine":
             engine_of(setting, tiers[0].capacity_blocks, trace.block_size, tiers)
-    workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
+    if isinstance(prompts, Prompts):
+        prompts = at_rate(prompts, setting.rate_scale)
+    else:
+        prompts = prompts.at_rate(setting.rate_scale)
+    windows = round_windows(trace, WINDOWS, setting.rate_scale)
+    workload = Workload(prompts, setting, windows)
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
@@ -198,7 +204,9 @@ def simulate_over_xi(
     request = on_groups(timed(request, trace, prompts, monitor)[0], trace)
     setting, where = request.setting, request.deployment
     named = request.capacities.in_blocks(request.model, trace.block_size)
-    workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
+    prompts = at_rate(prompts, setting.rate_scale)
+    windows = round_windows(trace, WINDOWS, setting.rate_scale)
+    workload = Workload(prompts, setting, windows)
     half = workload.curve.ideal / 2
     blocks = named[0] if named else max(workload.curve.capacity_for(half), 1)
     with monitor.steps("choosing values of xi"):

@@ -47,13 +47,17 @@ class Windows(Struct, frozen=True):
         return np.minimum(np.floor(at_s / self.length_s), self.count - 1).astype(np.int64)
 
 
-def round_windows(trace: Trace, about: int = 60) -> Windows:
-    """Return at most `about` windows of a round length: seconds, minutes, hours, days."""
-    least_s = trace.span_s / about
+def round_windows(trace: Trace, about: int = 60, rate_scale: float = 1.0) -> Windows:
+    """Return at most `about` windows of a round length: seconds, minutes, hours, days.
+
+    They are of requests that arrive `rate_scale` times as fast as in the trace.
+    """
+    span_s = trace.span_s / rate_scale
+    least_s = span_s / about
     length = next(
         (length for length in _ROUND_S if length >= least_s), math.ceil(least_s / DAY_S) * DAY_S
     )
-    return Windows(length, max(math.ceil(trace.span_s / length), 1))
+    return Windows(length, max(math.ceil(span_s / length), 1))
 
 
 def equal_windows(trace: Trace, count: int) -> Windows:

@@ -55,7 +55,6 @@ def replay_engines(
     *,
     think_s: Float64s | None = None,
     after: Int32s | None = None,
-    rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
     seed: int = 0,
     scaled: Schedule | None = None,
@@ -77,7 +76,7 @@ def replay_engines(
             where="--router",
             remedy="take --time-model queue",
         )
-    known = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
+    known = idle_machine(prompts, policy, settings, cost, tables=tables)
     requests, routed = known.requests, asked(prompts)
     count, size = len(requests), prompts.block_size
     scrape_s = router.values.get("scrape_s", 0.0)
@@ -92,7 +91,7 @@ def replay_engines(
         replicas, count, len(parents), longest, size, settings.usable_blocks, parents
     )
     memory = router.memory(sizes, seed)
-    due = arrivals(engine_traffic(prompts, rate_scale), think_s, after)
+    due = arrivals(engine_traffic(prompts), think_s, after)
     sent = _nothing_sent(replicas, count, closed=len(due.turns) > 0)
     simulate: Any = run_engines  # which takes tuples of arrays as `Referenced`
     before = (

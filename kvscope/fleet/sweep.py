@@ -143,10 +143,6 @@ class FleetSweep:
         seeds: int = SEEDS,
         engine: EngineSettings | None = None,
     ) -> None:
-        if (scale := workload.setting.rate_scale) != 1:
-            prompts = replace(workload.prompts, arrival_s=workload.prompts.arrival_s / scale)
-            setting = replace(workload.setting, rate_scale=1.0)
-            workload = Workload(prompts, setting, workload.windows)
         self.workload = workload
         self.capacity_blocks = capacity_blocks
         self.slo = slo

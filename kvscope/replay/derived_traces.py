@@ -55,6 +55,11 @@ def needed_blocks(prompts: Prompts, requests: Int64s) -> Bools:
     return needed
 
 
+def at_rate(prompts: Prompts, factor: float) -> Prompts:
+    """Return the trace with requests that arrive `factor` times as fast."""
+    return replace(prompts, arrival_s=prompts.arrival_s / factor) if factor != 1 else prompts
+
+
 def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
     """Return the trace with sessions of a clock of their own begun otherwise.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Self
 
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import Windows
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.percentiles import percentiles
 from kvscope.core.runs import Outcome, PartOutcome
@@ -23,22 +21,16 @@ from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 
 
-def waiting_s(arrival_s: Float64s, service_s: Float64s, rate_scale: float = 1.0) -> Float64s:
-    """Return the seconds that each request waits until its prefill starts.
-
-    `arrival_s` ascends; at `rate_scale` 2 requests come twice as fast. Raises UsageError for a
-    `rate_scale` that is not a number above 0.
-    """
-    if not (math.isfinite(rate_scale) and rate_scale > 0):
-        raise UsageError(f"rate scale {rate_scale}", remedy="give a number above 0, such as 2")
+def waiting_s(arrival_s: Float64s, service_s: Float64s) -> Float64s:
+    """Return the seconds that each request waits until its prefill starts; `arrival_s` ascends."""
     before = np.concatenate([[0.0], np.cumsum(service_s)[:-1]]) if len(service_s) else service_s
-    slack = arrival_s / rate_scale - before
+    slack = arrival_s - before
     return np.asarray(np.maximum.accumulate(slack) - slack)
 
 
-def queued_ttft_s(arrival_s: Float64s, service_s: Float64s, rate_scale: float = 1.0) -> Float64s:
+def queued_ttft_s(arrival_s: Float64s, service_s: Float64s) -> Float64s:
     """Return the seconds from each request's arrival to its first token: wait and service."""
-    return waiting_s(arrival_s, service_s, rate_scale) + service_s
+    return waiting_s(arrival_s, service_s) + service_s
 
 
 GROWTH = 0.02
@@ -112,14 +104,13 @@ def serve(
     hit_blocks: Int32s,
     profile: LatencyProfile,
     *,
-    rate_scale: float = 1.0,
     transfer_s: Float64s | None = None,
 ) -> ServedRequests:
     """Return how an engine of this profile serves the prompts, given the blocks that each hits.
 
-    `transfer_s` is what each request waits for blocks from slower tiers; `rate_scale` speeds the
-    trace's arrivals up. A `flat` cache has no leading blocks: there `hit_blocks` counts all hits,
-    block figures are exact, and tokens and requests those of as many leading blocks.
+    `transfer_s` is what each request waits for blocks from slower tiers. A `flat` cache has no
+    leading blocks: there `hit_blocks` counts all hits, block figures are exact, and tokens and
+    requests those of as many leading blocks.
     """
     inputs = prompts.input_tokens.astype(np.int64)
     hit_tokens = np.minimum(hit_blocks.astype(np.int64) * prompts.block_size, inputs)
@@ -137,7 +128,7 @@ def serve(
         hit_tokens=hit_tokens,
         uncached_tokens=uncached,
         ttft_s=ttft_s,
-        queued_ttft_s=queued_ttft_s(arrival_s, ttft_s, rate_scale) if timed else None,
+        queued_ttft_s=queued_ttft_s(arrival_s, ttft_s) if timed else None,
     )
 
 

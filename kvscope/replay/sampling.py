@@ -21,7 +21,7 @@ from kvscope.core.jit import kernel
 from kvscope.core.trace import Prompts
 from kvscope.ingest.lineage import SHARED_HEAD_CONTINUATIONS
 from kvscope.replay.curve import HitCurve, looked_up, weighted
-from kvscope.replay.derived_traces import select
+from kvscope.replay.derived_traces import at_rate, select
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 
@@ -56,6 +56,11 @@ class DrawnTrace(Struct, frozen=True):
     def without_measurements(self) -> Prompts:
         """The prompts of the sample, as of a trace that has no measurements."""
         return replace(self.sample.prompts, measurements=None)
+
+    def at_rate(self, factor: float) -> DrawnTrace:
+        """Return it with requests that arrive `factor` times as fast."""
+        prompts = at_rate(self.sample.prompts, factor)
+        return replace(self, sample=replace(self.sample, prompts=prompts))
 
 
 def sampled(source: Sample, rate: float, part: int = 0) -> Sample:

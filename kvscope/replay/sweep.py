@@ -203,8 +203,8 @@ def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
     done = workload.serve_tree(workload.traffic, request.policy, request.capacity_blocks)
     served = _served(workload, done.hit_blocks)
     if served.queued_ttft_s is not None:
-        arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
-        served = replace(served, queued_ttft_s=done.token_s - arrival_s, tpot_s=done.tpot_s)
+        queued_s = done.token_s - workload.prompts.arrival_s
+        served = replace(served, queued_ttft_s=queued_s, tpot_s=done.tpot_s)
     counted, rejected = slice(served.first, None), np.isnan(done.token_s)
     return ServedReplay(
         served,
@@ -245,10 +245,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         request.policy,
         engine,
         StepCost.of(workload.profile),
-        rate_scale=setting.rate_scale,
-        tables=workload.tables(
-            request.policy, fits(workload.traffic, engine), rate_scale=setting.rate_scale
-        ),
+        tables=workload.tables(request.policy, fits(workload.traffic, engine)),
     )
     tiered = None
     served = _served(workload, done.hit_blocks)
@@ -358,7 +355,6 @@ def _served(
         setting.definition,
         hit_blocks,
         workload.profile,
-        rate_scale=setting.rate_scale,
         transfer_s=transfer_s,
     )
 

@@ -76,7 +76,7 @@ class Workload:
         self.prompts = prompts
         self.profile = setting_profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
-        self._tables: dict[tuple[str | None, float, int, float], Tables] = {}
+        self._tables: dict[tuple[str | None, float, int], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
 
     def on_engine(
@@ -184,10 +184,8 @@ class Workload:
         """How many tables `tables` has made: replays share them."""
         return len(self._tables)
 
-    def tables(
-        self, policy: Policy, served: Bools | None = None, *, rate_scale: float = 1.0
-    ) -> Tables:
-        """Return what a policy learns of the categories of `traffic`, so many times as fast.
+    def tables(self, policy: Policy, served: Bools | None = None) -> Tables:
+        """Return what a policy learns of the categories of `traffic`.
 
         `served` (R entries; default: all) are the requests that an engine does not reject. What a
         small engine serves a larger one serves too, so their number says which they are. Raises
@@ -195,9 +193,7 @@ class Workload:
         """
         if served is None:
             served = np.ones(len(self.traffic.leaf), dtype=np.bool_)
-        of, key = self.traffic, (policy.name, policy.refit_every, int(served.sum()), rate_scale)
-        if rate_scale != 1:
-            of = of._replace(arrival_s=of.arrival_s / rate_scale)
+        key = policy.name, policy.refit_every, int(served.sum())
         if key not in self._tables:
             what = f"what {policy.name} learns from {len(self.traffic.leaf):,} requests"
             memory.require(tables_bytes(self.traffic, policy), what)
@@ -206,7 +202,7 @@ class Workload:
                 self._tables[key] = stated_tables(self.traffic, stated)
                 return self._tables[key]
             fit = partial(tables_for, policy=type(policy), every=policy.refit_every)
-            self._tables[key] = tables_of_served(of, served, fit)
+            self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]
 
     def on_tree(self, policy: Policy) -> bool:
@@ -231,7 +227,6 @@ class Workload:
             chunk_tokens=setting.max_num_batched_tokens or CHUNK_TOKENS,
             most_running=setting.max_num_seqs or SGLANG_NUM_SEQS,
             order=parse_engine(setting.engine).order,
-            rate_scale=setting.rate_scale,
         )
 
     def prepare(self, policies: Sequence[Policy]) -> None:

@@ -104,7 +104,6 @@ def serve_tree(
     most_running: int = SGLANG_NUM_SEQS,
     order: WaitingOrder = "fcfs",
     paged: bool = False,
-    rate_scale: float = 1.0,
 ) -> TreeService:
     """Serve traffic with SGLang's cache of so many blocks, which running requests share.
 
@@ -116,7 +115,7 @@ def serve_tree(
     """
     tree, requests = empty_server(traffic, policy, capacity_blocks)
     size = traffic.block_size
-    requests.arrival_s = traffic.arrival_s / rate_scale
+    requests.arrival_s = traffic.arrival_s
     requests.begin_s = requests.token_s = requests.end_s = np.nan
     needed = (-(-requests.prompt // size) + 1) * size + requests.outputs + 1
     requests.rejected = needed > capacity_blocks * size

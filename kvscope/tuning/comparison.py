@@ -139,7 +139,6 @@ class Window:
         times = ttft_s(served, self.target)
         alike = baseline is not None and np.array_equal(times, baseline.ttft_s)
         resampled = baseline.resampled if alike and baseline else self.bootstrap.figures(times)
-        rate_scale = self.evaluator.workload.setting.rate_scale
         queued = self.target.view == "queued"
         measured = WindowTrial(
             **{name: getattr(trial, name) for name in Trial.__struct_fields__},
@@ -150,7 +149,7 @@ class Window:
             meeting_share=self.bootstrap.meeting_share(resampled),
             interval_s=self.bootstrap.interval(resampled, self.target.rank_name),
             likely=0.0,
-            keeps_up=not queued or keeps_up(served, self.target.slo_s, rate_scale),
+            keeps_up=not queued or keeps_up(served, self.target.slo_s),
             ttft_s=times,
             categories=by_category(served, self.target.slo_s),
         )
@@ -185,7 +184,7 @@ class Window:
             baseline.resampled,
             trial.resampled,
             requests=len(arrival_s),
-            span_s=float(arrival_s[-1] - arrival_s[0]) / workload.setting.rate_scale,
+            span_s=float(arrival_s[-1] - arrival_s[0]),
             replicas=replicas,
         )
 

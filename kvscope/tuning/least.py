@@ -280,9 +280,9 @@ def _grid(low: int, high: int) -> list[int]:
 _SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
 
 
-def ttft_growth(served: ServedRequests, rate_scale: float = 1.0) -> float:
+def ttft_growth(served: ServedRequests) -> float:
     """Return the growth of the queue of the counted requests; 0 without times."""
-    queue = _queue(served, rate_scale)
+    queue = _queue(served)
     return 0.0 if queue is None else queue.growth
 
 
@@ -301,18 +301,18 @@ class Load(Struct, frozen=True):
     carried: Trial | None = None
 
 
-def keeps_up(served: ServedRequests, slo_s: float, rate_scale: float = 1.0) -> bool:
+def keeps_up(served: ServedRequests, slo_s: float) -> bool:
     """Return whether the queue of the counted requests does not grow; True without times."""
-    queue = _queue(served, rate_scale)
+    queue = _queue(served)
     return queue is None or queue.keeps_up(slo_s)
 
 
-def _queue(served: ServedRequests, rate_scale: float) -> QueueTimes | None:
+def _queue(served: ServedRequests) -> QueueTimes | None:
     """Return the counted requests that got a token, None where the trace has no times."""
     if served.queued_ttft_s is None:
         return None
     counted = slice(served.first, None)
-    times, arrival_s = served.queued_ttft_s[counted], served.prompts.arrival_s / rate_scale
+    times, arrival_s = served.queued_ttft_s[counted], served.prompts.arrival_s
     answered = np.isfinite(times)
     waited_s = (times - served.ttft_s[counted])[answered]
     return QueueTimes(arrival_s[counted][answered], times[answered], waited_s, float(arrival_s[0]))
@@ -327,16 +327,15 @@ def load_of(
 ) -> Load:
     """Return how `replicas`, or up to `most`, bear the evaluator's window under LRU."""
     workload, target = evaluator.workload, evaluator.target
-    scale = workload.setting.rate_scale
 
     def keeps(other: Evaluator) -> bool:
         if advance is not None:
             advance(1)
         served = other.served(Lru(), capacity_blocks)
         counted = served.first < len(served.ttft_s)  # a small share may have none
-        return counted and keeps_up(served, target.slo_s, scale)
+        return counted and keeps_up(served, target.slo_s)
 
-    growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
+    growth = ttft_growth(evaluator.served(Lru(), capacity_blocks))
     if keeps(evaluator):
         return Load(growth, overloaded=False)
     more = range(replicas + 1, most + 1)

@@ -678,7 +678,7 @@ class Planner:
     def _mean_replicas(self, scaling: Scaling) -> float:
         """Return how many replicas serve the later requests on average."""
         workload = self._tuner.windows.later.evaluator.workload
-        arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
+        arrival_s = workload.prompts.arrival_s
         first = first_counted(workload.prompts, workload.setting.definition)
         return schedule(arrival_s, scaling).mean(float(arrival_s[first]), float(arrival_s[-1]))
 

@@ -274,7 +274,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
 
     def written_bytes_s(self, trial: Trial, workload: Workload) -> float:
         """Return what a replay writes to the tiers a second; all of it reaches the files, too."""
-        arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
+        arrival_s = workload.prompts.arrival_s
         span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
         return trial.stored_blocks * self.block_bytes / span_s
 

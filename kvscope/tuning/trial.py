@@ -335,7 +335,7 @@ class Evaluator:
         """The counted requests a second at each replica, infinite on an idle engine."""
         setting, prompts = self.workload.setting, self.workload.prompts
         arrival_s = prompts.arrival_s[first_counted(prompts, setting.definition) :]
-        span_s = float(arrival_s[-1] - arrival_s[0]) / setting.rate_scale
+        span_s = float(arrival_s[-1] - arrival_s[0])
         if self.target.view == "unloaded" or not span_s > 0:
             return math.inf
         replicas = self._routed.replicas if self._routed else len(self._replicas)

@@ -555,6 +555,7 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     from kvscope.characterize.distributions import Windows
     from kvscope.fleet.closed_loop import think_times
     from kvscope.fleet.sweep import Fleet, FleetSweep
+    from kvscope.replay.derived_traces import at_rate
     from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
     from kvscope.replay.policy_options import format_value
     from kvscope.replay.settings import with_groups
@@ -577,6 +578,7 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
         )
         request = replace(request, setting=setting)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
+    prompts = at_rate(prompts, request.setting.rate_scale)
     workload = Workload(prompts, request.setting, Windows(1.0, 1))
     estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)
     for name, estimate in used(request.variants, estimates).items():

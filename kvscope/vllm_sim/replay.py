@@ -70,20 +70,16 @@ def replay_engine(
     settings: EngineSettings,
     cost: StepCost,
     *,
-    rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
 ) -> EngineReplay:
     """Run a trace through vLLM's scheduler and cache manager, with `policy` to evict blocks.
 
-    Requests come at their arrival times, `rate_scale` times as fast, and overlap by the time that
-    `cost` gives each step. `tables` are as in `idle_machine`. Raises UsageError for a policy
-    without lanes.
+    Requests come at their arrival times, and overlap by the time that `cost` gives each step.
+    `tables` are as in `idle_machine`. Raises UsageError for a policy without lanes.
 
     Source: vLLM 0.32.0, see `scheduler` and `pool`.
     """
-    if not (math.isfinite(rate_scale) and rate_scale > 0):
-        raise UsageError(f"rate scale {rate_scale}", remedy="give a number above 0, such as 2")
-    machine = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
+    machine = idle_machine(prompts, policy, settings, cost, tables=tables)
     run = runner(machine)
     while run(SLICE_STEPS, len(machine.requests) + 1, math.inf):
         pass

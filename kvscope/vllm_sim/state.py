@@ -185,20 +185,18 @@ def idle_machine(
     settings: EngineSettings,
     cost: StepCost,
     *,
-    rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
 ) -> Machine:
     """Return an idle engine that waits for the trace's first request; all its blocks are free.
 
-    Requests arrive `rate_scale` times as fast; `tables` are for policies that read them. Raises
-    UsageError for a policy without lanes.
+    `tables` are for policies that read them. Raises UsageError for a policy without lanes.
     """
     kind = lane_class(policy)
     if settings.groups is not None:
         checked = _checked_groups(policy, settings.groups, prompts.block_size)
         settings = replace(settings, groups=checked)
     tables = tables.chosen(policy, settings.usable_blocks)
-    known = tables.classified(policy, engine_traffic(prompts, rate_scale))
+    known = tables.classified(policy, engine_traffic(prompts))
     groups = settings.groups or KvGroups((KvGroup("full", known.block_size),))
     lanes = tables.categories if kind.by_category else kind.lanes
     requests = _requests(known, settings)
@@ -266,7 +264,7 @@ def lane_class(policy: Policy) -> type[LanePolicy]:
     return type(policy)
 
 
-def engine_traffic(prompts: Prompts, rate_scale: float = 1.0) -> Traffic:
+def engine_traffic(prompts: Prompts) -> Traffic:
     """Return the trace as an engine sees it: prompt and output of a request are one path.
 
     Blocks whose content is not in the trace (outputs that no later turn repeats, prompts with
@@ -274,8 +272,7 @@ def engine_traffic(prompts: Prompts, rate_scale: float = 1.0) -> Traffic:
     over, having been preempted, finds again. `look` is vLLM's, at most floor((I - 1) / B), and ends
     where a prompt's hashes end.
     """
-    known = with_named_blocks(traffic(prompts, standard()))
-    return known._replace(arrival_s=known.arrival_s / rate_scale)
+    return with_named_blocks(traffic(prompts, standard()))
 
 
 def tokens_kept(known: Traffic) -> Int64s:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -72,3 +74,41 @@ def test_replicas(beginnings: Path, path: str, where: dict[str, Any]) -> None:
     assert (explained["workers"], explained["router"]) == (3, "session")
     (session,) = fleet["fleets"]
     assert session["hit_rate"] == pytest.approx(pool["token_hit_rate"], abs=1e-12)
+
+
+_SAID = {"name", "created_at", "rate_scale", "span_s", "words"}  # of the two runs that are compared
+
+
+def without(said: set[str], document: Any) -> Any:
+    """Return a document without what these keys say."""
+    if isinstance(document, dict):
+        return {key: without(said, of) for key, of in document.items() if key not in said}
+    return [without(said, of) for of in document] if isinstance(document, list) else document
+
+
+@pytest.mark.parametrize(
+    ("ask", "asked"),
+    [
+        (kvscope.simulate, {"policy": "all", "param": ["ttl.ttl_s=60s"], "capacity_blocks": 3000}),
+        (kvscope.simulate, {"policy": "lru,tlru,wa,gittins"} | WHERE),
+        (kvscope.simulate, {"policy": "all"} | ON_SGLANG),
+        (kvscope.simulate_fleet, {"router": "all", "replicas": "3"} | WHERE),
+        (kvscope.simulate_fleet, {"router": "all", "replicas": "3", "capacity_blocks": 3000}),
+        (kvscope.tune, {"capacity_blocks": 3000}),
+        (kvscope.tune, WHERE),
+    ],
+    ids=lambda each: each.__name__ if callable(each) else "-".join(each),
+)
+def test_faster_arrivals(tmp_path: Path, ask: Any, asked: dict[str, Any]) -> None:
+    """A trace that is sped up fares as one whose requests come so fast, in every figure."""
+    path = data_folder("sample_traces") / "to-c.jsonl.gz"
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    fast, slow = tmp_path / "fast.jsonl", tmp_path / "slow.jsonl"
+    for written, times in ((fast, 1), (slow, 4)):
+        rows = (line | {"timestamp": line["timestamp"] * times} for line in lines)
+        written.write_text("\n".join(map(json.dumps, rows)))
+    with kvscope.open_trace(fast) as trace:
+        expected = ask(trace, slo="500ms", **asked).to_dict()
+    with kvscope.open_trace(slow) as trace:
+        scaled = ask(trace, slo="500ms", rate_scale=4, **asked).to_dict()
+    assert without(_SAID, scaled) == without(_SAID, expected)

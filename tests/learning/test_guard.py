@@ -40,7 +40,7 @@ from kvscope.policies.gittins import AGES, LEVELS, Gittins
 from kvscope.policies.lru import Lru, ThresholdLru, Ttl
 from kvscope.policies.tlru import TLru
 from kvscope.policies.wa import Wa
-from kvscope.replay.derived_traces import select
+from kvscope.replay.derived_traces import at_rate, select
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.settings import run_setting
@@ -492,20 +492,17 @@ def test_an_engine_serves_a_sample_as_slowly(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_engine_s_pace_decides() -> None:
-    """Traffic 20 times as fast is judged as a trace of such times is, alone and in a fleet."""
-    prompts = select(sample("to-c"), np.arange(1_500))
+    """How many tokens an engine computes in a second decides, alone and in a fleet."""
     values = {"xi_tokens": 1_024, "slo_tokens": 8_000, "tokens_per_s": 12_000}
     policy, slow = Gittins(values), Gittins(values | {"tokens_per_s": 1_200_000})
     setting = run_setting(standard(), PRESETS["llama2-7b-a100"], slo_s=0.5)
     setting = replace(
         setting, capacity_model="engine", max_num_seqs=64, max_num_batched_tokens=4_096
     )
-    windows, fast = Windows(1e6, 1), prompts.arrival_s / 20
-    scaled = Workload(prompts, replace(setting, rate_scale=20.0), windows)
-    stated = Workload(replace(prompts, arrival_s=fast), setting, windows)
-    runs = [make_run(of, ReplayRequest(policy, 12_000)) for of in (scaled, stated)]
-    assert runs[0].outcome == runs[1].outcome
-    assert runs[0].outcome != make_run(stated, ReplayRequest(slow, 12_000)).outcome
+    prompts, windows = at_rate(select(sample("to-c"), np.arange(1_500)), 20), Windows(1e6, 1)
+    stated = Workload(prompts, setting, windows)
+    runs = [make_run(stated, ReplayRequest(each, 12_000)) for each in (policy, slow)]
+    assert runs[0].outcome != runs[1].outcome
     of = FleetSweep(stated, 12_000, Slo(0.5, 0.95))
     found = of._tables(Fleet(RoundRobin(), policy, 100), 12_000)
     for other, alike in ((slow, True), (policy, False)):
@@ -516,8 +513,7 @@ def test_an_engine_s_pace_decides() -> None:
     done = fleet.replay(Fleet(RoundRobin(), policy, 3))
     for replica in range(3):  # each has a guard of its own
         own = np.flatnonzero(done.replica == replica)
-        members = replace(select(prompts, own), arrival_s=fast[own])
-        part = Workload(members, setting, windows)
+        part = Workload(select(prompts, own), setting, windows)
         alone = serve_replay(part, ReplayRequest(policy, 4_000)).served
         assert alone.queued_ttft_s is not None
         np.testing.assert_allclose(done.ttft_s[own], alone.queued_ttft_s, rtol=1e-6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 
 from kvscope.characterize.distributions import Windows
-from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
@@ -19,6 +16,7 @@ from kvscope.deployment.models import resolve_model
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import lru_curve
+from kvscope.replay.derived_traces import at_rate
 from kvscope.replay.metrics import (
     ServedRequests,
     by_category,
@@ -136,7 +134,7 @@ def test_a_faster_trace_and_slower_tiers_take_longer(prompts: Prompts) -> None:
     """Transfers add to the service, so that they add to the queue as well."""
     hits = np.array([0, 2, 1, 4], dtype=np.int32)
     transfer_s = np.array([0.0, 1.0, 0.0, 0.0])
-    served = serve(prompts, standard(), hits, PROFILE, rate_scale=2.0, transfer_s=transfer_s)
+    served = serve(at_rate(prompts, 2), standard(), hits, PROFILE, transfer_s=transfer_s)
     assert served.ttft_s == pytest.approx([1.25, 2.5, 0.75, 1.5])
     assert served.queued_ttft_s == pytest.approx([1.25, 3.25, 4.0, 5.0])
 
@@ -167,19 +165,16 @@ def test_capacity_in_bytes() -> None:
 REQUESTS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), max_size=30)
 
 
-@given(REQUESTS, st.floats(0.1, 10))
-def test_equals_a_server_stepped_by_hand(
-    requests: list[tuple[float, float]], rate_scale: float
-) -> None:
+@given(REQUESTS)
+def test_equals_a_server_stepped_by_hand(requests: list[tuple[float, float]]) -> None:
     """Each starts when it has come and the one before it is done."""
     arrivals = sorted(arrival for arrival, _ in requests)
     services = [service for _, service in requests]
     free_s, expected = 0.0, []
     for arrival, service in zip(arrivals, services, strict=True):
-        came = arrival / rate_scale
-        free_s = max(came, free_s) + service
-        expected.append(free_s - came)
-    found = queued_ttft_s(np.array(arrivals), np.array(services), rate_scale)
+        free_s = max(arrival, free_s) + service
+        expected.append(free_s - arrival)
+    found = queued_ttft_s(np.array(arrivals), np.array(services))
     assert found == pytest.approx(np.array(expected), abs=1e-9)
     assert (found >= np.array(services)).all()
 
@@ -190,17 +185,3 @@ def test_who_comes_to_an_idle_server_does_not_wait() -> None:
     service = np.full(1_000, 0.1)
     assert (waiting_s(arrival, service) == 0).all()
     assert (queued_ttft_s(arrival, service) == service).all()
-
-
-def test_a_faster_trace_waits_longer() -> None:
-    """At four times the rate the same server is overloaded, and the line grows to the end."""
-    arrival = np.arange(100) * 0.3
-    waits = waiting_s(arrival, np.full(100, 0.1), rate_scale=4)
-    assert waits == pytest.approx(np.arange(100) * (0.1 - 0.3 / 4))
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
-def test_impossible_rates_are_refused(scale: float) -> None:
-    """Time neither stands still nor runs backwards."""
-    with pytest.raises(UsageError, match="rate scale"):
-        waiting_s(np.zeros(1), np.zeros(1), scale)

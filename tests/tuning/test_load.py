@@ -43,12 +43,6 @@ def test_what_is_served_as_it_comes_does_not_grow(service_s: float) -> None:
     assert keeps_up(_queue(service_s), slo_s=0.01)
 
 
-def test_time_is_that_of_the_replay() -> None:
-    """At twice the rate the same latencies grow within half the time."""
-    some = _queue(1.25)
-    assert ttft_growth(some, 2.0) == pytest.approx(2 * ttft_growth(some))
-
-
 def test_only_what_is_counted_and_got_a_token() -> None:
     """The warm-up's queue and requests without a token say nothing."""
     some = _queue(1.5)

@@ -13,6 +13,7 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru, ThresholdLru, Ttl
 from kvscope.policies.tlru import TLru
+from kvscope.replay.derived_traces import at_rate
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine, replay_in_flight
 from tests.vllm_sim.examples import (
     SECONDS,
@@ -262,7 +263,7 @@ def test_a_faster_trace_queues() -> None:
     """At ten times the rate the second request comes while the first one runs."""
     known = told(asks("abc", 12, outputs=5), asks("xyz", 12, at=10))
     slow = replay_engine(known, Lru(), EngineSettings(4), SECONDS)
-    fast = replay_engine(known, Lru(), EngineSettings(4), SECONDS, rate_scale=10)
+    fast = replay_engine(at_rate(known, 10), Lru(), EngineSettings(4), SECONDS)
     assert slow.queue_s.tolist() == [0, 0]
     assert fast.queue_s.tolist() == [0, 4]
 
@@ -277,12 +278,6 @@ def test_a_faster_trace_queues() -> None:
         (lambda: StepCost(1.0, floor_s=-1.0), "floor_s"),
         (lambda: StepCost(1.0, prefill_token_s=-1.0), "prefill_token_s"),
         (lambda: replay_engine(told(asks("a", 4)), Belady(), EngineSettings(5), SECONDS), "belady"),
-        (
-            lambda: replay_engine(
-                told(asks("a", 4)), Lru(), EngineSettings(5), SECONDS, rate_scale=0
-            ),
-            "rate scale",
-        ),
     ],
 )
 def test_impossible_settings_are_refused(wrong: object, named: str) -> None:

@@ -16,6 +16,7 @@ from kvscope.core import units
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.policies.lru import Lru
+from kvscope.replay.derived_traces import at_rate
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.workload import Workload
 from kvscope.report.report import Report
@@ -103,13 +104,17 @@ def _machine(
     setting = timed_by(replace(request.setting, slo_s=target.slo_s), latency.profile)
     setting, _ = with_groups(setting, request.model, trace.block_size, where)
     first = split.warmup_requests + split.training_requests
-    workload = Workload(prompts, counted_from(setting, first, split.requests), round_windows(trace))
+    workload = Workload(
+        at_rate(prompts, setting.rate_scale),
+        counted_from(setting, first, split.requests),
+        round_windows(trace, rate_scale=setting.rate_scale),
+    )
     evaluator = Evaluator(workload, target, stop=monitor.stop)
     blocks = where.pool.in_blocks_of(trace.block_size).blocks
     served = evaluator.served(Lru(), blocks)
     trial = trial_of(Lru(), blocks, served, target, evaluator.arrivals_per_s)
     met: SloAnswer = "meets" if trial.meets(target) else "misses"
-    if not keeps_up(served, target.slo_s, setting.rate_scale):
+    if not keeps_up(served, target.slo_s):
         met = "overloaded"
     return GpuTrial(where, trial, met, latency.note)
 

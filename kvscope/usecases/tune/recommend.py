@@ -26,7 +26,7 @@ from kvscope.latency.profile import MODELS
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.lru import Lru, retaining
-from kvscope.replay.derived_traces import isolate
+from kvscope.replay.derived_traces import at_rate, isolate
 from kvscope.replay.policy_options import SGLANG, VLLM, contenders, format_value
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
@@ -86,6 +86,7 @@ def tune(
     latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
     where, profile = latency.deployment, latency.profile
     setting = timed_by(request.setting, profile)
+    prompts = at_rate(prompts, setting.rate_scale)
     setting, model = with_groups(setting, request.model, trace.block_size, where)
     request = replace(request, model=model)
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
@@ -126,7 +127,7 @@ def tune(
             prompts,
             setting,
             options,
-            round_windows(trace),
+            round_windows(trace, rate_scale=setting.rate_scale),
             lineage=trace.lineage,
             progress=monitor.steps,
             stop=monitor.stop,
