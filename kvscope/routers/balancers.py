@@ -6,7 +6,16 @@ from typing import Any, ClassVar
 
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.parameters import Parameter
-from kvscope.routers.base import Dice, Prompt, Router, View, draw, least_loaded, mix32
+from kvscope.routers.base import (
+    Dice,
+    Prompt,
+    Router,
+    View,
+    draw,
+    least_loaded,
+    less_busy_of_two,
+    mix32,
+)
 
 
 class RoundRobin(Router):
@@ -102,12 +111,7 @@ class PowerOfTwo(Router):
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Float64s) -> int:
         """Return the less busy of two different replicas."""
-        if view.replicas == 1:
-            return 0
-        load = view.own.in_flight
-        first = draw(memory.dice, view.replicas)
-        second = (first + 1 + draw(memory.dice, view.replicas - 1)) % view.replicas
-        return first if load[first] <= load[second] else second
+        return less_busy_of_two(view.own.in_flight, memory.dice)
 
     def flags(self) -> tuple[str, ...]:
         """Return the options of `python -m smg.launch_router`."""

@@ -140,8 +140,9 @@ class Router:
 
     `name` carries the version whose rule it is. `needs` says what a trace must have: "text" is
     stood in for by `characters_per_token` characters a token. `reference` marks what no program
-    offers. `counts_blocks` asks for `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost
-    time. `copies` marks a router that writes `View.fetch`.
+    offers, `draws` what depends on the seed; a router bound to values may know better. `copies`
+    marks a router that writes `View.fetch`. `counts_blocks` asks for `ReplicaLoad.used_blocks` and
+    `Truth.new_blocks`, which cost time.
     """
 
     DOCUMENT: ClassVar[str] = "name summary source aliases sees needs draws reference"
@@ -151,11 +152,11 @@ class Router:
     source: ClassVar[str]
     sees: ClassVar[Sees]
     needs: ClassVar[Literal["nothing", "keys", "text"]] = "nothing"
-    draws: ClassVar[bool] = False
     reference: ClassVar[bool] = False
     counts_blocks: ClassVar[bool] = False
     copies: ClassVar[bool] = False
     parameters: ClassVar[tuple[Parameter, ...]] = ()
+    draws: bool = False
     values: dict[str, float]
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
@@ -243,3 +244,23 @@ def least_loaded(in_flight: Int64s, processed: Int64s) -> int:
         ):
             least = replica
     return least
+
+
+def idlest_and_most(in_flight: Int64s) -> tuple[int, int]:
+    """Return the first replica with the fewest requests in flight, and the most of any replica."""
+    idlest, most = 0, in_flight[0]
+    for replica in range(1, len(in_flight)):
+        most = max(most, in_flight[replica])
+        if in_flight[replica] < in_flight[idlest]:
+            idlest = replica
+    return idlest, most
+
+
+def less_busy_of_two(in_flight: Int64s, dice: Int64s) -> int:
+    """Return the less busy of two different replicas that are drawn; of equals the first drawn."""
+    replicas = len(in_flight)
+    if replicas == 1:
+        return 0
+    first = draw(dice, replicas)
+    second = (first + 1 + draw(dice, replicas - 1)) % replicas
+    return first if in_flight[first] <= in_flight[second] else second

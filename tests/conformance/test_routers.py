@@ -19,7 +19,7 @@ from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.balancers import PowerOfTwo
 from kvscope.routers.base import Prompt, Router, View, mix32
 from kvscope.routers.hash_ring import HashRing, PrefixHash, prefix_key
-from kvscope.routers.sglang import Sglang, Tree
+from kvscope.routers.sglang import OwnedTree, Sglang
 from tests.conformance.real_router import RealRouter
 from tests.routers.scripted import BLOCK_SIZE, CHARACTERS_PER_TOKEN, Script, decide, scripted
 
@@ -62,11 +62,11 @@ class LastOwner(Sglang):
     """Wrong: the replica that got a text last owns it."""
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: OwnedTree, p: Float64s) -> int:
         """Return the choice, and give it the whole path."""
         choice = Sglang.choose(prompt, path, view, memory, p)
         for block in path:
-            memory.owner[memory.node_of[block]] = choice
+            memory.owner[memory.tree.node_of[block]] = choice
         return choice
 
 
@@ -74,7 +74,7 @@ class FewestProcessed(Sglang):
     """Wrong: of equally busy replicas the one that got the fewest requests so far."""
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: OwnedTree, p: Float64s) -> int:
         """Return the choice by loads that have the requests so far as decimals."""
         load = view.own.in_flight * 100_000 + view.own.processed
         scaled = p * np.array([1, 100_000, 1, 1, 1, 1])
@@ -86,7 +86,7 @@ class NothingLearned(Sglang):
     """Wrong: while load is imbalanced the tree learns nothing."""
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: OwnedTree, p: Float64s) -> int:
         """Return the least busy replica while imbalanced, and leave the tree alone."""
         load = view.own.in_flight
         if load.max() - load.min() > p[1] and load.max() > load.min() * p[2]:
@@ -136,12 +136,12 @@ class NeverFresh(Sglang):
     """Wrong: a text that was sent again keeps its place among those to evict."""
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: OwnedTree, p: Float64s) -> int:
         """Return the choice, and put the stamps of old nodes back."""
-        before = memory.stamps.copy()
+        before = memory.tree.stamps.copy()
         choice = Sglang.choose(prompt, path, view, memory, p)
-        had_and_has = (before > 1) & (memory.stamps > 1)
-        memory.stamps[had_and_has] = before[had_and_has]
+        had_and_has = (before > 1) & (memory.tree.stamps > 1)
+        memory.tree.stamps[had_and_has] = before[had_and_has]
         return choice
 
 
@@ -172,14 +172,14 @@ def test_timed_eviction_of_sglang(batches: int) -> None:
         """Return True if all choices and sizes are those of a kind that starts in a phase."""
         ours = sglang(kind, **values)
         memory = ours.memory(script.sizes(workers), seed=1)
-        memory.counters[0] = phase
+        memory.tree.counters[0] = phase
         times = [interval_s * (1 + number // batch) for number in range(len(script.requests))]
         names: dict[int, int] = {}
         for number, choice in enumerate(decide(ours, script, workers, memory, times)):
             if names.setdefault(choice, real[number]) != real[number]:
                 return False
             if number % batch == batch - 1:
-                tokens = {names[replica]: memory.replica_tokens[replica] for replica in names}
+                tokens = {names[replica]: memory.tree.replica_tokens[replica] for replica in names}
                 in_tree = [CHARACTERS_PER_TOKEN * tokens[worker] for worker in range(workers)]
                 if in_tree != sizes[number // batch]:
                     return False

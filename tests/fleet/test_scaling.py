@@ -119,9 +119,10 @@ def test_routers_forget_those_that_left() -> None:
         assert router.choose(prompt, path, view, memory, router.settings()) == 1
         return memory
 
-    tree = sent(Sglang())
+    memory = sent(Sglang())
+    tree = memory.tree
     assert tree.node_of[path].all()
-    tree = Sglang().among(tree, 1, 0)
+    tree = Sglang().among(memory, 1, 0).tree
     assert not tree.node_of.any()
     assert not tree.stamps.any()
     assert tree.replica_tokens.tolist() == [0, 0]

@@ -132,17 +132,24 @@ def expected(script: Script, router: Sglang, replicas: int, times: list[float]) 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("replicas", "requests", "most"),
-    [(4, 64, 2**26), (4, 3, 2**26), (2, 64, 600), (2, 3, 600)],
-    ids=["calm", "busy", "small", "small and busy"],
+    ("replicas", "requests", "most", "threshold"),
+    [
+        (4, 64, 2**26, 0.3),
+        (4, 3, 2**26, 0.3),
+        (2, 64, 600, 0.3),
+        (2, 3, 600, 0.3),
+        (2, 3, 600, 0.8),
+    ],
+    ids=["calm", "busy", "small", "small and busy", "small and strict"],
 )
 def test_choices_are_those_of_a_tree_of_characters(
-    seed: int, replicas: int, requests: int, most: int
+    seed: int, replicas: int, requests: int, most: int, threshold: float
 ) -> None:
     script = scripted(600, seed)
     times = [number / 20 for number in range(600)]
     router = Sglang(
         {
+            "cache_threshold": threshold,
             "balance_abs_threshold": requests,
             "balance_rel_threshold": 1.1,
             "max_tree_chars": most,
@@ -160,12 +167,14 @@ def test_evicted_nodes_are_used_again() -> None:
     small = Sglang({"max_tree_chars": 400, "eviction_interval_s": 1, "characters_per_token": 2})
     memory = small.memory(script.sizes(2), 1)
     assert len(list(decide(small, script, 2, memory, [number / 5 for number in range(800)]))) == 800
-    nodes = memory.counters[1]
+    tree = memory.tree
+    nodes = tree.counters[1]
     assert nodes < 150
-    on_tree = set(memory.node_of.tolist()) - {0}
+    on_tree = set(tree.node_of.tolist()) - {0}
     assert on_tree
     assert max(on_tree) < nodes
-    assert memory.replica_tokens.max() < 2 * 400
+    assert not any(tree.tail_tokens[tree.parent[node]] for node in on_tree)  # tails end texts
+    assert tree.replica_tokens.max() < 2 * 400
 
 
 def test_one_replica_gets_all_that_never_meets_another() -> None:
