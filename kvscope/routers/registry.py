@@ -18,6 +18,7 @@ from kvscope.routers.dynamo import Dynamo, DynamoApprox
 from kvscope.routers.hash_ring import ConsistentHash, PrefixHash
 from kvscope.routers.llm_d import LlmD, LlmDPrecise
 from kvscope.routers.prefixaware import Prefixaware
+from kvscope.routers.ray_serve import RayPrefixAware
 from kvscope.routers.references import BestCached, MinTtft, MooncakeConductor
 from kvscope.routers.sglang import Sglang
 
@@ -31,6 +32,7 @@ ROUTERS: tuple[type[Router], ...] = (
     PrefixHash,
     Sglang,
     Prefixaware,
+    RayPrefixAware,
     VllmDp,
     SglangDp,
     SglangDpTokens,
