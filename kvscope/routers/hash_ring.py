@@ -31,18 +31,22 @@ def new_ring(replicas: int, seed: int) -> HashRing:
 
 def first_place(ring: HashRing, key: int) -> int:
     """Return the first place at or after the hash of a key, clockwise."""
-    position = mix32(key)
-    low, high = 0, len(ring.places)
-    while low < high:
-        middle = (low + high) // 2
-        if ring.places[middle] < position:
-            low = middle + 1
-        else:
-            high = middle
-    return low % len(ring.places)
+    return int(np.searchsorted(ring.places, mix32(key))) % len(ring.places)
 
 
-class ConsistentHash(Router):
+class RingRouter(Router):
+    """What routers on a ring remember: the ring of those replicas that serve."""
+
+    def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
+        """Return the ring."""
+        return new_ring(sizes.replicas, seed)
+
+    def among(self, memory: HashRing, replicas: int, seed: int) -> HashRing:
+        """Return the ring of the replicas that are left."""
+        return new_ring(replicas, seed)
+
+
+class ConsistentHash(RingRouter):
     """Send a conversation to its replica on a hash ring, or the next clockwise that has room.
 
     A replica has room if with this request it has at most `load_factor` times the average in
@@ -67,14 +71,6 @@ class ConsistentHash(Router):
         ),
     )
 
-    def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
-        """Return the ring."""
-        return new_ring(sizes.replicas, seed)
-
-    def among(self, memory: HashRing, replicas: int, seed: int) -> HashRing:
-        """Return the ring of the replicas that are left."""
-        return new_ring(replicas, seed)
-
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:
         """Return the first replica clockwise that has room."""
@@ -97,7 +93,7 @@ class ConsistentHash(Router):
         )
 
 
-class PrefixHash(Router):
+class PrefixHash(RingRouter):
     """Send prompts that begin alike to one replica of a hash ring, unless it has too many.
 
     A replica has too many requests in flight if they exceed the average, this request included,
@@ -136,14 +132,6 @@ class PrefixHash(Router):
             search=(0, 10),
         ),
     )
-
-    def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
-        """Return the ring."""
-        return new_ring(sizes.replicas, seed)
-
-    def among(self, memory: HashRing, replicas: int, seed: int) -> HashRing:
-        """Return the ring of the replicas that are left."""
-        return new_ring(replicas, seed)
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:

@@ -113,21 +113,18 @@ class RayPrefixAware(Router):
         blocks = matching_blocks(tree.node_of, path, prompt.blocks)
         node = int(tree.node_of[path[blocks - 1]]) if blocks else 0
         is_short = blocks * view.block_size / max(prompt.input_tokens, 1) < p[_MATCH_RATE]
-        fewest = tree.replica_tokens[0]
-        for replica in range(1, view.replicas):
-            fewest = min(fewest, tree.replica_tokens[replica])
-        choice = -1
         least, most = idlest_and_most(load)
         if most - load[least] > p[_IMBALANCED]:
             choice = less_busy_of_two(load, memory.dice)
         else:
+            choice, fewest = -1, 0
             for replica in range(view.replicas):
-                if is_short:
-                    is_named = tree.replica_tokens[replica] == fewest
-                else:
-                    is_named = node == 0 or tree.stamps[node, replica] != ABSENT
-                if is_named and (choice < 0 or load[replica] < load[choice]):
-                    choice = replica
+                if node and not is_short and tree.stamps[node, replica] == ABSENT:
+                    continue
+                tokens = int(tree.replica_tokens[replica]) if is_short else 0
+                is_even = tokens == fewest and load[replica] < load[choice]
+                if choice < 0 or tokens < fewest or is_even:
+                    choice, fewest = replica, tokens
         _insert(tree, prompt, path, blocks, view.block_size, choice)
         return choice
 
