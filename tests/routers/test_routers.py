@@ -84,6 +84,12 @@ def homes(replicas: int) -> list[int]:
     return [int(ring.replicas[first_place(ring, key)]) for key in range(KEYS)]
 
 
+def test_a_key_at_a_place_is_its() -> None:
+    """The keys from the seed's hash on fall exactly on the places."""
+    ring, first = new_ring(4, seed=5), mix32(5)
+    assert all(ring.places[first_place(ring, first + n)] == mix32(first + n) for n in range(600))
+
+
 def test_a_new_replica_takes_its_share_and_nothing_else_moves() -> None:
     few, more = np.array(homes(4)), np.array(homes(5))
     moved = few != more
