@@ -87,3 +87,11 @@ def test_answers_of_spans_that_are_no_text_cost_no_more_than_themselves(
     for said in ("[no JSON: [", json.dumps([{"role": "assistant", "parts": [{"type": "blob"}]}])):
         attributes += [{"key": "gen_ai.output.messages", "value": {"stringValue": said}}]
         assert hashed(model, tmp_path, export)[0]["input_length"] > 0
+
+
+def test_a_span_of_a_call_that_failed_is_left_out(model: Path, tmp_path: Path) -> None:
+    """It has the prompt that it was made with, and no number of tokens."""
+    (export,) = rows("otlp-genai")
+    failed = json.loads(json.dumps(export))
+    failed["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["status"] = {"code": 2}
+    assert len(hashed(model, tmp_path, export, failed)) == 1

@@ -17,11 +17,19 @@ from kvscope.chat_logs.formats import openinference
 from kvscope.chat_logs.formats.base import LoggedRequest
 from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.ingest.formats.base import BadLine, described
-from kvscope.ingest.formats.otlp import INPUT_MESSAGES, SPANS, Values, spans_of
+from kvscope.ingest.formats.otlp import (
+    INPUT_MESSAGES,
+    SPANS,
+    TWICE,
+    RecordedTwice,
+    Values,
+    spans_of,
+)
 
 _OUTPUT = "gen_ai.output.messages"
 _SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
 _IDS = "lmcache.input_ids"
+_FAILED = "calls that failed"
 _NO_PROMPT = "spans without messages or token ids"
 
 
@@ -31,6 +39,10 @@ class Otlp(OpenAI):
     name = "otlp"
     summary = "OpenTelemetry spans as OTLP JSON, with messages or LMCache's token ids"
     marks = SPANS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._twice = RecordedTwice()
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the requests of the line's spans that have a prompt."""
@@ -44,7 +56,13 @@ class Otlp(OpenAI):
             else:
                 self.left_out[_NO_PROMPT] += 1
                 continue
-            requests += self.served(body, len(line), **span.facts(values))
+            facts = span.facts(values)
+            if self._twice(span, values):
+                self.left_out[TWICE] += 1
+            elif span.failed and facts["input_tokens"] is None:
+                self.left_out[_FAILED] += 1
+            else:
+                requests += self.served(body, len(line), **facts)
         return requests
 
 

@@ -1,13 +1,15 @@
 """OpenTelemetry spans of LLM requests as OTLP JSON, an export request or a span a line.
 
-Spans with a number of input tokens are requests; all others are left out. vLLM's spans count
-prompt and completion tokens and have latencies in seconds. Source: OpenTelemetry GenAI semantic
+Spans with a number of input tokens are requests; all others are left out, as is the second span of
+a request that a client library and an instrumentation of it both record. vLLM's spans count prompt
+and completion tokens and have latencies in seconds. Source: OpenTelemetry GenAI semantic
 conventions (gen_ai.usage.*); OpenInference (llm.token_count.*); OTLP's JSON encoding;
 vLLM 0.32.0, vllm/tracing/utils.py and vllm/v1/engine/output_processor.py.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -52,6 +54,8 @@ _MODEL = (
 )  # fmt: skip
 _PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider")
 _BESIDE = "input tokens do not count what was read from the cache or written to it: both are added"
+TWICE = "second spans of a request, by another instrumentation"
+_RECENT_KEYS, _RECENT_SPANS = 65_536, 16
 _NO_TOKENS = "spans without a number of input tokens"
 _SESSION = ("gen_ai.conversation.id", "session.id", "session_id")
 _USER = ("user.id", "enduser.id")
@@ -75,10 +79,19 @@ class _Event(msgspec.Struct, gc=False):
 class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
     """A span, as far as it says something about a request."""
 
+    trace_id: str | None = None
     start_time_unix_nano: int | str | None = None
     end_time_unix_nano: int | str | None = None
     attributes: list[_Attribute] = []
     events: list[_Event] = []
+    status: Any = None
+    written_by: str = ""  # the name of its scope
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error."""
+        code = self.status.get("code") if isinstance(self.status, dict) else None
+        return code in {2, "STATUS_CODE_ERROR"}
 
     def values(self) -> Values:
         """Return the attributes of its events and its own, which win. Raises BadLine."""
@@ -107,8 +120,13 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
         return {**self.service(values), "input_tokens": inputs, "output_tokens": outputs}
 
 
+class _Scope(msgspec.Struct, gc=False):
+    name: str = ""
+
+
 class _SpansOfScope(msgspec.Struct, gc=False):
     spans: list[OtlpSpan] = []
+    scope: _Scope | None = None
 
 
 class _SpansOfResource(msgspec.Struct, gc=False, rename="camel"):
@@ -131,7 +149,9 @@ def spans_of(line: bytes) -> Iterator[OtlpSpan]:
         yield decoded
     for resource in decoded.resource_spans or ():
         for scope in resource.scope_spans:
-            yield from scope.spans
+            for span in scope.spans:
+                span.written_by = "" if scope.scope is None else scope.scope.name
+                yield span
 
 
 def _seconds(unix_nano: int | str | None) -> float | None:
@@ -218,6 +238,41 @@ class CachedBeside:
         return inputs + cached * beside, beside
 
 
+class RecordedTwice:
+    """Finds the second spans of requests that two instrumentations have recorded.
+
+    Both are of one trace and model, have as many input tokens, and one is within the time of the
+    other. Those that came first are looked up among the most recent ones.
+    """
+
+    def __init__(self) -> None:
+        self._recent: dict[object, deque[tuple[str, int, int]]] = {}
+
+    def __call__(self, span: OtlpSpan, values: Values) -> bool:
+        """Return True for a second span. Raises BadLine for times that are none."""
+        inputs, start, end = (
+            _count(values, _INPUTS),
+            span.start_time_unix_nano,
+            span.end_time_unix_nano,
+        )
+        if inputs is None or span.trace_id is None or start is None or end is None:
+            return False
+        begin, after = _whole(start), _whole(end)
+        key = span.trace_id, _text(values, _MODEL), inputs
+        earlier = self._recent.pop(key, deque(maxlen=_RECENT_SPANS))
+        self._recent[key] = earlier  # the last one now
+        for other in earlier:
+            writer, first, last = other
+            within = (first <= begin and after <= last) or (begin <= first and last <= after)
+            if writer != span.written_by and within:
+                earlier.remove(other)
+                return True
+        earlier.append((span.written_by, begin, after))
+        if len(self._recent) > _RECENT_KEYS:
+            del self._recent[next(iter(self._recent))]
+        return False
+
+
 class OtlpSpans(LineFormat):
     """OTLP JSON with GenAI or vLLM spans: lengths only."""
 
@@ -232,6 +287,7 @@ class OtlpSpans(LineFormat):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._beside = CachedBeside()
+        self._twice = RecordedTwice()
 
     def records(self, source: Source) -> Iterator[Records]:
         self._beside.learn(source.head)
@@ -246,6 +302,9 @@ class OtlpSpans(LineFormat):
             inputs, beside = self._beside.input_tokens(values)
             if inputs is None:
                 self.left_out[_NO_TOKENS] += 1
+                continue
+            if self._twice(span, values):
+                self.left_out[TWICE] += 1
                 continue
             if INPUT_MESSAGES in values:
                 self.note(UNREAD_PROMPTS)

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zstandard
 
@@ -258,6 +259,34 @@ def test_records_that_are_no_requests_are_left_out(read: Any) -> None:
     result = read(span)
     assert (result.records, result.rejects.count) == ([], 0)
     assert result.reader.all_notes() == ["left out: 1 spans without a number of input tokens"]
+
+
+def test_a_request_that_two_instrumentations_record_is_one(read: Any) -> None:
+    """Anthropic's own SDK writes spans, too, within the time of an instrumentation's or around it.
+
+    Other requests stay: later ones, of another length or trace, and parallel ones that one
+    instrumentation has recorded.
+    """
+    spans = [
+        ("anthropic", "t", 1, 3, 8), ("llmetry", "t", 0, 4, 8),
+        ("llmetry", "t", 5, 9, 8), ("anthropic", "t", 6, 9, 8),
+        ("anthropic", "t", 20, 21, 8), ("llmetry", "t", 22, 23, 8), ("llmetry", "t", 22, 24, 8),
+        ("anthropic", "u", 22, 23, 8), ("anthropic", "t", 22, 23, 7),
+    ]  # fmt: skip
+
+    def line(scope: str, trace: str, start: int, end: int, tokens: int) -> bytes:
+        attribute = {"key": "gen_ai.usage.input_tokens", "value": {"intValue": str(tokens)}}
+        times = {"startTimeUnixNano": str(start), "endTimeUnixNano": str(end)}
+        span = {"traceId": trace, **times, "attributes": [attribute]}
+        scopes = [{"scope": {"name": scope}, "spans": [span]}]
+        return msgspec.json.encode({"resourceSpans": [{"scopeSpans": scopes}]})
+
+    result = read(b"\n".join(line(*span) for span in spans))
+    arrivals = [round((each.arrival_s or 0.0) * 1e9) for each in result.requests]
+    assert arrivals == [1, 5, 20, 22, 22, 22, 22]
+    assert [*result.reader.left_out.items()] == [
+        ("second spans of a request, by another instrumentation", 2)
+    ]
 
 
 def test_a_prompt_that_is_logged_names_the_command_that_hashes_it(read: Any) -> None:
