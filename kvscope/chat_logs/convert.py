@@ -67,6 +67,8 @@ _PERSONAL = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 """What may be the number or the address of a person, dates (of models) left out."""
+_LOGGED_AT = re.compile(rb"\[[\d :,.-]{19,30}\] (?=\{)")
+"""What a logger writes before a message that is JSON, such as SGLang's."""
 _FAILS = "the tokenizer fails"
 _LANGFUSE_TRACE = b'"observations":'
 
@@ -356,7 +358,7 @@ def detect(head: bytes, path: str) -> type[LogFormat]:
     """Return the format of the log at `path` that begins with `head`. Raises InputError if none."""
     if not head.strip():
         raise InputError("the log is empty", where=path)
-    keys = common_keys(head)
+    keys = common_keys(b"\n".join(map(_message, head.split(b"\n"))))
     for known in FORMATS.values():
         if known.recognizes(keys):
             return known
@@ -372,6 +374,12 @@ def detect(head: bytes, path: str) -> type[LogFormat]:
     raise InputError(what, where=path, remedy=remedy)
 
 
+def _message(line: bytes) -> bytes:
+    """Return a line without the time at which a logger wrote it."""
+    time = _LOGGED_AT.match(line)
+    return line[time.end() :] if time else line
+
+
 def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) of lines that are not blank; a cut file raises InputError."""
     for first, text in source.lines():
@@ -380,7 +388,7 @@ def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, byt
             continue
         for number, line in enumerate(text.split(b"\n"), first):
             if line and not line.isspace():
-                yield number, line
+                yield number, _message(line)
     if source.is_cut:
         raise InputError(
             "the compressed data is cut", where=source.path, remedy="copy the file again"

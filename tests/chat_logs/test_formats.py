@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="make setup installs it")
 
+import kvscope
 from kvscope.chat_logs.convert import detect
 from kvscope.cli.app import run
-from tests.chat_logs.test_hash import ANSWER, MORE, USER, Line, hashed
+from tests.chat_logs.test_hash import ANSWER, BLOCK, MORE, USER, Line, hashed
 
 FILES = sorted((Path(__file__).parent / "samples").glob("*.toml"))
 
@@ -95,3 +96,16 @@ def test_a_span_of_a_call_that_failed_is_left_out(model: Path, tmp_path: Path) -
     failed = json.loads(json.dumps(export))
     failed["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["status"] = {"code": 2}
     assert len(hashed(model, tmp_path, export, failed)) == 1
+
+
+def test_a_log_with_the_time_before_each_line_is_read(model: Path, tmp_path: Path) -> None:
+    """As SGLang's loggers write it, to a file and to a terminal."""
+    finished, received = rows("sglang-log")
+    plain = hashed(model, tmp_path, received, finished, salt_file=tmp_path / "salt")
+    log = tmp_path / "dated.jsonl"
+    log.write_text(
+        "".join(f"[2026-11-29 01:20:13] {json.dumps(x)}\n" for x in (received, finished))
+    )
+    trace, options = tmp_path / "dated-trace.jsonl", {"salt_file": tmp_path / "salt"}
+    kvscope.hash_logs(log, trace, tokenizer=model, block_size=BLOCK, **options)
+    assert [json.loads(line) for line in trace.read_bytes().splitlines()] == plain

@@ -1,9 +1,10 @@
 """SGLang's request logs with prompts: exported metrics, and JSON lines of its request logger.
 
 `--export-metrics-to-file` writes a line per finished request; `--log-requests --log-requests-level
-3 --log-requests-format json` logs it, among others. Times are there with `--enable-metrics`.
+3 --log-requests-format json` logs it, among others, behind the time in brackets. Times are there
+with `--enable-metrics`.
 Source: sglang 0.5.23, sglang/srt/observability/request_metrics_exporter.py,
-sglang/srt/utils/request_logger.py and sglang/srt/managers/tokenizer_manager.py (meta_info).
+sglang/srt/utils/request_logger.py, log_utils.py, srt/managers/tokenizer_manager.py (meta_info).
 """
 
 from __future__ import annotations
