@@ -37,6 +37,8 @@ _GRANTS = {
     "az": "set AZURE_STORAGE_SAS_TOKEN",
 }
 """What gives access, by scheme."""
+_REMEDIES = {"region": "name the bucket's in AWS_REGION", "Content-Length": "download it first"}
+"""What helps, by a word of what obstore says."""
 _VARIABLES = {
     "gs": {"bearer_token": "CLOUDSDK_AUTH_ACCESS_TOKEN"},
     "az": {"sas_key": "AZURE_STORAGE_SAS_TOKEN", "account_key": "AZURE_STORAGE_KEY"},
@@ -223,11 +225,12 @@ def _refused(path: str, error: Exception, read: str) -> InputError:
         status, reason = int(answer[1]), str(answer[3] or answer[2])
     else:
         status = getattr(getattr(error, "response", None), "status_code", 0)
-        reason = text.partition("\n")[0].rpartition(" - ")[2][:200]
+        first = text.partition("\n")[0].rpartition(" - ")[2]
+        reason = re.sub(r"^Generic \w+ error: ", "", first)[:200]
     if status in {401, 403} or type(error).__name__ == "UnauthenticatedError":
         remedy = _GRANTS.get(path[:2], "take an address that is signed")
         return InputError(f"no access ({reason})", where=path, remedy=remedy)
     if status == 404 or isinstance(error, FileNotFoundError):
         return InputError(f"no such file ({reason})", where=path)
-    region = "name the bucket's in AWS_REGION" if "region" in reason else None
-    return InputError(f"cannot be read ({reason})", where=path, remedy=region)
+    remedies = (text for word, text in _REMEDIES.items() if word in reason)
+    return InputError(f"cannot be read ({reason})", where=path, remedy=next(remedies, None))

@@ -261,7 +261,10 @@ def test_addresses_are_a_dataset(server: tuple[str, Path], tmp_path: Path, capsy
         ("/secret", "no access"),
         ("/broken", f"the connection ended after {len(TRACE)} of {len(TRACE) + 1} bytes"),
         ("/replaced", f"the connection ended after 100 of {len(TRACE)} bytes"),
-        ("/endless", "cannot be read (Generic HTTP error: Content-Length Header missing"),
+        (
+            "/endless",
+            "cannot be read (Content-Length Header missing from response); download it first",
+        ),
         ("/bomb", "decompresses to more than 10,000 times its size"),
         ("/silent", "no answer within 0.2 s"),
         ("https://127.0.0.1:9/x", "cannot be reached"),
