@@ -213,6 +213,8 @@ def _environment(
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_REGION", *_SECRETS):
         monkeypatch.delenv(name, raising=False)
+    # Read from the environment once; tests of engines set it there.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     _Handler.asked.clear()
     return
 
