@@ -51,7 +51,12 @@ def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: i
 
 
 def _in_part(turn: Turn, parts: int, part: int) -> Turn:
-    return turn._replace(category=turn.category * parts + part)
+    if parts == 1:
+        return turn
+    number = turn.category * parts + part
+    return Turn(  # a third of the time of `_replace`
+        turn.request, turn.arrival_s, turn.history_tokens, number, turn.next_prompt_tokens
+    )
 
 
 def lane_at(plan: LanePlan, end: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -46,7 +47,7 @@ XI_PERCENTILE = Parameter(
 
 def first_safe_depth(needed_tokens: float, block_size: int) -> int:
     """Return the first block at or after `needed_tokens`: from there on all are TEL-safe."""
-    return max(int(np.ceil(needed_tokens / block_size)), 0)
+    return max(math.ceil(needed_tokens / block_size), 0)
 
 
 def safe_behind(depth: int, end: int) -> tuple[int, int]:
