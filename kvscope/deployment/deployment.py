@@ -7,6 +7,7 @@ of a trace) wins over stated, stated over derived (the pool's terms, the rooflin
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,7 +17,14 @@ from msgspec.structs import asdict, replace
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
-from kvscope.deployment.engines import DEFAULT_ENGINE, JUNCTIONS, Engine, parse_engine, version_text
+from kvscope.deployment.engines import (
+    AUTO_LENGTH,
+    DEFAULT_ENGINE,
+    JUNCTIONS,
+    Engine,
+    parse_engine,
+    version_text,
+)
 from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.deployment.models import (
@@ -180,6 +188,11 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     def replicas(self) -> int:
         """Engines that serve the traffic, or the ranks of the one that does."""
         return self.stated.replicas * self.dp
+
+    @property
+    def shortens_requests(self) -> bool:
+        """Whether vLLM starts with AUTO_LENGTH alone."""
+        return any(_too_long(self.engine, self.model, self.pool))
 
     @property
     def engine_name(self) -> str:
@@ -347,6 +360,7 @@ def resolve(
             *engine.doubts(groups),
             *_unused_mean(engine, origin),
             *engine.left_out,
+            *_too_long(engine, model, pool),
             *notes,
             *pool.notes,
             *doubts,
@@ -354,6 +368,22 @@ def resolve(
         ),
         not_switchable=reason,
     )
+
+
+def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str]:
+    """Yield that vLLM does not start with a model's longest request, where the pool is smaller.
+
+    Not where a log says that it did. Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py
+    (check_enough_kv_cache_memory).
+    """
+    asked = model is not None and engine.name == "vllm" and pool.origin != "engine log"
+    longest = model.longest_tokens if model and asked else None
+    if longest and pool.low_tokens < longest:
+        holds = "may not hold" if longest <= pool.tokens else "does not hold"
+        yield (
+            f"vLLM starts with {AUTO_LENGTH} alone: the pool {holds} a request of"
+            f" {longest:,} tokens, the model's longest"
+        )
 
 
 def _engine(deployment: Deployment) -> Engine:

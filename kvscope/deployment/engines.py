@@ -171,6 +171,8 @@ EngineName = Literal["vllm", "sglang"]
 WaitingOrder = Literal["fcfs", "lpm"]
 WAITING_ORDERS: tuple[WaitingOrder, ...] = get_args(WaitingOrder)
 """SGLang's orders of waiting requests that are simulated: its default, and longest prefix match."""
+AUTO_LENGTH = "--max-model-len auto"
+"""The option with which vLLM takes requests as long as its pool holds; it exists since 0.20."""
 SGLANG_NUM_SEQS = 2048
 """Requests that run at once in SGLang, the fewest that it chooses; up to 4,096 in a large pool.
 

@@ -160,7 +160,7 @@ class Model(Struct, frozen=True):
     only an approximation. `architecture` is None where the config lacks what weights need, and
     `architecture_missing` then says what. `weights_total` are the bytes of a checkpoint's index,
     which win over those counted from the shape. With `mtp` it has layers that predict further
-    tokens.
+    tokens. vLLM's longest request has `longest_tokens` by default, None where nothing says it.
     """
 
     DOCUMENT: ClassVar[str] = "name dtype bytes_per_token notes"
@@ -178,6 +178,7 @@ class Model(Struct, frozen=True):
     mtp: bool = False
     indexers: Indexers = Indexers()
     unknown: tuple[str, ...] = ()
+    longest_tokens: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -384,6 +385,7 @@ class Model(Struct, frozen=True):
         return replace(self, weight_dtype=dtype, bits=bits, weights_total=None)
 
 
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "seq_len")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -515,7 +517,25 @@ def _model(name: str, config: ConfigFields, total: object) -> Model:
         mtp=mtp,
         indexers=indexers,
         unknown=unknown,
+        longest_tokens=_longest(config),
     )
+
+
+def _longest(config: ConfigFields) -> int | None:
+    """Return the tokens of the longest request, prompt and output, that vLLM takes by default.
+
+    Source: vLLM 0.32.0, vllm/config/model.py (_get_and_verify_max_len).
+    """
+    stated = [tokens for name in _LENGTHS if (tokens := config.count_or(0, name))]
+    tokens = config.count_or(min(stated, default=0), "model_max_length")
+    scaling = config.get("rope_scaling")
+    scaling = scaling if isinstance(scaling, Mapping) else {}
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    if kind == "longrope":
+        tokens = config.count_or(tokens, "original_max_position_embeddings")
+    elif kind in {"linear", "dynamic"} and isinstance(factor, int | float):
+        tokens = int(tokens * factor)
+    return tokens or None
 
 
 def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv:

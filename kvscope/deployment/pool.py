@@ -126,6 +126,11 @@ class KvPool(Struct, frozen=True):
         return self.blocks + self.null_blocks
 
     @property
+    def low_tokens(self) -> int:
+        """Tokens that it holds at least."""
+        return self.low_blocks * self.block_size
+
+    @property
     def tokens(self) -> int:
         """Tokens whose KV the pool holds."""
         return self.blocks * self.block_size

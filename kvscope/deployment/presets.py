@@ -18,6 +18,7 @@ _SIZES = (
     "head_dim",
     "intermediate_size",
     "vocab_size",
+    "max_position_embeddings",
 )
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -73,47 +74,47 @@ _FURTHER: Mapping[str, Config] = {
 """Fields beside the sizes: those of one preset, or of all rows that end with this word."""
 
 _TABLE = """
- 4096  32 32 32 128 11008  32000 vicuna-7b lmsys/vicuna-7b-v1.5 fp16
- 4096  32 32 32 128 11008  32000 llama2-7b meta-llama/Llama-2-7b-hf fp16
- 5120  40 40 40 128 13824  32000 llama2-13b meta-llama/Llama-2-13b-hf fp16
- 8192  80 64  8 128 28672  32000 llama2-70b meta-llama/Llama-2-70b-hf fp16
- 4096  32 32  8 128 14336 128256 llama3-8b meta-llama/Meta-Llama-3-8B
- 8192  80 64  8 128 28672 128256 llama3-70b meta-llama/Meta-Llama-3-70B
- 4096  32 32  8 128 14336 128256 llama3.1-8b meta-llama/Llama-3.1-8B
- 8192  80 64  8 128 28672 128256 llama3.1-70b meta-llama/Llama-3.1-70B
-16384 126 128  8 128 53248 128256 llama3.1-405b meta-llama/Llama-3.1-405B
- 8192  80 64  8 128 28672 128256 llama3.3-70b meta-llama/Llama-3.3-70B-Instruct
- 4096  32 32  8 128 14336  32768 mistral-7b mistralai/Mistral-7B-v0.3
- 5120  40 32  8 128 32768 131072 mistral-small-24b mistralai/Mistral-Small-24B-Instruct-2501
- 5120  40 32  8 128 32768 131072 mistral-small-3.1-24b mistralai/Mistral-Small-3.1-24B-Instruct-2503
- 4096  32 32  8 128 14336  32000 mixtral-8x7b mistralai/Mixtral-8x7B-v0.1
- 5120  40 40 10 128 17920 100352 phi-4 microsoft/phi-4
- 3584  28 28  4 128 18944 152064 qwen2-7b Qwen/Qwen2-7B
- 8192  80 64  8 128 29568 152064 qwen2-72b Qwen/Qwen2-72B
-  896  24 14  2  64  4864 151936 qwen2.5-0.5b Qwen/Qwen2.5-0.5B tied
- 1536  28 12  2 128  8960 151936 qwen2.5-1.5b Qwen/Qwen2.5-1.5B tied
- 2048  36 16  2 128 11008 151936 qwen2.5-3b Qwen/Qwen2.5-3B tied
- 3584  28 28  4 128 18944 152064 qwen2.5-7b Qwen/Qwen2.5-7B
- 5120  48 40  8 128 13824 152064 qwen2.5-14b Qwen/Qwen2.5-14B
- 5120  64 40  8 128 27648 152064 qwen2.5-32b Qwen/Qwen2.5-32B
- 8192  80 64  8 128 29568 152064 qwen2.5-72b Qwen/Qwen2.5-72B
- 1024  28 16  8 128  3072 151936 qwen3-0.6b Qwen/Qwen3-0.6B tied
- 4096  36 32  8 128 12288 151936 qwen3-8b Qwen/Qwen3-8B
- 5120  40 40  8 128 17408 151936 qwen3-14b Qwen/Qwen3-14B
- 5120  64 64  8 128 25600 151936 qwen3-32b Qwen/Qwen3-32B
- 2048  48 32  4 128  6144 151936 qwen3-30b-a3b Qwen/Qwen3-30B-A3B
- 4096  94 64  4 128 12288 151936 qwen3-235b-a22b Qwen/Qwen3-235B-A22B
- 2304  26  8  4 256  9216 256000 gemma2-2b google/gemma-2-2b gemma2
- 3584  42 16  8 256 14336 256000 gemma2-9b google/gemma-2-9b gemma2
- 4608  46 32 16 128 36864 256000 gemma2-27b google/gemma-2-27b gemma2
- 2560  34  8  4 256 10240 262208 gemma3-4b google/gemma-3-4b-it gemma3
- 3840  48 16  8 256 15360 262208 gemma3-12b google/gemma-3-12b-it gemma3
- 5376  62 32 16 128 21504 262208 gemma3-27b google/gemma-3-27b-it gemma3
- 7168  61 128 128 128 18432 129280 deepseek-v3 deepseek-ai/DeepSeek-V3 deepseek
- 7168  61 128 128 128 18432 129280 deepseek-r1 deepseek-ai/DeepSeek-R1 deepseek
- 2880  24 64  8  64  2880 201088 gpt-oss-20b openai/gpt-oss-20b
- 2880  36 64  8  64  2880 201088 gpt-oss-120b openai/gpt-oss-120b
-"""
+ 4096  32 32 32 128 11008  32000   4096 vicuna-7b lmsys/vicuna-7b-v1.5 fp16
+ 4096  32 32 32 128 11008  32000   4096 llama2-7b meta-llama/Llama-2-7b-hf fp16
+ 5120  40 40 40 128 13824  32000   4096 llama2-13b meta-llama/Llama-2-13b-hf fp16
+ 8192  80 64  8 128 28672  32000   4096 llama2-70b meta-llama/Llama-2-70b-hf fp16
+ 4096  32 32  8 128 14336 128256   8192 llama3-8b meta-llama/Meta-Llama-3-8B
+ 8192  80 64  8 128 28672 128256   8192 llama3-70b meta-llama/Meta-Llama-3-70B
+ 4096  32 32  8 128 14336 128256 131072 llama3.1-8b meta-llama/Llama-3.1-8B
+ 8192  80 64  8 128 28672 128256 131072 llama3.1-70b meta-llama/Llama-3.1-70B
+16384 126 128  8 128 53248 128256 131072 llama3.1-405b meta-llama/Llama-3.1-405B
+ 8192  80 64  8 128 28672 128256 131072 llama3.3-70b meta-llama/Llama-3.3-70B-Instruct
+ 4096  32 32  8 128 14336  32768  32768 mistral-7b mistralai/Mistral-7B-v0.3
+ 5120  40 32  8 128 32768 131072  32768 mistral-small-24b mistralai/Mistral-Small-24B-Instruct-2501
+ 5120  40 32  8 128 32768 131072 131072 mistral-small-3.1-24b mistralai/Mistral-Small-3.1-24B-Instruct-2503
+ 4096  32 32  8 128 14336  32000  32768 mixtral-8x7b mistralai/Mixtral-8x7B-v0.1
+ 5120  40 40 10 128 17920 100352  16384 phi-4 microsoft/phi-4
+ 3584  28 28  4 128 18944 152064 131072 qwen2-7b Qwen/Qwen2-7B
+ 8192  80 64  8 128 29568 152064 131072 qwen2-72b Qwen/Qwen2-72B
+  896  24 14  2  64  4864 151936  32768 qwen2.5-0.5b Qwen/Qwen2.5-0.5B tied
+ 1536  28 12  2 128  8960 151936 131072 qwen2.5-1.5b Qwen/Qwen2.5-1.5B tied
+ 2048  36 16  2 128 11008 151936  32768 qwen2.5-3b Qwen/Qwen2.5-3B tied
+ 3584  28 28  4 128 18944 152064 131072 qwen2.5-7b Qwen/Qwen2.5-7B
+ 5120  48 40  8 128 13824 152064 131072 qwen2.5-14b Qwen/Qwen2.5-14B
+ 5120  64 40  8 128 27648 152064 131072 qwen2.5-32b Qwen/Qwen2.5-32B
+ 8192  80 64  8 128 29568 152064 131072 qwen2.5-72b Qwen/Qwen2.5-72B
+ 1024  28 16  8 128  3072 151936  40960 qwen3-0.6b Qwen/Qwen3-0.6B tied
+ 4096  36 32  8 128 12288 151936  40960 qwen3-8b Qwen/Qwen3-8B
+ 5120  40 40  8 128 17408 151936  40960 qwen3-14b Qwen/Qwen3-14B
+ 5120  64 64  8 128 25600 151936  40960 qwen3-32b Qwen/Qwen3-32B
+ 2048  48 32  4 128  6144 151936  40960 qwen3-30b-a3b Qwen/Qwen3-30B-A3B
+ 4096  94 64  4 128 12288 151936  40960 qwen3-235b-a22b Qwen/Qwen3-235B-A22B
+ 2304  26  8  4 256  9216 256000   8192 gemma2-2b google/gemma-2-2b gemma2
+ 3584  42 16  8 256 14336 256000   8192 gemma2-9b google/gemma-2-9b gemma2
+ 4608  46 32 16 128 36864 256000   8192 gemma2-27b google/gemma-2-27b gemma2
+ 2560  34  8  4 256 10240 262208 131072 gemma3-4b google/gemma-3-4b-it gemma3
+ 3840  48 16  8 256 15360 262208 131072 gemma3-12b google/gemma-3-12b-it gemma3
+ 5376  62 32 16 128 21504 262208 131072 gemma3-27b google/gemma-3-27b-it gemma3
+ 7168  61 128 128 128 18432 129280 163840 deepseek-v3 deepseek-ai/DeepSeek-V3 deepseek
+ 7168  61 128 128 128 18432 129280 163840 deepseek-r1 deepseek-ai/DeepSeek-R1 deepseek
+ 2880  24 64  8  64  2880 201088 131072 gpt-oss-20b openai/gpt-oss-20b
+ 2880  36 64  8  64  2880 201088 131072 gpt-oss-120b openai/gpt-oss-120b
+"""  # noqa: E501  # a row a model
 """A model a row: `_SIZES`, its name, and its repository."""
 
 

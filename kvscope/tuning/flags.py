@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
-from kvscope.deployment.engines import DEFAULT_ENGINE, THIN_RETENTION, Engine, parse_engine
+from kvscope.deployment.engines import (
+    AUTO_LENGTH,
+    DEFAULT_ENGINE,
+    THIN_RETENTION,
+    Engine,
+    parse_engine,
+)
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.speculative import parse_drafter
 from kvscope.policies.base import Policy
@@ -78,9 +84,12 @@ class EngineLaunch(Struct, frozen=True):
         return cls(
             block_size=stated.block_size,
             num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
-            options=tuple(
-                shlex.join([name] if value == "" else [name, str(value)])
-                for name, value in words.items()
+            options=(
+                *(
+                    shlex.join([name] if value == "" else [name, str(value)])
+                    for name, value in words.items()
+                ),
+                *([AUTO_LENGTH] if where.shortens_requests else []),
             ),
             groups=groups,
             engine=where.engine if vllm else NEWEST,

@@ -207,6 +207,18 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "gemma-4-31b" else long(name) for name, _ in CASES if name != "gpt-oss-120b"],
+)
+def test_the_longest_request_is_vllms(tmp_path: Path, name: str) -> None:
+    """Where nothing states `--max-model-len`; the config of gpt-oss says nothing of it."""
+    text = (CONFIGS / name / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text)
+    theirs = ModelConfig(model=str(tmp_path), skip_tokenizer_init=True, dtype="bfloat16")
+    assert theirs.max_model_len == read_config(CONFIGS / name / "config.json").longest_tokens
+
+
 DRAFTING = ("qwen3-next-80b", "nemotron-3-nano-30b")
 
 

@@ -25,6 +25,8 @@ from kvscope.deployment.file import (
 from kvscope.deployment.models import resolve_model
 from kvscope.latency.file import load_profile, write_profile
 from kvscope.latency.profile import PRESETS
+from kvscope.policies.lru import Lru
+from kvscope.tuning.flags import EngineLaunch, flags
 
 FLEET = Deployment(gpu="h100", tp=2, replicas=4, model="llama3-70b", weight_dtype="fp8")
 LOG = "GPU KV cache size: 160,016 tokens\n"
@@ -78,8 +80,42 @@ def test_a_pool_and_a_latency_are_enough() -> None:
 
 def test_a_preset_of_the_same_model_is_not_warned_of() -> None:
     """The llama2-era presets stay, as named references."""
-    same = Deployment(num_gpu_blocks=99, model="llama2-7b", latency="llama2-7b-a100")
+    same = Deployment(num_gpu_blocks=999, model="llama2-7b", latency="llama2-7b-a100")
     assert resolve(same).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("stated", "holds"),
+    [
+        ({"gpu": "l4", "model": "llama3.1-8b"}, "does not hold"),
+        ({"gpu": "h100", "model": "qwen2.5-32b"}, "does not hold"),
+        ({"gpu": "h100", "model": "llama3.1-8b"}, None),
+        ({"gpu": "l4", "model": "llama3-8b"}, None),
+        ({"gpu": "l4", "model": "llama3-8b", "num_gpu_blocks": 511}, "does not hold"),
+        ({"gpu": "l4", "model": "llama3-8b", "num_gpu_blocks": 513}, None),
+        ({"gpu": "l4", "model": "llama3.1-8b", "engine": "sglang"}, None),
+        ({"gpu": "l40s", "model": "mistral-small-24b", "kv_dtype": "fp8", "tp": 2}, None),
+    ],
+)
+def test_a_pool_that_holds_less_than_the_longest_request(
+    stated: dict[str, Any], holds: str | None
+) -> None:
+    """vLLM refuses to start then, unless its longest request follows from the pool."""
+    where = resolve(Deployment(**stated))
+    started = flags(Lru(), EngineLaunch.of(where, None))
+    notes = [note for note in where.notes if "--max-model-len" in note]
+    assert len(notes) == (holds is not None)
+    assert all(f"the pool {holds} a request of" in note for note in notes)
+    assert str(started.vllm).endswith(" --max-model-len auto") == (holds is not None)
+    assert "max-model-len" not in str(started.sglang) or holds is not None
+
+
+def test_a_log_says_that_it_started(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("GPU KV cache size: 8,000 tokens", encoding="utf-8")
+    where = resolve(Deployment(gpu="l4", model="llama3.1-8b", engine_log=str(log)))
+    assert where.pool.tokens == 7_984
+    assert not where.shortens_requests
 
 
 def test_hybrid_models_get_flags_where_their_hits_are_simulated() -> None:

@@ -105,6 +105,33 @@ def test_an_id_of_the_hub_is_looked_up_in_its_cache(
     assert model.bytes_per_token == resolve_model("qwen2.5-7b").bytes_per_token
 
 
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": 4096, "n_positions": 2048}, 2048),
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4}}, 16384),
+        (
+            {"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 4}},
+            4096,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope"},
+            },
+            4096,
+        ),
+    ],
+)
+def test_the_longest_request(tmp_path: Path, fields: dict[str, Any], tokens: int | None) -> None:
+    """As vLLM takes it from the config; of several numbers the smallest."""
+    assert _read(tmp_path, _changed(**fields)).longest_tokens == tokens
+
+
 def test_unknown_preset_names_the_nearest() -> None:
     """A typo is answered by what was probably meant."""
     with pytest.raises(UsageError, match=r"no model preset 'qwen2-7'; did you mean qwen2-7b"):
