@@ -130,8 +130,7 @@ def _curve(analysis: Analysis, caching: Caching) -> Section:
 
 def _rising(caching: Caching) -> list[CurvePoint]:
     """Return the points of the curve from where it can be told from 0."""
-    least = _VISIBLE * caching.ideal
-    return [point for point in caching.curve if caching.rate(point) >= least]
+    return [point for point in caching.curve if caching.rate(point) >= (_VISIBLE * caching.ideal)]
 
 
 def _misses(sizes: Sizes, caching: Caching) -> Section:
@@ -215,8 +214,7 @@ def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
         style.Series("by token", capacities, by_token),
         style.Series("by block", capacities, by_block, dotted),
     ]
-    title = "LRU's exact hit rate at every capacity"
-    chart = style.lines(title, unit.axis, "hit rate", series)
+    chart = style.lines("LRU's exact hit rate at every capacity", unit.axis, "hit rate", series)
     chart.add_scatter(
         x=[mark.point.capacity_blocks * unit.per_block for mark in caching.landmarks],
         y=[caching.rate(mark.point) for mark in caching.landmarks],

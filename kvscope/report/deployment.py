@@ -106,8 +106,7 @@ def _latency(deployment: ResolvedDeployment) -> Section:
         step = profile.decode_base_s + _RUNNING * (
             profile.decode_request_s + _CONTEXT * profile.decode_context_token_s
         )
-        name = f"TPOT of {_RUNNING} requests with {count(_CONTEXT)} tokens"
-        rows.append((name, *cells(step)))
+        rows.append((f"TPOT of {_RUNNING} requests with {count(_CONTEXT)} tokens", *cells(step)))
     columns = ("uncached, idle engine", *(("low", "best", "high") if banded else ("",)))
     return Section.of(
         "Latency",

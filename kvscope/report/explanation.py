@@ -164,14 +164,10 @@ def _tried(tuned: Recommendation) -> Section:
         return f"{tuned.called(lru.policy)}{more}"
 
     rows = [(name(trials), *cells) for cells, trials in alike.items()]
-    note = (
-        "and n more: other settings with the same figures"
-        if len(rows) < sum(map(len, alike.values()))
-        else ""
-    )
-    return Section.of(
-        "Tried", Table("Tried in the training window", ("policy", *figures), tuple(rows), note)
-    )
+    several = len(rows) < sum(map(len, alike.values()))
+    note = "and n more: other settings with the same figures" if several else ""
+    table = Table("Tried in the training window", ("policy", *figures), tuple(rows), note)
+    return Section.of("Tried", table)
 
 
 def _by_category(tuned: Recommendation) -> list[Section]:
@@ -200,8 +196,7 @@ def sensitivity_chart(tuned: Recommendation) -> style.Figure:
         name: [(trial.policy.values[XI], trial.target_s * 1e3) for trial in trials]
         for name, trials in sensitivity(tuned).items()
     }
-    title = "Effect of xi in the training window"
-    chart = xi.sensitivity_chart(title, tuned.target_name, points)
+    chart = xi.sensitivity_chart("Effect of xi in the training window", tuned.target_name, points)
     return style.slo_level(chart, tuned.tuning.target.slo_s)
 
 

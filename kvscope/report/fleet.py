@@ -22,12 +22,11 @@ from kvscope.report.fleet_variants import (
     OVERLOADED,
     autoscaling,
     disaggregation,
-    p95_s,
-    tpot_p95,
+    outcome_columns,
     ttft_columns,
 )
 from kvscope.report.plan import tier_label
-from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
     NONE,
     Sizes,
@@ -40,14 +39,13 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
-from kvscope.tuning.least import most_compared
+from kvscope.tuning.least import FleetSize, most_compared
 from kvscope.tuning.pool_sizes import PoolSize
 from kvscope.usecases.fleet import FleetLine, FleetStudy
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.report.style import Figure
-    from kvscope.tuning.least import FleetSize
 
 Lines = Mapping[str, Sequence[FleetRun]]
 """Runs by their number of replicas, for each router and policy by what it is called."""
@@ -138,10 +136,13 @@ def in_words(study: FleetStudy) -> list[str]:
         return [misses, "For a number that holds there, take --time-model engine or tune --fleet."]
     price = "" if study.price_hour is None else f" (GPUs: {money(study.price_hour)} an hour)"
     if study.chosen == 1:
-        alone = (
-            f"1 replica{price} meets {target}, with {_reached(study, run)}: no router is needed."
-        )
-        return [alone, *_on_engines(study), *_pool_in_words(study), *_tier_flags(study)]
+        alone = f"1 replica{price} meets {target}, with {_reached(study, run)}"
+        return [
+            f"{alone}: no router is needed.",
+            *_on_engines(study),
+            *_pool_in_words(study),
+            *_tier_flags(study),
+        ]
     answer = (
         f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
         f" with {_reached(study, run)}."
@@ -238,11 +239,9 @@ def _outcomes(
 def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
     """Return how many replicas the other routers take."""
     name = _called(study)
-    parts = [
-        f"{name(line)} {line.fewest or f'more than {study.request.replicas[-1]}'}"
-        for line in others
-    ]
-    return f"Other routers need: {', '.join(parts)}."
+    more = f"more than {study.request.replicas[-1]}"
+    parts = ", ".join(f"{name(line)} {line.fewest or more}" for line in others)
+    return f"Other routers need: {parts}."
 
 
 def interval(size: FleetSize, compared: int) -> str:
@@ -286,8 +285,7 @@ def _failure(study: FleetStudy, run: FleetRun) -> str:
     rank = units.format_percentile(study.request.slo.percentile)
     if outcome.target_ttft_s > study.request.slo.ttft_s:
         return f"{rank} TTFT is {units.duration_in_words(outcome.target_ttft_s)}, and {within}"
-    tpot_s = outcome.target_tpot_s or 0.0
-    return f"{rank} TPOT is {units.duration_in_words(tpot_s)}"
+    return f"{rank} TPOT is {units.duration_in_words(outcome.target_tpot_s or 0.0)}"
 
 
 def _called(study: FleetStudy) -> Callable[[FleetLine], str]:
@@ -327,15 +325,10 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     pooled = study.pooled.outcome if study.pooled else None
     if pooled is not None:
         rows.append((f"pooled{_MARK}", NONE, pooled))
-    unit = time_unit(p95_s(outcome.latencies) for _, _, outcome in rows)
-
-    columns: dict[str, Callable[[tuple[str, str, FleetOutcome]], str]] = {
+    columns: Columns = {
         "router": lambda row: row[0],
         "needs": lambda row: row[1],
-        **ttft_columns(unit, lambda row: row[2].latencies),
-        "TPOT p95 (ms)": lambda row: tpot_p95(row[2]),
-        "within": lambda row: share(row[2].latencies.attainment),
-        "hit rate": lambda row: share(row[2].taken),
+        **outcome_columns(rows, lambda row: row[2]),
         **({"from pool": lambda row: _from_files(row[2])} if study.pool_sizes else {}),
         "max/mean": lambda row: significant(row[2].imbalance.p50),
         "busiest": lambda row: share(max(each.utilization for each in row[2].replicas)),
@@ -360,7 +353,7 @@ def _losses_title(study: FleetStudy) -> str:
 def _losses(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     """Return where the hits of an infinite cache are lost, a row a router."""
     name = _called(study)
-    columns: dict[str, Callable[[tuple[FleetLine, FleetOutcome]], str]] = {
+    columns: Columns = {
         "router": lambda row: name(row[0]),
         "infinite cache": lambda row: share(row[1].infinite),
         "not held": lambda row: points(-row[1].not_held),
@@ -401,8 +394,7 @@ def _by_count(study: FleetStudy) -> Table:
 
 def _named(study: FleetStudy) -> Lines:
     """Return the runs of each line, by what it is called."""
-    name = _called(study)
-    return {name(line): line.runs for line in study.ranked}
+    return {_called(study)(line): line.runs for line in study.ranked}
 
 
 def attainment_chart(slo: Slo, lines: Lines) -> Figure:
@@ -493,10 +485,7 @@ def sent_chart(study: FleetStudy, line: FleetLine) -> Figure:
 
 def _replicas(study: FleetStudy) -> Table:
     """Return the replicas of the answer."""
-    outcome = study.answer.outcome
-    rows = list(enumerate(outcome.replicas))
-    unit = time_unit(p95_s(each.latencies) for each in outcome.replicas)
-
+    rows = list(enumerate(study.answer.outcome.replicas))
     return tabulate(
         f"Behind {_called(study)(study.best)}",
         rows,
@@ -506,7 +495,7 @@ def _replicas(study: FleetStudy) -> Table:
             "hit rate": lambda row: share(row[1].hit_rate),
             "computed tokens": lambda row: count(row[1].computed_tokens),
             "utilization": lambda row: share(row[1].utilization),
-            **ttft_columns(unit, lambda row: row[1].latencies),
+            **ttft_columns(rows, lambda row: row[1].latencies),
             "evictions": lambda row: count(row[1].evictions),
         },
     )
@@ -517,13 +506,13 @@ def _capacity(study: FleetStudy) -> list[Section]:
     if not study.lru_curves:
         return []
     sizes = Sizes(study.trace.block_size, study.request.model)
-    columns: dict[str, Callable[[tuple[str, Callable[[int], float]]], str]] = {
-        "router": lambda row: row[0]
-    }
     around = [max(round(study.capacity_blocks * times), 1) for times in (0.25, 0.5, 1, 2, 4)]
-    columns |= {
-        sizes.label(blocks): partial(lambda blocks, row: share(row[1](blocks)), blocks)
-        for blocks in around
+    columns: Columns = {
+        "router": lambda row: row[0],
+        **{
+            sizes.label(blocks): partial(lambda blocks, row: share(row[1](blocks)), blocks)
+            for blocks in around
+        },
     }
     title = f"LRU's hit rate with {counted(study.chosen, 'replica')}, by the capacity of each"
     note = "exact at every capacity, since these routers see the order of requests alone"
@@ -577,9 +566,8 @@ def _pool(study: FleetStudy) -> list[Section]:
         "evicted": lambda row: _gib(row.evicted_gib),
         "not written": lambda row: _gib(row.refused_gib),
     }
-    title = (
-        f"Pool: shared by {counted(study.chosen, 'replica')} behind {_called(study)(study.best)}"
-    )
+    replicas, router = counted(study.chosen, "replica"), _called(study)(study.best)
+    title = f"Pool: shared by {replicas} behind {router}"
     note = "used: in the end; not written: found no room, counted each time"
     return [Section.of(title, tabulate("", study.pool_sizes, columns, note))]
 

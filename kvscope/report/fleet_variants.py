@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from kvscope.fleet.outcome import FleetOutcome, Latencies
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
     NONE,
-    TimeUnit,
     count,
     counted,
     money,
@@ -42,15 +41,13 @@ def autoscaling(study: FleetStudy, router: str) -> list[Section]:
         (f"{high} {always}", high, scaled.steady),
         *([] if alike == high else [(f"{alike} {always}", alike, scaled.alike)]),
     ]
-    unit = time_unit(p95_s(outcome.latencies) for _, _, outcome in fleets)
     where = study.request.deployment
     hour = None if where is None else where.price_of(where.tp)
-    columns: dict[str, Callable[[tuple[str, float, FleetOutcome]], str]] = {
+    known = outcome_columns(fleets, lambda row: row[2])
+    columns: Columns = {
         "replicas": lambda row: row[0],
         "mean": lambda row: significant(row[1]),
-        **ttft_columns(unit, lambda row: row[2].latencies),
-        "within": lambda row: share(row[2].latencies.attainment),
-        "hit rate": lambda row: share(row[2].taken),
+        **{title: known[title] for title in known if not title.startswith("TPOT")},
         **({} if hour is None else {"per h": lambda row: money(hour * row[1])}),
     }
     by_age: dict[str, Callable[[AgeHits], str]] = {
@@ -89,29 +86,24 @@ def disaggregation(study: FleetStudy, router: str) -> list[Section]:
     apart = study.disaggregated
     if apart is None:
         return []
-    together = study.answer.outcome
     rows: list[tuple[str, FleetOutcome, SplitFleet | None]] = [
-        (f"{study.chosen} together", together, None)
+        (f"{study.chosen} together", study.answer.outcome, None)
     ]
     splits = sorted(apart.alike, key=lambda split: split.rank)[:_SPLITS]
     if apart.fewest is not None and apart.fewest not in splits:
         splits.append(apart.fewest)
     splits.sort(key=lambda split: (split.replicas, split.prefill))
     rows += [(f"{split.prefill} + {split.decode}", split.outcome, split) for split in splits]
-    unit = time_unit(p95_s(outcome.latencies) for _, outcome, _ in rows)
     where = study.request.deployment
     hour = None if where is None else where.price_of(where.tp)
 
     def price(split: SplitFleet | None) -> str:
         return money((hour or 0.0) * (study.chosen if split is None else split.replicas))
 
-    columns: dict[str, Callable[[tuple[str, FleetOutcome, SplitFleet | None]], str]] = {
+    columns: Columns = {
         "replicas": lambda row: row[0],
         "SLO": lambda row: "meets" if row[1].meets else "misses",
-        **ttft_columns(unit, lambda row: row[1].latencies),
-        "TPOT p95 (ms)": lambda row: tpot_p95(row[1]),
-        "within": lambda row: share(row[1].latencies.attainment),
-        "hit rate": lambda row: share(row[1].taken),
+        **outcome_columns(rows, lambda row: row[1]),
         "link busy": lambda row: NONE if row[2] is None else share(row[2].link_busy),
         **({} if hour is None else {"per h": lambda row: price(row[2])}),
     }
@@ -150,14 +142,25 @@ def _apart_in_words(study: FleetStudy, apart: DisaggregatedFleet) -> str:
     )
 
 
-def tpot_p95(outcome: FleetOutcome) -> str:
-    """Return the 95th percentile of TPOT in ms."""
-    times = outcome.latencies.tpot_ms
-    return NONE if times is None else significant(times.p95)
+def outcome_columns(rows: Sequence[Any], of: Callable[[Any], FleetOutcome]) -> Columns:
+    """Return TTFT, TPOT, the share within the SLO and the hit rate `of` each row's outcome."""
+
+    def tpot_p95(row: Any) -> str:
+        times = of(row).latencies.tpot_ms
+        return NONE if times is None else significant(times.p95)
+
+    return {
+        **ttft_columns(rows, lambda row: of(row).latencies),
+        "TPOT p95 (ms)": tpot_p95,
+        "within": lambda row: share(of(row).latencies.attainment),
+        "hit rate": lambda row: share(of(row).taken),
+    }
 
 
-def ttft_columns(unit: TimeUnit, latencies: Callable[[Any], Latencies | None]) -> Columns:
+def ttft_columns(rows: Sequence[Any], latencies: Callable[[Any], Latencies | None]) -> Columns:
     """Return the percentiles of TTFT of a row's latencies; none where its queue grows."""
+    known_ms = (each and each.ttft_ms for each in map(latencies, rows))
+    unit = time_unit(each.p95 / 1e3 for each in known_ms if each)
 
     def cell(percentile: str, row: Any) -> str:
         known = latencies(row)
@@ -167,9 +170,3 @@ def ttft_columns(unit: TimeUnit, latencies: Callable[[Any], Latencies | None]) -
 
     names = {"p50": f"TTFT p50 ({unit.name})", "p95": "p95", "p99": "p99"}
     return {title: partial(cell, percentile) for percentile, title in names.items()}
-
-
-def p95_s(latencies: Latencies | None) -> float | None:
-    """Return the 95th percentile of TTFT, None without one."""
-    times = None if latencies is None else latencies.ttft_ms
-    return None if times is None else times.p95 / 1e3

@@ -105,10 +105,9 @@ def sections(explanation: Explanation) -> list[Section]:
 
 def largest_causes(causes: Sequence[CauseTotal]) -> str:
     """Return the shares of input tokens that miss by cause, the largest first."""
-    ranked = sorted(causes, key=lambda each: -each.share)
     return ", ".join(
         f"{share(each.share)} {each.cause} ({_WORDS[each.cause]})"
-        for each in ranked
+        for each in sorted(causes, key=lambda each: -each.share)
         if share(each.share) != share(0.0)
     )
 
@@ -263,11 +262,10 @@ def _who_evicts_whom(explanation: Explanation) -> Section:
     """Return what each group of requests loses to which others, and what it hits in a quota."""
 
     def others(group: GroupLosses) -> str:
-        ranked = sorted(group.evicted_by, key=lambda each: -each.tokens)
         return ", ".join(
             f"{'itself' if each.name == group.name else each.name}"
             f" {share(each.tokens / group.evicted_tokens)}"
-            for each in ranked[:_MOST_NAMED]
+            for each in sorted(group.evicted_by, key=lambda each: -each.tokens)[:_MOST_NAMED]
             if each.tokens
         )
 

@@ -125,8 +125,7 @@ def _could(analysis: Analysis, caching: Caching) -> str:
     ideal = f"An infinite cache would hit {share(caching.ideal)} of the input"
     ideal += f" {caching.lru.definition.weight}s"
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
-    needs = sizes.in_words(nine.point.capacity_blocks)
-    need = f"LRU needs {needs} for 90% of that."
+    need = f"LRU needs {sizes.in_words(nine.point.capacity_blocks)} for 90% of that."
     if analysis.layouts:
         blocks_there = sorted(each.capacity_blocks for each in analysis.layouts)
         counts = sorted(each.open_sessions for each in analysis.layouts)

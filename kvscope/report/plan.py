@@ -52,10 +52,9 @@ def options_section(tuned: Recommendation) -> Section:
     reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"
     infinite = f"An infinite cache: {reached}"
     infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
-    tiles = _tiles(tuned)
     return Section.of(
         title,
-        *tiles,
+        *_tiles(tuned),
         machine or None,
         f"Pools of other machines (derived): {pools}.{quality}" if pools else None,
         _table(tuned),
@@ -218,11 +217,9 @@ def worth_in_words(tuned: Recommendation) -> list[str]:
     if plan.worth_blocks is None:
         sentences.append("No LRU cache, however large, is as fast.")
     elif plan.worth_blocks:
-        size = sizes_of(tuned).label(plan.worth_blocks)
-        sentences.append(f"Worth {size} more of LRU cache.")
+        sentences.append(f"Worth {sizes_of(tuned).label(plan.worth_blocks)} more of LRU cache.")
     if plan.unguarded is not None:
-        times = (_time(trial.target_s * 1e3) for trial in (plan.unguarded, choice.later))
-        free, guarded = times
+        free, guarded = (_time(at.target_s * 1e3) for at in (plan.unguarded, choice.later))
         rank, reverts = tuned.tuning.target.rank_name, "Without its guard, which reverts to LRU"
         if free != guarded:
             sentences.append(f"{reverts}: {rank} {free}, not {guarded}.")
@@ -264,10 +261,9 @@ def memory_to_set(tuned: Recommendation) -> Iterator[str]:
         if not tier.pool:
             yield "PATH: a folder on that SSD; vLLM fills what space is free."
         elif tier.pool.evicts:
-            size = units.format_size(tier.files_bytes)
             yield (
                 "PATH: one folder for all replicas, where you delete the files used least recently"
-                f" above {size}, as vLLM does not."
+                f" above {units.format_size(tier.files_bytes)}, as vLLM does not."
             )
         else:
             yield "PATH: one folder for all replicas; vLLM fills what space is free."

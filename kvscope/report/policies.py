@@ -107,8 +107,7 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
         columns["run"] = lambda run: str(run.run_id)
         table = tabulate("", alike, columns, _star(alike))
         words = [f"Deployment: {where}."] if where else []
-        title = f"{trace.name}{slo}"
-        known.append(Section.of(title, *words, *setting_in_words(setting), table))
+        known.append(Section.of(f"{trace.name}{slo}", *words, *setting_in_words(setting), table))
     return known
 
 
@@ -454,8 +453,7 @@ def ttft_chart(simulation: Simulation, percentile: str) -> style.Figure:
         return float(getattr(run.outcome.ttft_ms, percentile))
 
     x, y = _sizes(simulation).axis.axis, f"{percentile} TTFT (ms)"
-    series = _over_capacity(simulation, ttft_ms)
-    chart = style.lines(f"TTFT, {percentile}", x, y, series, shares="")
+    chart = style.lines(f"TTFT, {percentile}", x, y, _over_capacity(simulation, ttft_ms), shares="")
     return style.slo_level(chart, simulation.setting.slo_s)
 
 

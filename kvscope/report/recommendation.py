@@ -61,7 +61,6 @@ _ANSWERS: dict[SloAnswer, str] = {
     "overloaded": "does not keep up",
 }
 _TITLES: dict[Grade, str] = {"do-now": "do now", "canary": "canary first"}
-_CONTENDERS = 4  # on the one screen
 _NO_WIDTH = 1e-9  # of an interval: sums of times differ by rounding alone
 
 
@@ -266,9 +265,8 @@ def _enough(tuned: Recommendation) -> list[str]:
 def _where(tuned: Recommendation) -> str:
     """Return the present capacity, by replica where there are several."""
     here = explanation.sizes_of(tuned).in_words(tuned.tuning.capacity_blocks)
-    return (
-        f"{here} on each of {tuned.tuning.replicas} replicas" if tuned.tuning.replicas > 1 else here
-    )
+    replicas = tuned.tuning.replicas
+    return f"{here} on each of {replicas} replicas" if replicas > 1 else here
 
 
 def _overloaded(tuned: Recommendation) -> list[str]:
@@ -314,20 +312,15 @@ def _replicas(tuned: Recommendation) -> list[str]:
         return [*words, *_with_choice(tuned), *(longer if tuning.baseline.rejected else [])]
     more = lru.replicas - tuning.replicas
     price, extra = tuned.price_hour(lru.replicas), tuned.price_hour(abs(more))
-    each = "" if price is None else f" ({money(price)} an hour)"
-    if extra and price is not None:
-        each = (
-            f" ({money(price)} an hour, {money(extra)} {'more' if more > 0 else 'less'} than now)"
-        )
+    than = f", {money(extra)} {'more' if more > 0 else 'less'} than now" if extra else ""
+    each = "" if price is None else f" ({money(price)} an hour{than})"
     verb = "meets" if lru.replicas == 1 else "meet"
     fewest = f"With LRU, {counted(lru.replicas, 'replica')} behind {router}{each} {verb} {slo}"
     words = [f"{fewest}{model}.{_interval_of(lru)}", *_with_choice(tuned)]
     saves = tuning.slo_met == "meets" and tuning.choice is not None and tuning.replicas_needed
-    return (
-        [*words, f"The change saves {money(extra)} an hour."]
-        if saves and extra and more > 0
-        else words
-    )
+    if saves and extra and more > 0:
+        words.append(f"The change saves {money(extra)} an hour.")
+    return words
 
 
 def _interval_of(fewest: FewestReplicas) -> str:
@@ -449,9 +442,8 @@ def _shrink(tuned: Recommendation) -> list[str]:
     if least is None or not least.held_out.meets(tuned.tuning.target):
         return []
     blocks = least.held_out.capacity_blocks
-    if blocks >= tuned.tuning.capacity_blocks:
-        return []
-    if least.held_out.rejected > tuned.tuning.baseline.rejected:  # which a percentile forgives
+    rejects = least.held_out.rejected > tuned.tuning.baseline.rejected  # a percentile forgives it
+    if rejects or blocks >= tuned.tuning.capacity_blocks:
         return []
     if not blocks:
         return ["You could shrink: the SLO is met without any cache."]
@@ -627,8 +619,7 @@ def _capacities(tuned: Recommendation) -> Section:
         "holds": holds,
     }
     note = "resolved to 1%; holds: also on held-out requests"
-    table = tabulate(title, rows, columns, note, words=("holds",))
-    return Section.of("Capacity", table, chart)
+    return Section.of("Capacity", tabulate(title, rows, columns, note, words=("holds",)), chart)
 
 
 def _to_set(tuned: Recommendation) -> Section:
@@ -640,8 +631,7 @@ def _to_set(tuned: Recommendation) -> Section:
         note = None if more else ON_SGLANG
         return Section.of("To set", f"SGLang: {flags.sglang}", note, *more)
     if flags.vllm_needs_plugin:
-        command = plugin_command(tuned.path)
-        plugin = f"vLLM, with kvscope's plugin: {command} {flags.vllm}"
+        plugin = f"vLLM, with kvscope's plugin: {plugin_command(tuned.path)} {flags.vllm}"
         return Section.of("To set", plugin, *more)
     return Section.of("To set", f"vLLM: {flags.vllm}", *more)
 

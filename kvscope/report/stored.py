@@ -112,7 +112,6 @@ def keep_answer(
     if case.file is not None and case.file.summary and case.file.text:
         summary, file = case.file.summary(result), case.file.text(result)
     where = getattr(request, "deployment", None)
-    settings = None if where is None else where.summary
     return keep(
         stores,
         case.report(result),
@@ -121,7 +120,7 @@ def keep_answer(
         note=note,
         file=file,
         question=question_of(request),
-        settings=settings,
+        settings=None if where is None else where.summary,
     )
 
 
@@ -175,12 +174,11 @@ def open_report(store: Store, report_id: int) -> ReportContent:
 
 
 def _content(columns: Mapping[str, Any]) -> ReportContent:
-    stored = msgspec.json.decode(columns["sections"], type=list[_StoredSection])
     sections = (
         Section(
             **asdict(each) | {"figures": tuple(partial(_figure, text) for text in each.figures)}
         )
-        for each in stored
+        for each in msgspec.json.decode(columns["sections"], type=list[_StoredSection])
     )
     return ReportContent(tuple(sections), columns["file"], columns["document"])
 

@@ -63,8 +63,7 @@ def category_section(
         left_out(list(before), shown),
     )
     moves = (_moves(rank, lru, other) for rank in ("p50", "p95"))
-    chart = partial(changes_chart, title, lru, other)
-    return Section.of("TTFT by category", *moves, table, chart)
+    return Section.of("TTFT by category", *moves, table, partial(changes_chart, title, lru, other))
 
 
 def _moves(rank: str, lru: Mapping[str, Percentiles], other: Mapping[str, Percentiles]) -> str:
