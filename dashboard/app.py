@@ -81,8 +81,7 @@ def _page(file: str, title: str) -> st.Page:
         visibility = "hidden"
         with suppress(KvscopeError):  # the pages say it
             visibility = "visible" if data.stored_results().validated else "hidden"
-    path = f"views/{file}.py"
-    return st.Page(path, title=title, default=file == FIRST, visibility=visibility)
+    return st.Page(f"views/{file}.py", title=title, default=file == FIRST, visibility=visibility)
 
 
 @st.fragment(run_every=1.0)

@@ -19,11 +19,6 @@ def database() -> str:
     return str(arguments().db)
 
 
-def exists() -> bool:
-    """Return whether there is a store."""
-    return _file(database()).exists()
-
-
 def reading() -> AbstractContextManager[Store]:
     """Open the store for reading. Raises StoreBusyError where another process keeps writing it."""
     return _file(database()).reading()

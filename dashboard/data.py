@@ -207,8 +207,7 @@ def newest_simulation(trace: Trace, asked: RunSetting) -> Simulation | None:
 
 def is_on_curve(trace: Trace, setting: RunSetting) -> bool:
     """Return whether a setting counts hits as LRU's curve does: in one cache, of all requests."""
-    idle = not setting.holds_running
-    plain = idle and not setting.tiers and setting.isolate is None
+    plain = not setting.holds_running and not setting.tiers and setting.isolate is None
     return plain and setting.exact and setting.definition == background_cache.lru(trace).definition
 
 

@@ -196,7 +196,6 @@ def start(
     before = current(key, request)
     if before is not None:
         before.stop.set()
-    address = query_params.address()
     job = Job(
         work,
         request,
@@ -204,7 +203,7 @@ def start(
         title=title,
         trace=st.session_state.get("trace", "") if on_trace else "",
         page=st.session_state.get("page", ""),
-        address=address | {query_params.shown(key): "1"},
+        address=query_params.address() | {query_params.shown(key): "1"},
     )
     job.session = st.session_state.setdefault("session", object())
     _registry().add(job)
@@ -263,8 +262,7 @@ def answer(
 def show_progress(job: Job, key: str) -> None:
     """Show how far a job is, and a stop button; draw the page anew when the job has ended."""
     lasts = job.duration_s > _SOON_S
-    every_s = _LATER_EVERY_S if lasts else _EVERY_S
-    st.fragment(_progress, run_every=every_s)(job, key, lasts)
+    st.fragment(_progress, run_every=_LATER_EVERY_S if lasts else _EVERY_S)(job, key, lasts)
 
 
 def _progress(job: Job, key: str, lasts: bool) -> None:

@@ -75,8 +75,7 @@ class Choices(Struct, frozen=True):
         if self.trace is None:
             return None
         if where is not None:
-            pool = where.as_cache.pool.in_blocks_of(self.trace.block_size)
-            return pool.blocks * where.engines
+            return where.as_cache.pool.in_blocks_of(self.trace.block_size).blocks * where.engines
         if self.model is None or self.hbm_bytes is None:
             return None
         return Capacities(sizes_bytes=(self.hbm_bytes,)).in_blocks(
@@ -213,13 +212,12 @@ def _deployment(stated: Deployment, gpu: str, problems: list[str]) -> dict[str, 
     label = "Price per GPU hour"
     with query_params.synced("gpu_hour", price):
         text = st.text_input(label, key="gpu_hour", help=about, placeholder=price)
-    gpu_hour = _usable(label, text, values.price, price, problems)
     return counts | {
         "gpu": None if gpu == FROM_FILE else gpu,
         "traffic": traffic,
         "weight_dtype": weights,
         "latency": None if latency == DERIVED else latency,
-        "gpu_hour": gpu_hour,
+        "gpu_hour": _usable(label, text, values.price, price, problems),
     }
 
 
@@ -340,8 +338,7 @@ def draw_title(title: str) -> None:
 def stop_without_trace() -> NoReturn:
     """End the page: the address has a trace that the store lacks. Say which traces there are."""
     names = ", ".join(trace.name for trace in data.all_traces())
-    missing = choices().missing
-    st.error(escape(f"The store has no trace {missing!r}. It has {names}: select one."))
+    st.error(escape(f"The store has no trace {choices().missing!r}. It has {names}: select one."))
     st.stop()
 
 

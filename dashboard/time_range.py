@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,6 @@ from kvscope.core.trace import Trace
 from kvscope.report.section import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from plotly.graph_objects import Figure
 
 Range = tuple[int, int]

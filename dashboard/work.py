@@ -39,8 +39,7 @@ def store_at(path: str) -> StoreFile:
 
 def result(database: str, name: str, trace: Trace, request: Any, monitor: Monitor) -> Any:
     """Return what a use case computes of a trace."""
-    opened = Opened(store_at(database), load=lambda _: trace)
-    return use_case(name).run(opened, request, monitor)
+    return use_case(name).run(Opened(store_at(database), load=lambda _: trace), request, monitor)
 
 
 def answer(database: str, name: str, trace: Trace, request: Any, monitor: Monitor) -> ReportContent:
@@ -93,11 +92,6 @@ def pool_hits(database: str, trace: Trace, request: Any, monitor: Monitor) -> An
     from kvscope.usecases.analyze import pool_hits as hits
 
     return hits(store_at(database), trace, request, monitor)
-
-
-def simulated(database: str, trace: Trace, request: SimulateRequest, monitor: Monitor) -> Any:
-    """Return the runs that are wanted, from the store or replayed and stored."""
-    return replace(result(database, "simulate", trace, request, monitor), workload=None)
 
 
 def compare(database: str, trace: Trace, request: SimulateRequest, monitor: Monitor) -> Comparison:

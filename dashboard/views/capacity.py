@@ -65,12 +65,11 @@ def _slider(trace: Trace, lru: LruAnywhere, pool: PoolHits | None) -> None:
         )
     analysis = background_cache.findings(trace).get("analysis")  # which may take longer
     working_set = analysis.characterization.working_set if analysis is not None else None
-    peak = working_set.peak_blocks if working_set else None
     figure = lru_curve_chart(
         lru.curve,
         unit,
         at_blocks=blocks,
-        working_set_blocks=peak,
+        working_set_blocks=working_set.peak_blocks if working_set else None,
         memory=_memory(),
         replayed=None if pool is None else pool.token_hit_rate,
         runs=runs,
@@ -79,8 +78,7 @@ def _slider(trace: Trace, lru: LruAnywhere, pool: PoolHits | None) -> None:
     selected = sidebar.choices()
     sizes = Sizes(trace.block_size, selected.model, selected.hbm_bytes, selected.memory)
     outcome, name = lru.outcome(blocks, selected.profile), selected.profile.name
-    replayed = pool if blocks == present else None
-    tiles = caching.readings(sizes, blocks, outcome, name, replayed)
+    tiles = caching.readings(sizes, blocks, outcome, name, pool if blocks == present else None)
     render.show([Section("Readings", tiles=tuple(tiles))], titles=False)
     words = f"Exact. Counted: {definition_in_words(lru.definition)}. Points: stored runs."
     st.caption(escape(words))

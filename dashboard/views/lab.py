@@ -140,8 +140,7 @@ def show_comparison(comparison: Comparison) -> None:
     """Draw the summary, TTFT at one capacity, and every run."""
     simulation = comparison.simulation
     if _has_runs(simulation):
-        model = sidebar.choices().model
-        summary, *rest = policies.sections(replace(simulation, model=model))
+        summary, *rest = policies.sections(replace(simulation, model=sidebar.choices().model))
         render.show([summary])
         _at_one_capacity(comparison)
         render.show(rest)

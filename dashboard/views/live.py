@@ -29,8 +29,7 @@ class Followed:
     def read(self) -> None:
         """Take what is new; replay the window where it is time."""
         with self._reading:
-            up_to_date = any(self.watch.take(self._follower) for _ in range(_STEPS))
-            if up_to_date:
+            if any(self.watch.take(self._follower) for _ in range(_STEPS)):
                 self.watch.refresh()
 
     def close(self) -> None:

@@ -161,8 +161,7 @@ def _runs(runs: data.Runs, is_shown: IsShown) -> answers.Files:
             sweeps.setdefault((trace.name, data.alike(run)), []).append(number)
     rows = []
     for numbers in sweeps.values():
-        several = len(numbers) >= data.SWEEP
-        rows += [numbers] if several else [[number] for number in numbers]
+        rows += [numbers] if len(numbers) >= data.SWEEP else [[number] for number in numbers]
     rows.sort(key=lambda numbers: -numbers[0])
 
     def of(value: Callable[[Run], str]) -> Callable[[list[int]], str]:

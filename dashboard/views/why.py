@@ -43,8 +43,7 @@ def page() -> None:
     by = sidebar.option(
         ExplainOptions, "by", "Who evicts whom, by", key="groups", usual="not asked"
     )
-    stated = sidebar.of_deployment(ExplainOptions)
-    options = ExplainOptions(capacity_blocks=blocks, by=by, **stated)
+    options = ExplainOptions(capacity_blocks=blocks, by=by, **sidebar.of_deployment(ExplainOptions))
     question = ("explain", trace, explain_request(options))
     clicked = st.button("Explain", type="primary", key="explain_misses")
     first = job.current("why", question) is None
