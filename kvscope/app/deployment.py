@@ -245,5 +245,4 @@ def _key(where: str | None, options: Stating) -> str | None:
     """Return the file's key that a refusal is about; None where an option stated it."""
     stated = _given(options, _NAMES)
     name = (where or "").split(" ", 1)[0]
-    keys = (key for key in _NAMES if option(key) == name and key not in stated)
-    return next(keys, None)
+    return next((key for key in _NAMES if option(key) == name and key not in stated), None)

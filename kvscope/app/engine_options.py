@@ -24,16 +24,13 @@ MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 128, 2048
 class EngineOptions(opt.Options, frozen=True, kw_only=True):
     """Which engine: a server that runs already, or the model to start one with, and how."""
 
-    url: str | None = opt.option(
-        "A running OpenAI-compatible server, for example http://localhost:8000.",
-        "URL",
-        values.called,
+    url: str | None = opt.Called(
+        "A running OpenAI-compatible server, for example http://localhost:8000.", "URL"
     )
-    model: str | None = opt.option(
+    model: str | None = opt.Called(
         "Model to start vLLM with, as vLLM takes it. A folder with only a config.json gets"
         " random weights, which take as long.",
         "MODEL",
-        values.called,
     )
     served_model: str | None = opt.option(
         "Which of the server's models to use.", "NAME", default="its first"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from kvscope.app import values
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import Options, Share, Source, TraceFile, option
-from kvscope.core.errors import InputError, Stopped, UsageError
+from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import one_path, sink, size_of
 
 if TYPE_CHECKING:
@@ -70,18 +70,12 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
         raise UsageError("no log is named", where="LOGS")
     model = tokenizer.load(options.tokenizer, options.chat_template)
     model.marks_parts = options.parts != "none"
-    total = size_of(one_path(logs))
     with (
         hashing.salt(options.salt_file) as salt,
         sink(options.output) as stream,
-        monitor.steps("hashing", total, unit="bytes") as advance,
+        monitor.steps("hashing", size_of(one_path(logs)), unit="bytes") as advance,
     ):
-
-        def read_on(amount: int) -> None:
-            if monitor.stop.is_set():
-                raise Stopped("stopped before the trace was written")
-            advance(amount)
-
+        read_on = monitor.checked(advance, "the trace was written")
         hasher, keeps_names = hashing.Hasher(salt, options.block_size), options.parts == "names"
         converter = Converter(model, hasher, options.block_size, keeps_names=keeps_names)
         for path in logs:

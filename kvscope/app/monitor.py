@@ -38,10 +38,19 @@ class Monitor:
         """
         return nullcontext(lambda _: None)
 
-    def check(self) -> None:
-        """Raise Stopped once `stop` is set."""
+    def check(self, undone: str = "it was finished") -> None:
+        """Raise Stopped once `stop` is set; `undone` is what it was before."""
         if self.stop.is_set():
-            raise Stopped("stopped before it was finished")
+            raise Stopped(f"stopped before {undone}")
+
+    def checked(self, advance: Advance, undone: str) -> Advance:
+        """Return `advance` with a `check` before it."""
+
+        def check_and_advance(amount: int) -> None:
+            self.check(undone)
+            advance(amount)
+
+        return check_and_advance
 
     def note(self, text: str) -> None:
         """Take a sentence for the user."""

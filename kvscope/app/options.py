@@ -105,8 +105,16 @@ Blocks = partial(option, metavar="N", parse=values.amount("blocks"))
 Tokens = partial(option, metavar="TOKENS", parse=values.amount("tokens"))
 Size = partial(option, metavar="SIZE", parse=values.size)
 Names = partial(option, metavar="NAME,...", parse=str.lower)
-Source = partial(option, metavar="PATH", parse=values.called)
+Sizes = partial(option, metavar="SIZE,...", parse=values.listed(values.size))
+Called = partial(option, parse=values.called)
+Source = partial(Called, metavar="PATH")
 Target = partial(option, metavar="PATH", parse=values.target)
+Latency = partial(
+    option,
+    "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`: fitted to"
+    " the TTFTs in the trace.",
+    "PROFILE",
+)
 
 OUTPUT = ("--output", "-o")
 TraceFile = Annotated[
@@ -129,11 +137,7 @@ Hbm = Annotated[
 ]
 Capacities = Annotated[
     tuple[int, ...] | None,
-    Option(
-        "Capacities, for example 10GiB,20GiB; needs --model.",
-        "SIZE,...",
-        values.listed(values.size),
-    ),
+    Sizes("Capacities, for example 10GiB,20GiB; needs --model."),
 ]
 CapacitiesBlocks = Annotated[
     tuple[int, ...] | None,
@@ -240,9 +244,7 @@ class ReplicaOptions(Options, frozen=True, kw_only=True):
 
     group: ClassVar[str] = "Deployment"
     beside_pool: ClassVar[bool] = False
-    gpu: str | None = option(
-        "GPU of the deployment, for example h100 (see `kvscope gpus`).", "GPU", values.called
-    )
+    gpu: str | None = Called("GPU of the deployment, for example h100 (see `kvscope gpus`).", "GPU")
     tp: Tp = None
     dp: int | None = Count(
         "Data-parallel ranks of the engine, which divide the experts: each has --tp GPUs, a pool of"
@@ -259,13 +261,12 @@ class ReplicaOptions(Options, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = Tokens(
         "Limit of tokens per step.", default="by GPU, as vLLM"
     )
-    engine: str | None = option("Engine and version.", "ENGINE", values.called, "vllm@0.33")
-    speculative: str | None = option(
+    engine: str | None = Called("Engine and version.", "ENGINE", default="vllm@0.33")
+    speculative: str | None = Called(
         "Speculative decoding: mtp, eagle, eagle3 or ngram, with the tokens that a step drafts and,"
         " behind @, those that it yields on average: mtp:3@2.4.",
         "METHOD:TOKENS",
-        values.called,
-        "none",
+        default="none",
     )
     num_gpu_blocks: int | None = Blocks(
         "KV blocks of a replica, as the engine reports them.", default="derived"
@@ -273,11 +274,8 @@ class ReplicaOptions(Options, frozen=True, kw_only=True):
     engine_log: str | None = Source(
         "Log of the engine's start, or saved text of its /metrics: states the KV blocks."
     )
-    latency: str | None = option(
-        "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
-        " fitted to the TTFTs in the trace.",
-        "PROFILE",
-        default="of the trace, else derived; without a GPU llama2-7b-a100",
+    latency: str | None = Latency(
+        default="of the trace, else derived; without a GPU llama2-7b-a100"
     )
     gpu_hour: float | None = option("Price of one GPU for an hour.", "PRICE", values.price)
     traffic: Literal["fleet", "replica"] | None = option(
@@ -297,9 +295,7 @@ class Reading(Options, frozen=True, kw_only=True):
 
     group: ClassVar[str] = "Reading a new trace"
 
-    name: str | None = option(
-        "Name of the trace in the store.", "NAME", values.called, "its file's"
-    )
+    name: str | None = Called("Name of the trace in the store.", "NAME", default="its file's")
     trace_format: str | None = option(
         "Format of the trace (see `kvscope formats`).",
         "FORMAT",
@@ -338,10 +334,8 @@ AS_STORED = Reading()
 class IntoOptions(Options, frozen=True, kw_only=True):
     """Where a trace goes that is larger than memory, and what its ingest may take."""
 
-    into: str | None = option(
-        "Folder for a dataset: all paths as one trace, in shards that fit into memory.",
-        "DIR",
-        values.called,
+    into: str | None = Called(
+        "Folder for a dataset: all paths as one trace, in shards that fit into memory.", "DIR"
     )
     memory: int | None = Size(
         "With --into: memory of all processes together, on each machine, for example 8GiB.",

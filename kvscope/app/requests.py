@@ -82,15 +82,14 @@ def stated_slo(slo_s: float | None) -> float:
     return slo_s
 
 
-def stated_capacities(
-    sizes_bytes: tuple[int, ...] | None, blocks: tuple[int, ...] | None
-) -> Capacities:
-    """Return the capacities that --capacity or --capacity-blocks names."""
-    if sizes_bytes is not None and blocks is not None:
+def stated_capacities(*named: int | tuple[int, ...] | None) -> Capacities:
+    """Return the capacities, one or several, that --capacity (first) or --capacity-blocks names."""
+    if None not in named:
         raise UsageError(
             "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
         )
-    return Capacities(blocks or (), sizes_bytes or ())
+    sizes, blocks = ((each,) if isinstance(each, int) else each or () for each in named)
+    return Capacities(blocks, sizes)
 
 
 def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDefinition:
@@ -109,12 +108,18 @@ def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDe
 
 
 def kv_model(
-    name: str | None, kv_dtype: KvDtype | None, *, sizes_named: bool = False
+    name: str | None,
+    kv_dtype: KvDtype | None,
+    where: ResolvedDeployment | None = None,
+    *,
+    sizes_named: bool = False,
 ) -> Model | None:
-    """Return the model called `name`, or None.
+    """Return the model of the deployment `where`, if there is one, or that called `name`, or None.
 
     Raises UsageError for a precision or sizes in bytes without a model.
     """
+    if where is not None:
+        return where.model
     if name is None:
         if kv_dtype:
             raise UsageError("needs a model", where="--kv-dtype", remedy="name one with --model")

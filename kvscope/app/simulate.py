@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 from msgspec import Struct, field
@@ -138,12 +138,9 @@ def simulate(
         tiers = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)
         if setting.capacity_model == "engine":
             engine_of(setting, tiers[0].capacity_blocks, trace.block_size, tiers)
-    if isinstance(prompts, Prompts):
-        prompts = at_rate(prompts, setting.rate_scale)
-    else:
-        prompts = prompts.at_rate(setting.rate_scale)
-    windows = round_windows(trace, WINDOWS, setting.rate_scale)
-    workload = Workload(prompts, setting, windows)
+    rate = setting.rate_scale
+    prompts = at_rate(prompts, rate) if isinstance(prompts, Prompts) else prompts.at_rate(rate)
+    workload = Workload(prompts, setting, round_windows(trace, WINDOWS, rate))
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
@@ -157,7 +154,6 @@ def simulate(
             capacities = sorted({*named, *more})
         wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     where = request.deployment
-    stated = None if where is None else where.stated.as_table
     without_tier: tuple[Run, ...] = ()
     with replays_on(request.on, monitor) as executor:
         if request.tier is not None:
@@ -165,9 +161,7 @@ def simulate(
             own = [each for each in policies if each.name != Lru.name]
             requests = [ReplayRequest(policy, named[0]) for policy in (Lru(), *own)]
             without_tier = replay(stores, trace, pool, requests, monitor, executor=executor).runs
-        simulation = replay(
-            stores, trace, workload, wanted, monitor, deployment=stated, executor=executor
-        )
+        simulation = replay(stores, trace, workload, wanted, monitor, where, executor=executor)
     return replace(
         simulation,
         model=request.model,
@@ -198,22 +192,18 @@ def simulate_over_xi(
     Runs are stored, and a stop handled, as by `simulate`.
     """
     from kvscope.tuning.search import over_xi
-    from kvscope.tuning.target import Target
 
     monitor = monitor or Monitor()
     request = on_groups(timed(request, trace, prompts, monitor)[0], trace)
     setting, where = request.setting, request.deployment
     named = request.capacities.in_blocks(request.model, trace.block_size)
-    prompts = at_rate(prompts, setting.rate_scale)
     windows = round_windows(trace, WINDOWS, setting.rate_scale)
-    workload = Workload(prompts, setting, windows)
-    half = workload.curve.ideal / 2
-    blocks = named[0] if named else max(workload.curve.capacity_for(half), 1)
+    workload = Workload(at_rate(prompts, setting.rate_scale), setting, windows)
+    blocks = named[0] if named else max(workload.curve.capacity_for(workload.curve.ideal / 2), 1)
     with monitor.steps("choosing values of xi"):
         settings = over_xi(workload, request.variants[0], blocks, Target(setting.slo_s or 0.0))
     wanted = [ReplayRequest(policy, blocks) for policy in (Lru(), *settings)]
-    stated = None if where is None else where.stated.as_table
-    return replay(stores, trace, workload, wanted, monitor, deployment=stated)
+    return replay(stores, trace, workload, wanted, monitor, where)
 
 
 def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
@@ -255,16 +245,17 @@ def replay(
     workload: Workload,
     wanted: Sequence[ReplayRequest],
     monitor: Monitor,
+    where: ResolvedDeployment | None = None,
     *,
-    deployment: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> Simulation:
     """Return the wanted runs: from the store, or replayed and stored as they finish.
 
-    Each is of `deployment` from now on, if there is one. A run that cannot be stored is returned
-    all the same. The default executor are threads.
+    Each is of the deployment `where` from now on, if there is one. A run that cannot be stored is
+    returned all the same. The default executor are threads.
     """
     setting = workload.setting
+    deployment = None if where is None else where.stated.as_table
     with stores.reading() as store:
         pending = run_cache.pending_runs(store, trace, setting, wanted)
     runs = list(pending.known)

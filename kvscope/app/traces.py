@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvscope.app.monitor import Monitor, ray_cluster
 from kvscope.app.options import AS_STORED, IntoOptions, Reading
 from kvscope.core import memory
-from kvscope.core.errors import InputError, Stopped, UsageError
+from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import is_remote, missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
 from kvscope.core.units import GIB
@@ -118,12 +118,7 @@ def load_range(
     from kvscope.ingest.time_range import ingest_range
 
     with monitor.steps(f"reading a range of {trace.name}") as advance:
-
-        def read_on(amount: int) -> None:
-            if monitor.stop.is_set():
-                raise Stopped("stopped before the range was read")
-            advance(amount)
-
+        read_on = monitor.checked(advance, "the range was read")
         part = ingest_range(stores, trace, from_s, until_s, read_on)
     monitor.note(f"the range is stored as {part.name!r}")
     _mark_used(stores, part)
@@ -259,12 +254,7 @@ def ingest_file(
         noting_unusable_lines(monitor),
         monitor.steps(f"reading {path}", size_of(path), unit="bytes") as advance,
     ):
-
-        def read_on(amount: int) -> None:
-            if monitor.stop.is_set():
-                raise Stopped("stopped before the trace was read")
-            advance(amount)
-
+        read_on = monitor.checked(advance, "the trace was read")
         ingested = ingest(stores, path, ingest_options(reading), read_on, foresee)
     trace = ingested.trace
     if not ingested.created:

@@ -199,8 +199,7 @@ def tier_size(text: str) -> TierSize:
     if sizes["shared"]:
         from kvscope.replay.tier_spec import SharedPool  # late: loads NumPy
 
-        options = sizes["options"].split(":")[1:]
-        pool = SharedPool.parse(options, "shared")
+        pool = SharedPool.parse(sizes["options"].split(":")[1:], "shared")
     return TierSize(memory, size(files) if files else 0, pool)
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Struct
 
+from kvscope.app import options as opt
 from kvscope.app import values
-from kvscope.app.options import Blocks, Count, KvDtype, Model, Options, Share, Source, Time, option
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.ingest.limits import MAX_TOKENS
 
@@ -32,23 +32,23 @@ _MOST_PAST = 2_000  # windows whose figures are kept
 _FORMAT = "bailian"  # what kvscope's recorders write
 
 
-class WatchOptions(Options, frozen=True, kw_only=True):
+class WatchOptions(opt.Options, frozen=True, kw_only=True):
     """What `watch` takes."""
 
-    recommendation: str | None = Source(
+    recommendation: str | None = opt.Source(
         "File of `kvscope tune` or `kvscope fit --export`: also replay what it recommends."
     )
-    capacity_blocks: int | None = Blocks(
+    capacity_blocks: int | None = opt.Blocks(
         "Capacity in blocks.", default="that of the recommendation"
     )
-    capacity: int | None = option("Capacity in bytes; needs --model.", "SIZE", values.size)
-    model: Model = None
-    kv_dtype: KvDtype = None
-    window_requests: int = Count(
+    capacity: int | None = opt.option("Capacity in bytes; needs --model.", "SIZE", values.size)
+    model: opt.Model = None
+    kv_dtype: opt.KvDtype = None
+    window_requests: int = opt.Count(
         "Latest requests to replay; the first half fills the caches.", value=10_000
     )
-    every: float = Time("Time between replays of the window.", default="30s", value=30.0)
-    drift: float = Share(
+    every: float = opt.Time("Time between replays of the window.", default="30s", value=30.0)
+    drift: float = opt.Share(
         "Change of the recommendation's hit rate from which on to tune again.",
         default="20%",
         value=0.2,
@@ -245,32 +245,31 @@ def _advice(path: str) -> Advice:
     from kvscope.deployment.engines import parse_engine
     from kvscope.replay.policy_options import VLLM
     from kvscope.replay.settings import run_setting, with_capacity_model
-    from kvscope.tuning.file import RecommendationFile, read_policy_file
+    from kvscope.tuning.file import read_policy_file
 
-    file, expected = read_policy_file(Path(path)), None
+    file = read_policy_file(Path(path))
     slo_s = None if file.target is None else file.target.slo_s
     setting = run_setting(
         standard(warmup=WARMUP), file.profile or latency_profile(None), slo_s=slo_s
     )
-    if isinstance(file, RecommendationFile):
-        if file.tier is not None:
-            raise UsageError(
-                "it recommends a tier, which watch does not replay",
-                where=path,
-                remedy="replay a recording with kvscope simulate --recommendation",
-            )
-        expected = file.expected.get("recommended", {}).get("token_hit_rate")
-        engine = file.deployment
-        if engine is not None and parse_engine(engine.engine).name == VLLM:
-            setting = with_capacity_model(
-                engine.simulated(setting),
-                "engine",
-                max_num_seqs=engine.max_num_seqs,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
-                tiers=None,
-                tier_mode=None,
-                capacities_named=True,
-            )
+    if file.tier is not None:
+        raise UsageError(
+            "it recommends a tier, which watch does not replay",
+            where=path,
+            remedy="replay a recording with kvscope simulate --recommendation",
+        )
+    expected = file.expected.get("recommended", {}).get("token_hit_rate")
+    engine = file.deployment
+    if engine is not None and parse_engine(engine.engine).name == VLLM:
+        setting = with_capacity_model(
+            engine.simulated(setting),
+            "engine",
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            tiers=None,
+            tier_mode=None,
+            capacities_named=True,
+        )
     return Advice(file.policy, setting, file.capacity_tokens, expected)
 
 
@@ -282,7 +281,6 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
     import numpy as np
 
     from kvscope.app.monitor import Monitor
-    from kvscope.app.options import Reading
     from kvscope.app.traces import ingest_file, replayable
     from kvscope.characterize.distributions import round_windows
     from kvscope.core.hits import standard
@@ -296,7 +294,7 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
     with TemporaryDirectory() as folder, StoreFile(MEMORY) as store:
         path = Path(folder) / "window.jsonl"
         path.write_bytes(b"\n".join(lines) + b"\n")
-        reading = Reading(trace_format=_FORMAT, max_bad=1.0)
+        reading = opt.Reading(trace_format=_FORMAT, max_bad=1.0)
         trace = ingest_file(store, str(path), Monitor(), reading).trace
         prompts = replayable(store, trace)
     definition = standard(warmup=WARMUP)

@@ -8,6 +8,9 @@ from typing import Any
 from kvscope.cli import output
 from kvscope.cli.options import Json
 from kvscope.core import units
+from kvscope.deployment.gpus import GPUS
+from kvscope.deployment.models import preset, preset_names
+from kvscope.latency.profile import PRESETS
 from kvscope.usecases import catalog
 
 _RUNS_IN = {"vllm": "vLLM", "sglang": "SGLang", "vllm with kvscope's plugin": "vLLM + plugin"}
@@ -29,8 +32,7 @@ def policies(as_json: Json = False) -> None:
         "runs in": runs_in,
         "evicts first": lambda entry: entry.policy.summary,
     }
-    listed = tuple(map(catalog.ListedPolicy, POLICIES))
-    _show("policies", listed, columns, as_json=as_json)
+    _show("policies", tuple(map(catalog.ListedPolicy, POLICIES)), columns, as_json=as_json)
 
 
 def routers(as_json: Json = False) -> None:
@@ -46,8 +48,7 @@ def routers(as_json: Json = False) -> None:
         "sees": lambda entry: "reference" if entry.router.reference else entry.router.sees,
         "rule": lambda entry: entry.router.summary,
     }
-    listed = tuple(map(catalog.ListedRouter, ROUTERS))
-    _show("routers", listed, columns, as_json=as_json)
+    _show("routers", tuple(map(catalog.ListedRouter, ROUTERS)), columns, as_json=as_json)
 
 
 def models(as_json: Json = False) -> None:
@@ -55,8 +56,6 @@ def models(as_json: Json = False) -> None:
 
     With the KV cache that a token takes. `--model` also takes the path of a config.json.
     """
-    from kvscope.deployment.models import preset, preset_names
-
     columns = {
         "model": lambda entry: entry.model.name,
         "KV per token": lambda entry: units.format_size(entry.model.bytes_per_token),
@@ -72,8 +71,6 @@ def gpus(as_json: Json = False) -> None:
 
     With what its pool and latency follow from. Checked: compared with published measurements.
     """
-    from kvscope.deployment.gpus import GPUS
-
     columns = {
         "gpu": lambda entry: entry.name,
         "memory": lambda entry: units.format_size(entry.total_bytes),
@@ -90,8 +87,6 @@ def latencies(as_json: Json = False) -> None:
 
     `--latency` also takes the file that `kvscope calibrate` writes.
     """
-    from kvscope.latency.profile import PRESETS
-
     columns = {
         "profile": lambda entry: entry.profile.name,
         "TTFT": lambda entry: entry.summary,

@@ -81,5 +81,4 @@ def check(path: FileArgument = FILE) -> None:
     """Check a deployment's file: exit code 3 with the key that is wrong."""
     from kvscope.app.deployment import resolved_file
 
-    resolved = resolved_file(Path(path))
-    output.emit(f"{path}: {resolved.summary}")
+    output.emit(f"{path}: {resolved_file(Path(path)).summary}")

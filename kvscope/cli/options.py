@@ -23,6 +23,7 @@ from kvscope.app.options import (
     FURTHER,
     RARE,
     USUAL,
+    Called,
     Option,
     Options,
     Source,
@@ -115,11 +116,10 @@ class GateOptions(Options, frozen=True, kw_only=True):
         " a verdict = or !=. Repeatable.",
         "CONDITION,...",
     )
-    baseline: str | None = option(
+    baseline: str | None = Called(
         "Earlier result for --fail-on 'regression>5%': its --json file; of `simulate` also run:N,"
         " a stored run.",
         "FILE|run:N",
-        values.called,
     )
 
 
@@ -188,17 +188,9 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(command, eval_str=True)
     if "debug" in signature.parameters:  # a group may be built into several apps
         return command
-    groups: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in signature.parameters.items()
-        if _is_record(parameter.annotation)
-    }
-
-    traces = [
-        name
-        for name, parameter in signature.parameters.items()
-        if parameter.annotation == TraceArgument
-    ]
+    kinds: dict[str, Any] = {each.name: each.annotation for each in signature.parameters.values()}
+    groups = {name: kind for name, kind in kinds.items() if _is_record(kind)}
+    traces = [name for name, kind in kinds.items() if kind == TraceArgument]
 
     @functools.wraps(command)
     def with_groups(*args: Any, debug: bool = False, force: bool = False, **given: Any) -> Any:
@@ -217,19 +209,17 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, **given)
 
     parameters = [each for known in signature.parameters.values() for each in _expanded(known)]
-    parameters.append(
-        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    )
+    added = {"debug": Debug}
     if "force" not in signature.parameters and _writes(signature, [values.target]):
-        annotation = _typers("force", Force)
-        parameters.append(
-            inspect.Parameter(
-                "force", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation
-            )
-        )
+        added["force"] = _typers("force", Force)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters += [
+        inspect.Parameter(name, keyword, default=False, annotation=kind)
+        for name, kind in added.items()
+    ]
     ordered = sorted(parameters, key=lambda each: each.default is not inspect.Parameter.empty)
     with_groups.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in ordered]
+        parameters=[each.replace(kind=keyword) for each in ordered]
     )
     return with_groups
 
@@ -371,8 +361,7 @@ def _typers(name: str, annotation: Any, group: str | None = None) -> Any:
     kind, option = pair
     parser = None if option.parse is None else parsed_by(option.parse)
     if option.argument:
-        argument = typer.Argument(parser=parser, help=option.help, show_default=False)
-        return Annotated[kind, argument]
+        return Annotated[kind, typer.Argument(parser=parser, help=option.help, show_default=False)]
     return Annotated[
         Any if parser and get_origin(kind) is not None else kind,  # a tuple takes one text here
         typer.Option(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
+from dataclasses import fields, replace
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
@@ -12,16 +15,17 @@ from msgspec import Struct, field
 
 from kvscope.app import options as opt
 from kvscope.app import values
-from kvscope.app.hash_logs import HashOptions
+from kvscope.app.hash_logs import HashOptions, hash_logs
 from kvscope.app.monitor import Advance
 from kvscope.app.options import Option, Options, Time, TraceFile, option
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import files_argument
 from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import EngineError, UsageError, placed
+from kvscope.core.files import LineFile
+from kvscope.deployment.engines import parse_engine
 
 if TYPE_CHECKING:
-    from kvscope.core.files import LineFile
     from kvscope.synth.base import Record
     from kvscope.vllm_plugin.kv_events import BlockChains, EventBatch
     from kvscope.vllm_plugin.recording import TraceLine
@@ -68,8 +72,6 @@ def record(*, path: Output, options: RecordOptions) -> None:
     From outside, through KV-cache events, requests are known in whole blocks only. The
     plugin for vLLM records them exactly: docs/record.md.
     """
-    from kvscope.deployment.engines import parse_engine
-
     endpoint, length = options.endpoint, options.length
     with placed("--engine"):
         engine = parse_engine(options.engine)
@@ -77,10 +79,6 @@ def record(*, path: Output, options: RecordOptions) -> None:
         raise UsageError(
             "there is nothing to record from", where="--kv-events", remedy=_FROM_INSIDE
         )
-    from itertools import chain
-    from pathlib import Path
-
-    from kvscope.core.files import LineFile
     from kvscope.vllm_plugin.kv_events import QUIET_S, BlockChains, batches
 
     chains = BlockChains(options.quiet or QUIET_S, outputs_at_end=engine.name == "sglang")
@@ -112,8 +110,6 @@ def hash_(*, logs: Logs, options: HashOptions) -> None:
 
     Reads OpenAI chats, conversations and completions, LiteLLM's payloads and OpenTelemetry spans.
     """
-    from kvscope.app.hash_logs import hash_logs
-
     counts = hash_logs(logs, options, Terminal())
     if options.output != values.STANDARD_STREAM:
         note(f"{options.output}: {counts.requests:,} requests, {counts.tokens:,} input tokens")
@@ -219,8 +215,6 @@ def _counted(records: Iterable[Record], advance: Advance) -> Iterator[Record]:
 
 def _changed(profile: Any, assignments: list[str]) -> Any:
     """Return `profile` with the parameters that `--param` assigns."""
-    from dataclasses import fields, replace
-
     known = {field.name: getattr(profile, field.name) for field in fields(profile)}
     numbers = {name: value for name, value in known.items() if isinstance(value, int | float)}
     changes: dict[str, int | float] = {}

@@ -32,6 +32,8 @@ from kvscope.cli.terminal import Terminal
 from kvscope.core import units
 from kvscope.core.errors import ExitCode, UsageError
 from kvscope.core.files import one_path
+from kvscope.replay.policy_options import parse_policies
+from kvscope.store.folder import is_dataset, is_in_dataset, store_path
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
@@ -136,7 +138,6 @@ def doctor(
     Exit code 3: something is damaged. What is sound can be copied to a new store.
     """
     from kvscope.store.doctor import examine, save
-    from kvscope.store.folder import is_dataset, is_in_dataset, store_path
 
     if folder is not None and not is_dataset(folder):
         raise UsageError("no dataset", where=folder, remedy="name a store with --db")
@@ -352,8 +353,6 @@ def remove_runs(
 
 def _names(policies: str | None) -> frozenset[str] | None:
     """Return the names of the policies that `--policy` lists, None for all."""
-    from kvscope.replay.policy_options import parse_policies
-
     if policies is None:
         return None
     return frozenset(policy.name for policy in parse_policies(policies, where="--policy"))

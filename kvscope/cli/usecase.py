@@ -132,8 +132,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
         gates: tuple[Gate, ...] = ()
         if common.gate.fail_on and case.known is not None:
             gates = parse_gates(common.gate.fail_on, case.known(request))
-        named = common.gate.baseline
-        baseline = baseline_figures(named, gates, case.name, store, case.of_run)
+        baseline = baseline_figures(common.gate.baseline, gates, case.name, store, case.of_run)
         load_in_background()
         opened = Opened.of(store, common.trace, Terminal(), common.reading)
         if case.stops and case.takes_trace:  # what is loaded before ends at once
@@ -152,8 +151,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
             note(f"{path} was not written: {case.file.missing}")
         return
     duration_s = monotonic() - began
-    report = case.report(result)
-    output.report(report, common.printing, quiet=printed is not None)
+    output.report(case.report(result), common.printing, quiet=printed is not None)
     _write_and_keep(case, store, request, result, duration_s, path, force=common.force)
     _end(case, result, gates, baseline, interrupted=terminal.stop.is_set())
 

@@ -167,8 +167,7 @@ def serving(watched: Watch, address: Address) -> Iterator[None]:
     server_type = type("_Server", (_ThreadingServer,), {"address_family": family})
     with server_type((address.host, address.port), _SilentHandler) as server:
         server.set_app(guarded(make_wsgi_app(registry), address))
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield
         finally:

@@ -248,7 +248,8 @@ class RecommendationTable(msgspec.Struct):
 class PolicyFile(Struct, frozen=True, kw_only=True):
     """A policy to run, what was fitted for it, and the trace that both were taken from.
 
-    A recommendation also has the target, the capacity and the latency that it was chosen for.
+    A recommendation also has the target, the capacity and the latency that it was chosen for, what
+    is `expected` of it, its deployment, and the `tier` below the pool of `capacity_tokens`.
     """
 
     trace: str
@@ -257,19 +258,19 @@ class PolicyFile(Struct, frozen=True, kw_only=True):
     target: Target | None = None
     capacity_tokens: int | None = None
     profile: LatencyProfile | None = None
+    expected: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    deployment: EngineTable | None = None
+    tier: TierTable | None = None
 
 
 class RecommendationFile(PolicyFile, frozen=True, kw_only=True):
-    """What `kvscope tune` recommends; a `tier` is below the pool of `capacity_tokens`."""
+    """What `kvscope tune` recommends."""
 
     verdict: Verdict
     target: Target
     capacity_tokens: int
     profile: LatencyProfile
-    expected: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    deployment: EngineTable | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
-    tier: TierTable | None = None
 
 
 class AddedTier(Struct, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,10 +20,12 @@ from kvscope.app.gates import Figures, Known
 from kvscope.app.requests import Capacities, hit_definition, kv_model, latency_profile
 from kvscope.core import memory, units
 from kvscope.core.errors import UsageError
+from kvscope.core.files import space_in
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.records import Inline
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
+from kvscope.store.folder import is_in_dataset
 from kvscope.usecases.base import Opened, UseCase
 from kvscope.usecases.explain import (
     ExplainOptions,
@@ -33,7 +36,6 @@ from kvscope.usecases.explain import (
 )
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from kvscope.app.monitor import Monitor
@@ -268,24 +270,21 @@ def analyze(
     with space_for_analysis(work):
         characterized = characterization()
         cached = started.caching.result() if started else None
-    return Analysis(
+    analysis = Analysis(
         trace=trace,
         notes=trace.notes,
-        model=request.model,
-        hbm_bytes=request.hbm_bytes,
-        characterization=_sized(characterized, request.model, request.hbm_bytes),
-        caching=cached
-        and _sized_caching(cached, request.model, request.hbm_bytes, request.deployment),
-        layouts=tuple(_layouts(stores, trace, started.paths, request.definition))
-        if started
-        else (),
+        model=None,
+        hbm_bytes=None,
+        characterization=characterized,
+        caching=cached,
+        layouts=tuple(_layouts(stores, trace, started, request.definition)),
         retention=tuple(_retention(stores, trace, request)),
         causes=() if work is not None else _causes(stores, trace),
-        deployment=deployment,
-        pool=None
-        if request.replayed is None or started is None or work is not None
-        else pool_hits(stores, trace, request.replayed, monitor),
     )
+    pool = None
+    if request.replayed is not None and started is not None and work is None:
+        pool = pool_hits(stores, trace, request.replayed, monitor)
+    return resized(analysis, request.model, request.hbm_bytes, deployment, pool)
 
 
 def pool_hits(
@@ -345,10 +344,6 @@ def _causes(stores: Stores, trace: Trace) -> tuple[CauseTotal, ...]:
 
 def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
     """Return a context that raises DiskFullError where a dataset's folder has too little space."""
-    from contextlib import nullcontext
-
-    from kvscope.core.files import space_in
-
     return nullcontext() if work is None else space_in(work, "the dataset is as it was")
 
 
@@ -356,14 +351,8 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
     """Yield what the deployment's vLLM would hit without eviction, where its model has windows."""
     where = request.deployment
     groups = where.kv_groups_for(trace.block_size) if where else None
-    if (
-        where is None
-        or groups is None
-        or not trace.has_hashes
-        or groups.undivided(trace.block_size)
-    ):
-        return
-    if replace(request.definition, warmup=0.0) != standard():
+    counts_all = trace.has_hashes and replace(request.definition, warmup=0.0) == standard()
+    if where is None or groups is None or not counts_all or groups.undivided(trace.block_size):
         return
     from kvscope.app.traces import replayable
     from kvscope.replay.curve import first_counted
@@ -375,12 +364,11 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
     for interval in (0, _RETENTION, math.inf) if groups.sparse else (0,):
         kept = groups.retaining(interval)
         hits = hits_without_eviction(prompts, kept, where.engine.drafter)[first:]
-        rate = int(hits.sum()) * prompts.block_size / tokens
-        yield RetentionIdeal(kept.retention_tokens, rate)
+        yield RetentionIdeal(kept.retention_tokens, int(hits.sum()) * prompts.block_size / tokens)
 
 
 def _layouts(
-    stores: Stores, trace: Trace, paths: PathFacts, definition: HitDefinition
+    stores: Stores, trace: Trace, started: StartedCaching | None, definition: HitDefinition
 ) -> Iterator[LayoutCapacity]:
     """Yield what LRU needs where sessions without a common clock begin otherwise."""
     import numpy as np
@@ -389,14 +377,14 @@ def _layouts(
     from kvscope.ingest.clocks import other_starts, placed
     from kvscope.replay.caching import LayoutCapacity
 
-    if not any(note.startswith(NO_COMMON_CLOCK) for note in trace.notes):
+    if started is None or not any(note.startswith(NO_COMMON_CLOCK) for note in trace.notes):
         return
     with stores.reading() as store:
         timed = store.columns("ingest/prompts", trace_id=trace.trace_id)
     arrival_s, clock = timed["arrival_s"], timed["clock"]
     for starts in other_starts(arrival_s, clock):
         begun_s = placed(arrival_s, clock, starts.sessions_per_s, starts.seed)
-        begun = paths.in_order(np.argsort(begun_s, kind="stable"))
+        begun = started.paths.in_order(np.argsort(begun_s, kind="stable"))
         curve = begun.follow([definition]).curve(definition)
         needed = curve.capacity_for(0.9 * curve.ideal)
         yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
@@ -404,8 +392,6 @@ def _layouts(
 
 def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
     """Raise UsageError for a limit of memory where a store's traces are no dataset."""
-    from kvscope.store.folder import is_in_dataset
-
     if request.memory_bytes is not None and not is_in_dataset(store.path):
         raise UsageError(
             f"{name!r} is no dataset, and is analyzed in memory",
@@ -556,7 +542,6 @@ def figures(analysis: Analysis) -> Figures:
 USE_CASE: UseCase[AnalyzeOptions, AnalyzeRequest, Analysis] = UseCase(
     name="analyze",
     title="kvscope",
-    help=__doc__,
     options=AnalyzeOptions,
     check=analyze_request,
     run=run,

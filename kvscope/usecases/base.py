@@ -77,7 +77,7 @@ class ResultFile(Struct, Generic[Result], frozen=True):
 class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True):
     """A use case: what it is asked, what it answers, and how that is shown.
 
-    `help` is the command's. `check` refuses wrong options before anything heavy loads; `run`
+    `check` refuses wrong options before anything heavy loads; `run`
     computes. The fields of its result are the JSON document, version `schema`, all but those marked
     `Beside`; `table` is the list that `to_polars` returns. `reporting` names the module of
     `kvscope.report` that shows the result by its functions `screen` (by default all sections) and
@@ -94,7 +94,6 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
 
     name: str
     title: str
-    help: str | None
     options: type[Asked]
     check: Callable[[Asked], Request]
     run: Callable[[Opened, Request, Monitor], Result]
@@ -114,6 +113,11 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     keeps: bool = False
     instead: Callable[[Opened, Request, Monitor], Report | None] | None = None
     file: ResultFile[Result] | None = None
+
+    @property
+    def help(self) -> str | None:
+        """The command's: the docstring of the module."""
+        return import_module(f"kvscope.usecases.{self.name}").__doc__
 
     def report(self, result: Result) -> Report:
         """Return a result in every form."""

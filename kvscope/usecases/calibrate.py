@@ -214,7 +214,6 @@ def _unfinished(calibration: Calibration) -> str:
 USE_CASE: UseCase[CalibrateOptions, CalibrateOptions, Calibration] = UseCase(
     name="calibrate",
     title="kvscope calibrate",
-    help=__doc__,
     options=CalibrateOptions,
     check=check,
     run=run,

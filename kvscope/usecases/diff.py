@@ -20,7 +20,9 @@ from kvscope.app.gates import RUN, stored_run
 from kvscope.app.options import Hbm, KvDtype, Model, Option, Options
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside
+from kvscope.core.runs import Run, hit_rate
 from kvscope.replay.policy_options import format_value
+from kvscope.store.folder import is_dataset
 from kvscope.usecases.analyze import (
     Analysis,
     AnalyzeOptions,
@@ -32,7 +34,6 @@ from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
-    from kvscope.core.runs import Run
     from kvscope.core.trace import Trace
     from kvscope.store.file import Stores
     from kvscope.tuning.file import RecommendationTable
@@ -175,7 +176,6 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
     Raises UsageError for two of different kinds, InputError for what is not there.
     """
     from kvscope.app.traces import file_of, load_trace, open_dataset
-    from kvscope.store.folder import is_dataset
 
     left, right, stores = request.left, request.right, opened.stores
     names = (left, right)
@@ -249,11 +249,10 @@ def compare_traces(
         for name in {**left, **right}
     )
     known = _side_by_side(_trace_figures(*both), _trace_figures(*reversed(both)))
-    facts = tuple(replace(fact, noise=_noise(fact, groups)) for fact in known)
     return _comparison(
         "traces",
         names,
-        facts,
+        tuple(replace(fact, noise=_noise(fact, groups)) for fact in known),
         {"Share of requests": shares},
         traces=(both[0].trace, both[1].trace),
         analyses=both,
@@ -276,8 +275,6 @@ def compare_runs(
     names: tuple[str, str], both: tuple[Run, Run], traces: tuple[Trace, Trace] | None = None
 ) -> Comparison:
     """Compare two runs, with their parts."""
-    from kvscope.core.runs import hit_rate
-
     categories = [
         {part.category: part.outcome for part in run.parts if part.category is not None}
         for run in both
@@ -296,11 +293,10 @@ def compare_runs(
         _difference("latency", name, "seconds", *(each.ttft_ms.p95 / 1e3 for each in pair))
         for name, pair in shared.items()
     )
-    known = map(_run_figures, both, traces or (None, None))
     return _comparison(
         "runs",
         names,
-        _side_by_side(*known),
+        _side_by_side(*map(_run_figures, both, traces or (None, None))),
         {"Hit rate": rates, "p95 TTFT": times} if shared else {},
         traces=traces or (),
         runs=both,
@@ -421,8 +417,6 @@ def _trace_figures(each: Analysis, other: Analysis) -> Iterator[SideFigure]:
 
 def _run_figures(run: Run, trace: Trace | None) -> Iterator[SideFigure]:
     """Yield policy and capacity, the settings in which runs differ, and what a run gave."""
-    from kvscope.core.runs import hit_rate
-
     outcome, setting = run.outcome, run.setting
     if trace is not None:
         yield SideFigure("traffic", "trace", "words", trace.name, key=trace)
@@ -473,13 +467,11 @@ def _advice_figures(
         for rank in _PERCENTILES:
             time_s = _in_seconds(expected.get(f"{rank}_ms"))
             yield SideFigure("latency", f"TTFT {rank}{name}", "seconds", time_s)
-        over = expected.get("violation_share")
-        yield SideFigure("latency", f"over SLO{name}", "share", over)
+        yield SideFigure("latency", f"over SLO{name}", "share", expected.get("violation_share"))
     if advice.capacity.bytes and other.capacity.bytes:
         yield SideFigure("capacity", "capacity", "bytes", advice.capacity.bytes)
     yield SideFigure("capacity", "capacity (tokens)", "tokens", advice.capacity.tokens)
-    tier = advice.tier.in_words if advice.tier else None
-    yield SideFigure("capacity", "tier", "words", tier)
+    yield SideFigure("capacity", "tier", "words", advice.tier.in_words if advice.tier else None)
     yield SideFigure("policy", "policy", "words", advice.policy.name)
     yield from _parameters(advice.policy.params)
     for engine, text in advice.flags.items():
@@ -496,7 +488,6 @@ def _advice_figures(
 USE_CASE: UseCase[DiffOptions, DiffRequest, Comparison] = UseCase(
     name="diff",
     title="kvscope diff",
-    help=__doc__,
     options=DiffOptions,
     check=diff_request,
     run=run,

@@ -18,7 +18,7 @@ from kvscope.app.gates import Figures, Known
 from kvscope.app.requests import BASELINE, Capacities, SimulateRequest, stated_capacities
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside
-from kvscope.replay.causes import CAUSES
+from kvscope.replay.causes import CAUSES, Cause
 from kvscope.usecases.base import Opened, UseCase
 from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kvscope.deployment.models import Model
     from kvscope.policies.base import Policy
     from kvscope.replay.attribution import Attribution, CacheLookups
-    from kvscope.replay.causes import Cause
     from kvscope.replay.contention import GroupLosses
     from kvscope.replay.findings import CauseTotal, ExplainedRequest, Finding, Observed
     from kvscope.replay.observed_hits import HitGaps
@@ -135,19 +134,16 @@ class TraceEvidence(Struct, frozen=True):
 
 def explain_request(options: ExplainOptions) -> ExplainRequest:
     """Return what the options of `explain` ask for."""
-    sizes = None if options.capacity is None else (options.capacity,)
-    blocks = None if options.capacity_blocks is None else (options.capacity_blocks,)
-    stated_capacities(sizes, blocks)  # one cache has one
+    named = stated_capacities(options.capacity, options.capacity_blocks)  # one cache has one
     options = with_any_latency(options)
-    stated = {name: getattr(options, name) for name in opt.ReplicaOptions.__struct_fields__}
     replayed = simulate_request(
         SimulateOptions(
-            **stated,
+            **{name: getattr(options, name) for name in opt.ReplicaOptions.__struct_fields__},
             replicas=options.replicas,
             policy=options.policy,
             param=options.param,
-            capacity=sizes,
-            capacity_blocks=blocks,
+            capacity=named.sizes_bytes or None,
+            capacity_blocks=named.blocks or None,
             outputs=options.outputs,
         ),
         replicas=True,
@@ -302,8 +298,7 @@ def explain(
         )
 
     where = replayed.deployment
-    at = (policy, capacity or 0)
-    worker, router = served_by(workload, where, at, pooled=request.pooled)
+    worker, router = served_by(workload, where, (policy, capacity or 0), pooled=request.pooled)
     workers = len(np.unique(worker))
     cached = served(prompts) if workers == 1 else by_worker(prompts, worker, served)
     causes = attribute(
@@ -404,7 +399,6 @@ def figures(explanation: Explanation) -> Figures:
 USE_CASE: UseCase[ExplainOptions, ExplainRequest, Explanation] = UseCase(
     name="explain",
     title="Misses",
-    help=__doc__,
     options=ExplainOptions,
     check=explain_request,
     run=run,

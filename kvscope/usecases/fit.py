@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from kvscope.app import options as opt
 from kvscope.app.deployment import resolved_deployment
-from kvscope.app.requests import hit_definition
+from kvscope.app.requests import hit_definition, latency_profile
 from kvscope.core import memory
 from kvscope.core.errors import UsageError
 from kvscope.core.files import STANDARD_STREAM
@@ -147,15 +147,13 @@ def write_export(
 ) -> None:
     """Write a policy, with its table fitted to the whole trace, as the vLLM plugin reads it."""
     from kvscope.app.traces import replayable
-    from kvscope.latency.file import load_profile
-    from kvscope.latency.profile import DEFAULT_PROFILE
     from kvscope.learning.offline.learners import fit_for
     from kvscope.replay.parameter_estimates import bind, estimate_parameters
     from kvscope.replay.traffic import traffic
     from kvscope.tuning.file import write_policy
 
     whole = traffic(replayable(stores, trace), standard())
-    estimates = estimate_parameters(whole, load_profile(DEFAULT_PROFILE), None, share=1.0)
+    estimates = estimate_parameters(whole, latency_profile(None), None, share=1.0)
     policy = bind(variant, estimates)
     fitted = fit_for(whole, policy, capacity_blocks)
     write_policy(path, policy, fitted, trace=trace.name, block_size=trace.block_size)
@@ -165,7 +163,6 @@ USE_CASE: UseCase[FitOptions, FitRequest, Fit] = UseCase(
     name="fit",
     title="kvscope fit",
     schema=2,
-    help=__doc__,
     options=FitOptions,
     check=fit_request,
     run=run,

@@ -37,7 +37,7 @@ from kvscope.core.errors import Stopped, UsageError
 from kvscope.deployment.speculative import not_beside
 from kvscope.fleet.options import RANKS_ROUTER, ROUTED
 from kvscope.replay.policy_options import VLLM, Variant, parse_policies, parse_variants
-from kvscope.replay.settings import run_setting, setting_profile
+from kvscope.replay.settings import run_setting, setting_profile, with_groups
 from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
@@ -131,10 +131,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
     from kvscope.fleet.outcome import Slo
     from kvscope.policies.registry import check_required
 
-    named = stated_capacities(
-        None if options.capacity is None else (options.capacity,),
-        None if options.capacity_blocks is None else (options.capacity_blocks,),
-    )
+    named = stated_capacities(options.capacity, options.capacity_blocks)
     slo_s = stated_slo(options.slo)
     where = resolved_deployment(
         opt.ReplicaOptions(
@@ -146,9 +143,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         _check_ranks(where, options.replicas)
         where = where.as_cache  # of queues; simulated vLLMs have a hybrid model's groups
     sizes_named = bool(named.sizes_bytes)
-    kv = (
-        where.model if where else kv_model(options.model, options.kv_dtype, sizes_named=sizes_named)
-    )
+    kv = kv_model(options.model, options.kv_dtype, where, sizes_named=sizes_named)
     if sizes_named and kv is None:
         raise UsageError("bytes need a model", where="--capacity", remedy="name one with --model")
     if where is not None and named == Capacities():
@@ -558,7 +553,6 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     from kvscope.replay.derived_traces import at_rate
     from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
     from kvscope.replay.policy_options import format_value
-    from kvscope.replay.settings import with_groups
     from kvscope.replay.workload import Workload
     from kvscope.tuning.tiers import TierCandidate
     from kvscope.vllm_sim.offload_spec import own_offload
@@ -690,24 +684,16 @@ def _with_references(
         with monitor.steps("replaying prefill and decode replicas"):
             block_bytes, _ = study.request.block_bytes(engine, study.trace.block_size)
             link, most = Link(bytes_per_s, block_bytes), max(study.request.replicas[-1], 2)
-            more = link, most, partial(_require_going, monitor)
-            apart = DisaggregatedFleet.of(sweep, study.answer, *more)
-            study = replace(study, disaggregated=apart)
+            more = link, most, partial(monitor.check, "the search was finished")
+            study = replace(study, disaggregated=DisaggregatedFleet.of(sweep, study.answer, *more))
     if study.think is not None or not any(isinstance(line.policy, Lru) for line in study.lines):
         return study
-    routers = dict.fromkeys(line.router for line in study.lines)
     curves = {
         router_label(router): sweep.lru_curve(router, study.chosen)
-        for router in routers
+        for router in dict.fromkeys(line.router for line in study.lines)
         if router.sees == "order"
     }
     return replace(study, lru_curves=curves, pooled_curve=workload.curve)
-
-
-def _require_going(monitor: Monitor) -> None:
-    """Raise Stopped once the monitor's `stop` is set."""
-    if monitor.stop.is_set():
-        raise Stopped("stopped before the search was finished")
 
 
 def _runs(
@@ -716,8 +702,7 @@ def _runs(
     """Return the runs of all fleets, in their order."""
     with monitor.steps("compiling and preparing"):
         for _ in sweep.prepare(fleets):
-            if monitor.stop.is_set():
-                raise Stopped("stopped before any fleet was replayed")
+            monitor.check("any fleet was replayed")
     runs = []
     with monitor.steps("replaying fleets", sum(map(sweep.replays, fleets))) as advance:
         for run in sweep.sweep(fleets, monitor.stop, executor):
@@ -766,7 +751,6 @@ def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:
 USE_CASE: UseCase[FleetOptions, FleetRequest, FleetStudy] = UseCase(
     name="fleet",
     title="kvscope fleet",
-    help=__doc__,
     options=FleetOptions,
     check=fleet_request,
     run=run,

@@ -52,8 +52,7 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 def retention_request(options: RetentionOptions) -> RetentionRequest:
     """Return what counts as a hit, and the model whose blocks memory is stated in."""
-    definition = hit_definition(None, options.outputs, 0.0)
-    return definition, kv_model(options.model, options.kv_dtype)
+    return hit_definition(None, options.outputs, 0.0), kv_model(options.model, options.kv_dtype)
 
 
 def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retention:
@@ -100,7 +99,6 @@ USE_CASE: UseCase[RetentionOptions, RetentionRequest, Retention] = UseCase(
     name="retention",
     title="Retention",
     schema=2,
-    help=__doc__,
     options=RetentionOptions,
     check=retention_request,
     run=run,

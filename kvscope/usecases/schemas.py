@@ -45,8 +45,7 @@ def _document_of(command: str, result: type, version: int = 1, *, gated: bool = 
         *hints.items(),
     ]
     name = "".join(part.title() for part in command.split("-"))
-    about = {"__doc__": result.__doc__}
-    return msgspec.defstruct(f"{name}Document", fields, namespace=about)
+    return msgspec.defstruct(f"{name}Document", fields, namespace={"__doc__": result.__doc__})
 
 
 def _list_of(command: str, kind: type) -> type:

@@ -29,7 +29,7 @@ from kvscope.app.requests import (
 )
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
-from kvscope.core.runs import Run, RunSetting, hit_rate
+from kvscope.core.runs import Run, RunSetting, TierMode, hit_rate
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import FROM_TRACE
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.app.simulate import Simulation
     from kvscope.core.percentiles import Percentiles
-    from kvscope.core.runs import TierMode
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.policies.base import Policy
     from kvscope.tuning.file import EngineTable, RecommendationFile
@@ -127,11 +126,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     where = None if recommended else resolved_deployment(options)
     if where is not None:
         _check_simulated(options, where, replicas=replicas)
-    kv = (
-        where.model
-        if where
-        else kv_model(options.model, options.kv_dtype, sizes_named=bool(options.capacity))
-    )
+    kv = kv_model(options.model, options.kv_dtype, where, sizes_named=bool(options.capacity))
     definition = hit_definition(options.compat, options.outputs, options.warmup)
     slo_s = recommended.target.slo_s if recommended else options.slo
     if recommended:
@@ -499,7 +494,6 @@ USE_CASE: UseCase[SimulateOptions, SimulateRequest, Simulation] = UseCase(
     name="simulate",
     title="kvscope simulate",
     schema=2,
-    help=__doc__,
     options=SimulateOptions,
     check=simulate_request,
     run=run,

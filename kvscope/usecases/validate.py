@@ -31,7 +31,7 @@ from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import read_config
-from kvscope.deployment.speculative import parse_drafter
+from kvscope.deployment.speculative import Drafter, parse_drafter
 from kvscope.replay.policy_options import VLLM
 from kvscope.tuning.target import Target
 from kvscope.usecases.base import Opened, UseCase
@@ -39,7 +39,6 @@ from kvscope.usecases.base import Opened, UseCase
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.core.trace import Trace
-    from kvscope.deployment.speculative import Drafter
     from kvscope.latency.profile import LatencyProfile
     from kvscope.serving.interpreter import Interpreter
     from kvscope.store.file import Stores
@@ -77,11 +76,8 @@ class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
     kv_dtype: opt.KvDtype = None
     gpu_memory_utilization: opt.Utilization = None
     deployment: opt.DeploymentFile = None
-    latency: str | None = opt.option(
-        "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
-        " fitted to the TTFTs in the trace.",
-        "PROFILE",
-        default="the deployment's, the recommendation's, or latency.toml",
+    latency: str | None = opt.Latency(
+        default="the deployment's, the recommendation's, or latency.toml"
     )
     slo: opt.Slo = None
     sequential: bool = opt.option("Send one request after the other.", value=False)
@@ -359,10 +355,9 @@ def _replica(
     advice: PolicyFile | None,
 ) -> ValidatedReplica:
     """Return the replica to stand for: as the options say, the deployment, or the advice."""
-    from kvscope.tuning.file import RecommendationFile
     from kvscope.tuning.flags import stated_words
 
-    tuned = advice.deployment if isinstance(advice, RecommendationFile) else None
+    tuned = advice.deployment if advice else None
     engines = where.engines if where else tuned.replicas if tuned else 1
     tokens = where.pool.tokens if where else advice.capacity_tokens if advice else None
     stated = where.stated if where else stated_deployment(stated_options)
@@ -445,13 +440,11 @@ def _version(reported: str | None) -> Engine:
 
 def _drafter(request: ValidateRequest) -> Drafter | None:
     """Return what drafts tokens in a server that runs already; one that is started has none."""
-    from kvscope.tuning.file import RecommendationFile
-
     if request.python is not None:
         return None
     if request.where is not None:
         return request.where.engine.drafter
-    tuned = request.advice.deployment if isinstance(request.advice, RecommendationFile) else None
+    tuned = request.advice.deployment if request.advice else None
     return parse_engine(tuned.engine).drafter if tuned else None
 
 
@@ -464,7 +457,6 @@ def _running_server(
     on all but CPUs.
     """
     from kvscope.serving.client import Endpoint, block_pool
-    from kvscope.tuning.file import RecommendationFile
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import running_server
 
@@ -481,8 +473,7 @@ def _running_server(
         )
     sample = choose(_longest(served.max_model_len, blocks * size))
     facts = EngineFacts("server", endpoint.version(), None, served.name, blocks, size)
-    tuned = advice.deployment if isinstance(advice, RecommendationFile) else None
-    groups = None
+    tuned, groups = advice.deployment if advice else None, None
     if tuned is not None and tuned.kv_groups:
         groups = KvGroups.parse(tuned.kv_groups).in_blocks_of(size)
     opened = running_server(endpoint, served)
@@ -508,7 +499,7 @@ def _longest(limit: object, tokens: int) -> int:
 
 def _advice(options: ValidateOptions, note: Note) -> PolicyFile | None:
     """Return the policy file that is named, or the recommendation in this folder, if any."""
-    from kvscope.tuning.file import RecommendationFile, read_policy_file
+    from kvscope.tuning.file import read_policy_file
 
     if options.replay == "lru" and options.recommendation is None:
         return None
@@ -519,20 +510,18 @@ def _advice(options: ValidateOptions, note: Note) -> PolicyFile | None:
         note(f"no {path} here: only LRU is validated")
         return None
     advice = read_policy_file(path)
-    if isinstance(advice, RecommendationFile):
-        if advice.tier is not None and options.replay != "lru":
-            raise UsageError(
-                "it recommends a tier, which validate does not start",
-                where=str(path),
-                remedy="validate the pool alone with --replay lru, or name another file",
-            )
-        ranks = advice.deployment and advice.deployment.dp
-        if ranks:
-            raise UsageError(
-                f"it is for {ranks} ranks of one engine, which validate does not start",
-                where=str(path),
-                remedy="name a file for an engine without --dp",
-            )
+    if advice.tier is not None and options.replay != "lru":
+        raise UsageError(
+            "it recommends a tier, which validate does not start",
+            where=str(path),
+            remedy="validate the pool alone with --replay lru, or name another file",
+        )
+    if ranks := advice.deployment and advice.deployment.dp:
+        raise UsageError(
+            f"it is for {ranks} ranks of one engine, which validate does not start",
+            where=str(path),
+            remedy="name a file for an engine without --dp",
+        )
     if options.recommendation is None:
         note(f"using {path} of this folder: {advice.policy.name}, for the trace {advice.trace}")
     return advice
@@ -591,8 +580,7 @@ def known_figures(request: ValidateRequest) -> Known:
     """
     from kvscope.validate.result import Verdict  # loads NumPy
 
-    of_lru = (f"{BASELINE}.{name}" for name in _FIGURES)
-    return Known((*_FIGURES, *of_lru), get_args(Verdict))
+    return Known((*_FIGURES, *(f"{BASELINE}.{name}" for name in _FIGURES)), get_args(Verdict))
 
 
 def validation_figures(validation: Validation) -> Figures:
@@ -616,8 +604,7 @@ def _measured(repeats: Sequence[RunFacts], validation: Validation) -> dict[str, 
     measured = [run.measured for run in repeats]
     figures = ttft_figures(percentiles(np.append(times_s, [np.inf] * failed) * 1e3))
     if (slo_s := validation.slo_s) is not None:
-        within = int(np.count_nonzero(times_s <= slo_s))
-        figures["attainment"] = within / (len(times_s) + failed)
+        figures["attainment"] = int(np.count_nonzero(times_s <= slo_s)) / (len(times_s) + failed)
         figures["tel"] = float(np.maximum(times_s - slo_s, 0).sum())
     off = [run.mismatched_tokens for run in repeats if run.mismatched_tokens is not None]
     if len(off) == len(repeats):  # the engine reports its hits
@@ -640,7 +627,6 @@ def _unfinished(validation: Validation) -> str:
 USE_CASE: UseCase[ValidateOptions, ValidateRequest, Validation] = UseCase(
     name="validate",
     title="kvscope validate",
-    help=__doc__,
     options=ValidateOptions,
     check=validate_request,
     run=run,

@@ -6,6 +6,7 @@ Searched, chosen and accepted on three windows of the trace. Writes recommendati
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -32,10 +33,11 @@ from kvscope.app.requests import (
     varied,
 )
 from kvscope.core.errors import UsageError, placed
+from kvscope.deployment.deployment import ResolvedDeployment, option, resolve
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.speculative import not_beside
-from kvscope.latency.profile import MODELS
-from kvscope.replay.policy_options import ALL, SGLANG, VLLM, contenders
+from kvscope.latency.profile import MODELS, LatencyProfile
+from kvscope.replay.policy_options import ALL, SGLANG, VLLM, Variant, contenders
 from kvscope.replay.settings import engine_setting, run_setting
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, check_shares
 from kvscope.usecases.base import Opened, ResultFile, UseCase
@@ -43,11 +45,8 @@ from kvscope.usecases.base import Opened, ResultFile, UseCase
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.core.runs import RunSetting
-    from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.models import Model
     from kvscope.fleet.options import Scaling
-    from kvscope.latency.profile import LatencyProfile
-    from kvscope.replay.policy_options import Variant
     from kvscope.report.report import Report
     from kvscope.routers.base import Router
     from kvscope.tuning.tiers import TierKind, TierPrice
@@ -58,6 +57,8 @@ COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
 COMMON_MODEL = "llama3-8b"
 """What LRU is shown on while no machine is named."""
 _OF_TIERS = ("tier_size", "offload", "dram_price", "ssd_price", "pool_price", "ssd_writes_per_day")
+
+_MemoryPrice = partial(opt.option, metavar="PRICE", parse=values.memory_price)
 
 
 class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
@@ -81,11 +82,10 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         "TTFT on an idle engine, or behind earlier requests. A deployment's is queued.",
         default="unloaded without a deployment",
     )
-    capacity: tuple[int, ...] | None = opt.option(
+    capacity: tuple[int, ...] | None = opt.Sizes(
         "Capacity of the cache, without a deployment, for example 20GiB.",
-        "SIZE",
-        values.listed(values.size),
-        "where LRU gets half of the possible hits",
+        metavar="SIZE",
+        default="where LRU gets half of the possible hits",
     )
     capacity_blocks: opt.CapacitiesBlocks = None
     router: str | None = opt.Names(
@@ -155,23 +155,16 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         values.listed(values.called),
         "by engine",
     )
-    dram_price: float | None = opt.option(
+    dram_price: float | None = _MemoryPrice(
         "With --compare-tiers: price of a GiB of CPU memory for an hour, 0 for what is there.",
-        "PRICE",
-        values.memory_price,
-        "0.004237",
+        default="0.004237",
     )
-    ssd_price: float | None = opt.option(
+    ssd_price: float | None = _MemoryPrice(
         "With --compare-tiers: price of a GiB of SSD for an hour, 0 for what is there.",
-        "PRICE",
-        values.memory_price,
-        "0.00011",
+        default="0.00011",
     )
-    pool_price: float | None = opt.option(
-        "With --compare-tiers: price of a GiB of a shared pool for an hour.",
-        "PRICE",
-        values.memory_price,
-        "the SSD's",
+    pool_price: float | None = _MemoryPrice(
+        "With --compare-tiers: price of a GiB of a shared pool for an hour.", default="the SSD's"
     )
     ssd_writes_per_day: float | None = opt.option(
         "With --compare-tiers: writes of its whole capacity a day that the SSD is rated for.",
@@ -248,15 +241,8 @@ def tune_request(options: TuneOptions) -> TuneRequest:
     )
     if where and where.engine.name == VLLM:
         setting = engine_setting(setting, where.max_num_seqs, where.max_num_batched_tokens)
-    kv = (
-        where.model
-        if where
-        else kv_model(
-            options.model or MODELS.get(profile.name),
-            options.kv_dtype,
-            sizes_named=options.capacity is not None,
-        )
-    )
+    named, sizes_named = options.model or MODELS.get(profile.name), options.capacity is not None
+    kv = kv_model(named, options.kv_dtype, where, sizes_named=sizes_named)
     if options.capacity_range is not None and kv is None:
         raise UsageError("bytes need a model", where="--capacity-range", remedy="name --model")
     named_shares = (options.warmup, options.validation, options.judge)
@@ -328,8 +314,6 @@ def _others(
             where="--also",
             remedy="name it: --gpu and --model",
         )
-    from kvscope.deployment.deployment import resolve
-
     with placed("--also"):
         return tuple(
             resolve(
@@ -423,8 +407,8 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
     if not options.compare_tiers:
         for name in _OF_TIERS:
             if getattr(options, name) is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError("a tier alone has it", where=option, remedy="add --compare-tiers")
+                remedy = "add --compare-tiers"
+                raise UsageError("a tier alone has it", where=option(name), remedy=remedy)
         return None
     if where is None or where.model is None:
         raise UsageError(
@@ -498,10 +482,10 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
             remedy="leave it out, or state the pool with --num-gpu-blocks",
         )
     of_ranks = "not compared for the ranks of one engine (--dp), but by kvscope fleet"
-    for wrong, what, option in (
+    for wrong, what, flag in (
         *(
-            (where.dp > 1 and bool(given), of_ranks, flag)
-            for flag, given in (
+            (where.dp > 1 and bool(given), of_ranks, name)
+            for name, given in (
                 ("--also", options.also),
                 ("--fleet", options.fleet),
                 ("--compare-tiers", options.compare_tiers),
@@ -511,7 +495,7 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
         (options.outputs != "carried", "an engine caches outputs", "--outputs"),
     ):
         if wrong:
-            raise UsageError(what, where=option, remedy="leave it out")
+            raise UsageError(what, where=flag, remedy="leave it out")
 
 
 def check(options: TuneOptions) -> TuneRequest:
@@ -595,7 +579,6 @@ USE_CASE: UseCase[TuneOptions, TuneRequest, Recommendation] = UseCase(
     name="tune",
     title="kvscope tune",
     schema=3,
-    help=__doc__,
     options=TuneOptions,
     check=check,
     run=run,

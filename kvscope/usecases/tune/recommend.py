@@ -47,9 +47,7 @@ from kvscope.usecases.tune.recommendation import Assumption, Recommendation, Rec
 from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 
 if TYPE_CHECKING:
-    from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.pool import KvPool
-    from kvscope.usecases.tune import TuneRequest
 
 
 WHY_CONTENDERS = {
@@ -339,8 +337,7 @@ def ends_of(
     elif fit is not None:
         slow, fast = fit.low, fit.high
     if pool is not None and (pool.low_blocks, slow) != (pool.high_blocks, fast):
-        least = max(pool.low_blocks, 1)
-        yield End(f"the smallest pool and prefill {slow:g}x as long", slow, least)
+        yield End(f"the smallest pool and prefill {slow:g}x as long", slow, max(pool.low_blocks, 1))
         yield End(f"the largest pool and prefill {fast:g}x as long", fast, pool.high_blocks)
     elif slow != fast:
         yield from (End(f"prefill {factor:g}x as long", factor) for factor in (slow, fast))
@@ -369,16 +366,16 @@ def tier_offer(
     block_bytes = model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size
     pool_bytes = where.pool.in_blocks_of(trace.block_size).blocks * block_bytes
     most_bytes = len(prompts.block_parent) * block_bytes * (len(groups.groups) if groups else 1)
-    known, hour = tier_prices(), where.price_of(where.tp)
+    sizes = sizes_to_compare(pool_bytes, most_bytes, _POOLS)
+    offer = TierOffer(
+        candidates=tuple(TierCandidate(own_offload(where.engine), size) for size in sizes),
+        block_bytes=block_bytes,
+        gpus=where.tp,
+        prices={"dram": tier_prices().dram},
+        replica_hour=where.price_of(where.tp),
+    )
     if asked is None:
-        sizes = sizes_to_compare(pool_bytes, most_bytes, _POOLS)
-        return TierOffer(
-            candidates=tuple(TierCandidate(own_offload(where.engine), size) for size in sizes),
-            block_bytes=block_bytes,
-            gpus=where.tp,
-            prices={"dram": known.dram},
-            replica_hour=hour,
-        )
+        return offer
     stated = asked.sizes or tuple(
         TierSize(size) for size in sizes_to_compare(pool_bytes, most_bytes, _ALL_POOLS)
     )
@@ -392,12 +389,10 @@ def tier_offer(
     candidates = dict.fromkeys(TierCandidate(spec.text, *size) for spec in ways for size in every)
     for each in candidates:
         each.require_chunk(page_bytes, "--tier-size")
-    return TierOffer(
+    return replace(
+        offer,
         candidates=tuple(candidates),
-        block_bytes=block_bytes,
-        gpus=where.tp,
         prices=asked.prices,
-        replica_hour=hour,
         options={text.strip(): _TIER_OPTIONS for text in asked.offload if ":" not in text},
         policies=tuple(
             retaining(interval) for interval in allowed.intervals(ways, request.variants)

@@ -111,15 +111,16 @@ class RowChange(Struct, frozen=True):
     `xi_tokens`.
     """
 
-    policy: str
+    DOCUMENT: ClassVar[str] = (
+        "policy=option.policy.name params tier router replicas=option.replicas"
+        " prefill=option.split.prefill mean_replicas=option.mean_replicas gpu=where.gpu.name"
+        " tp=where.tp weight_dtype"
+    )
+    option: PlanOption
+    where: ResolvedDeployment | None
     params: Mapping[str, float]
     tier: RowTier | None
     router: str | None
-    replicas: int
-    prefill: int | None
-    mean_replicas: float | None
-    gpu: str | None
-    tp: int | None
     weight_dtype: str | None
 
 
@@ -367,10 +368,12 @@ class Recommendation(Struct, frozen=True):
             )
         return why
 
-    def price_hour(self, replicas: int) -> float | None:
-        """Return the price of so many replicas for an hour, None where it is not known."""
+    def price_hour(self, replicas: int | None, besides: int = 0) -> float | None:
+        """Return the price of replicas for an hour `besides` others, None where it is not known."""
         where = self.deployment
-        return None if where is None else where.price_of(where.tp * replicas)
+        if where is None or replicas is None:
+            return None
+        return where.price_of(where.tp * (replicas - besides))
 
     @property
     def deciding(self) -> CategoryGain | None:
@@ -450,15 +453,13 @@ class Recommendation(Struct, frozen=True):
             capacity_hbm=size / self.hbm_bytes if size is not None and self.hbm_bytes else None,
             gain=trial.gains or dict.fromkeys(tuning.infinite.gains, Gain(0.0, 0.0, 0.0)),
             replicas_at_least=needed,
-            replicas_price_hour=self.price_hour(needed) if needed else None,
-            extra_price_hour=self.price_hour(needed - tuning.replicas) if needed else None,
+            replicas_price_hour=self.price_hour(needed),
+            extra_price_hour=self.price_hour(needed, tuning.replicas),
             fewest=tuple(
                 PricedReplicas(
                     each,
-                    None if each.replicas is None else self.price_hour(each.replicas),
-                    None
-                    if each.replicas is None
-                    else self.price_hour(each.replicas - tuning.replicas),
+                    self.price_hour(each.replicas),
+                    self.price_hour(each.replicas, tuning.replicas),
                 )
                 for each in (tuning.fewest_lru, tuning.fewest_choice)
                 if each
@@ -482,16 +483,12 @@ class Recommendation(Struct, frozen=True):
             id=number,
             option=option,
             change=RowChange(
-                policy=option.policy.name,
-                params=self._params(later),
-                tier=RowTier(option) if option.tier else None,
-                router=router_label(option.router) if option.router else None,
-                replicas=option.replicas,
-                prefill=option.split.prefill if option.split else None,
-                mean_replicas=option.mean_replicas,
-                gpu=where.gpu.name if where and where.gpu else None,
-                tp=where.tp if where else None,
-                weight_dtype=where.model.weight_dtype if where and where.model else None,
+                option,
+                where,
+                self._params(later),
+                RowTier(option) if option.tier else None,
+                router_label(option.router) if option.router else None,
+                where.model.weight_dtype if where and where.model else None,
             ),
             ttft_ms={"p50": later.times_ms.p50, self.tuning.target.rank_name: target_ms},
             within_slo=_interval(later.attainment, option.attainment_interval),
