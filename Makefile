@@ -21,7 +21,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-engine-versions test-sglang test-routers test-container test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
+.PHONY: help setup environments bytecode kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-engine-versions test-sglang test-routers test-container test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -45,7 +45,11 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 
-environments: setup $(ENGINE)/ready $(ENGINE)-sglang/ready $(ROUTERS)/ready # all that CI needs
+environments: setup bytecode $(ENGINE)/ready $(ENGINE)-sglang/ready $(ROUTERS)/ready # all that CI needs
+
+# Of the tests: in a new clone, each worker of `make test` would compile all of them.
+bytecode: setup
+	-@$(PY) -m pytest -qq --collect-only >/dev/null
 
 demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; writes report.html
 	$(KVSCOPE) analyze $(SAMPLE) --db demo.duckdb --model qwen2-7b --hbm 80GiB --html report.html

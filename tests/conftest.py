@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvscope.cli import app, output
+from kvscope.ingest import trie
 from kvscope.store import db
 from kvscope.store.db import MEMORY, Store, open_store
 
@@ -56,6 +57,17 @@ def _one_empty_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(db, "_write_empty", copied)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _small_tries() -> Iterator[None]:
+    """Begin each trie of blocks with room for few, as most tests have: it grows as others do.
+
+    Of each of the arrays for millions of blocks, the system clears 2 MiB when it is first written.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trie, "_FIRST_CAPACITY", 1 << 10)
         yield
 
 
