@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import background_cache
+from dashboard import background_cache, job
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
 from tests.cli.shell import Streams
@@ -117,7 +117,7 @@ def worked(app: AppTest) -> AppTest:
     until = time.monotonic() + _PATIENCE_S
     while any(one.key.startswith("stop ") for one in app.button if one.key):
         assert time.monotonic() < until
-        time.sleep(0.1)
+        _await_jobs()
         app.run()
     return app
 
@@ -129,6 +129,15 @@ def settled(app: AppTest, done: str) -> AppTest:
         assert not app.exception
         assert not app.error
         assert time.monotonic() < until
-        time.sleep(0.1)
+        _await_jobs()
         app.run()
     return app
+
+
+def _await_jobs() -> None:
+    """Wait for the jobs under way: to draw a page meanwhile takes CPU time from them."""
+    running = [each for each in (*job.all_jobs(), *background_cache.analyses()) if not each.ended]
+    for each in running:
+        each.wait(_PATIENCE_S)
+    if not running:
+        time.sleep(0.1)
