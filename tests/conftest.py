@@ -27,6 +27,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let it end with all else: libraries name what is left of them then."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _valid_documents() -> Iterator[None]:
     """Check each document that a command prints in this process before it is printed."""

@@ -44,8 +44,9 @@ def rows(made: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in made["rows"] if row["change"]["tier"]]
 
 
-def test_every_way_and_size_is_an_option(capsys: Streams, trace: str) -> None:
+def test_every_way_and_size_is_an_option(capsys: Streams, tmp_path: Path) -> None:
     """A price is of the list, or of yours; what is saved has the GPU's."""
+    trace = write_short(tmp_path, 420)
     ways = "vllm@0.33", "vllm@0.33:store_threshold=2"
     sizes = ("--tier-size", "4GiB,16GiB", "--offload", f"{PLAIN},{ways[1]}")
     prices = ("--gpu-hour", "2", "--dram-price", "0.004")
