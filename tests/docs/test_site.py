@@ -54,7 +54,7 @@ def test_its_commands_run_and_their_documents_have_what_is_to_be_read(
     """In the order of the page, each on what the ones before have stored."""
     page = (ROOT / "skills" / "kvscope" / "SKILL.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    write_beginnings(tmp_path / "sample_traces", 600)
+    write_beginnings(tmp_path / "sample_traces", 450)
     document: Any = {}
     documents: dict[str, Any] = {}
     rows = list(ROW.finditer(page))

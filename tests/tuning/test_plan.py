@@ -19,6 +19,7 @@ from kvscope.tuning.plan import TuningPlan
 from kvscope.tuning.split import Split
 from kvscope.tuning.target import Target
 from kvscope.usecases.tune.recommendation import RecordedLater
+from tests.cli.replayed import write_short
 from tests.small_traces import built, prompts
 from tests.tuning.examples import in_turn
 
@@ -26,9 +27,15 @@ SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 DEPLOYMENT: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": 2.5}
 
 
-def plan_of(slo: str, **deployment: Any) -> Mapping[str, Any]:
-    """Return the plan of the sample."""
-    return kvscope.tune(SAMPLE, slo=slo, db=":memory:", **DEPLOYMENT, **deployment).to_dict()
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the first half of the sample."""
+    return write_short(tmp_path_factory.mktemp("half"), 1_000)
+
+
+def plan_of(trace: str, slo: str, **deployment: Any) -> Mapping[str, Any]:
+    """Return the plan of a trace."""
+    return kvscope.tune(trace, slo=slo, db=":memory:", **DEPLOYMENT, **deployment).to_dict()
 
 
 class Tight(NamedTuple):
@@ -103,13 +110,13 @@ def test_every_kind_of_change_is_an_option(tight: Mapping[str, Any]) -> None:
     assert (tight["add_tier"], tight["tier_doubt"]) == (None, None)  # was not asked for
 
 
-def test_the_cheapest_that_meets_the_slo_is_named() -> None:
+def test_the_cheapest_that_meets_the_slo_is_named(half: str) -> None:
     """An SLO that LRU meets needs no other option; one that nothing meets has none."""
-    loose = plan_of("5s", policy="lru")
+    loose = plan_of(half, "5s", policy="lru")
     assert loose["to_meet"] == 0
     assert loose["rows"][0]["slo"] == "meets"
     assert all(row["change"]["replicas"] == 1 for row in loose["rows"])
-    hopeless = plan_of("10ms", policy="lru")
+    hopeless = plan_of(half, "10ms", policy="lru")
     assert hopeless["to_meet"] is None
     assert hopeless["unreachable"]
     assert {row["slo"] for row in hopeless["rows"]} == {"misses"}
@@ -128,7 +135,7 @@ def test_what_is_not_certain_is_undecided(tight: Mapping[str, Any]) -> None:
 
 def test_other_machines_are_options() -> None:
     """Each with its own pool, latency and price, and as many replicas as meet the SLO with LRU."""
-    plan = plan_of("200ms", also="l40s@0.9,2xh100,h100:fp8", policy="lru")
+    plan = plan_of(SAMPLE, "200ms", also="l40s@0.9,2xh100,h100:fp8", policy="lru")
     by_machine = {
         (each["tp"], each["gpu"], each["weight_dtype"]): row
         for row in plan["rows"]
@@ -137,7 +144,7 @@ def test_other_machines_are_options() -> None:
     machines = (1, "h100", "bf16"), (1, "l40s", "bf16"), (2, "h100", "bf16"), (1, "h100", "fp8")
     assert by_machine.keys() == {*machines}
     _, slow, fast, small = (by_machine[machine] for machine in machines)
-    stated = plan_of("200ms", weight_dtype="fp8", policy="lru")["rows"][0]
+    stated = plan_of(SAMPLE, "200ms", weight_dtype="fp8", policy="lru")["rows"][0]
     figures = "capacity_blocks", "hit_rate", "ttft_ms", "within_slo", "price_per_hour"
     assert [small[name] for name in figures] == [stated[name] for name in figures]
     assert small["capacity_blocks"] > plan["rows"][0]["capacity_blocks"]
@@ -147,22 +154,22 @@ def test_other_machines_are_options() -> None:
     assert slow["ttft_ms"]["p50"] > plan["rows"][0]["ttft_ms"]["p50"] > fast["ttft_ms"]["p50"]
     assert plan["rows"][plan["to_meet"]] == small
     with pytest.raises(kvscope.UsageError, match="no GPU 'abacus'"):
-        plan_of("200ms", also="abacus")
+        plan_of(SAMPLE, "200ms", also="abacus")
 
 
-def test_replicas_that_come_and_go_or_stand_apart_are_options() -> None:
+def test_replicas_that_come_and_go_or_stand_apart_are_options(half: str) -> None:
     """With the figures of `fleet`, and the price of as many as serve on average."""
     traffic: dict[str, Any] = {"rate_scale": 10.0, "tpot_slo": "20ms", "num_gpu_blocks": 4000}
     varied: dict[str, Any] = {"autoscale": "1..8@1", "disaggregate": "20GB/s"}
     asked = {**DEPLOYMENT, **traffic, **varied, "policy": "lru", "db": ":memory:"}
-    tuned = kvscope.tune(SAMPLE, slo="2s", **asked)
+    tuned = kvscope.tune(half, slo="2s", **asked)
     plan = tuned.to_dict()
     by_kind = {
         "apart" if change["prefill"] else "scaled" if change["mean_replicas"] else "": row
         for row in plan["rows"]
         if (change := row["change"])
     }
-    fleet = kvscope.simulate_fleet(SAMPLE, slo="2s", router="session", **asked).to_dict()
+    fleet = kvscope.simulate_fleet(half, slo="2s", router="session", **asked).to_dict()
     scaled, apart = fleet["autoscaled"], fleet["disaggregated"]["fewest"]
     for kind, figures in (("scaled", scaled), ("apart", apart)):
         row = by_kind[kind]
@@ -204,13 +211,13 @@ def test_an_option_is_judged_at_both_ends() -> None:
     """An interval within the SLO is undecided where a slower prefill misses it."""
     (fast,) = (
         row
-        for row in plan_of("190ms", also="2xh100", policy="lru")["rows"]
+        for row in plan_of(SAMPLE, "190ms", also="2xh100", policy="lru")["rows"]
         if row["change"]["tp"] == 2
     )
     target = fast["ttft_ms"]["p95"]
     assert target["high"] < 190 < 1.65 * target["value"]
     assert fast["slo"] == "undecided"
-    loose = plan_of("1s", also="2xh100", policy="lru")["rows"]
+    loose = plan_of(SAMPLE, "1s", also="2xh100", policy="lru")["rows"]
     assert [row["slo"] for row in loose if row["change"]["tp"] == 2] == ["meets"]
 
 
