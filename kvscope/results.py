@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from kvscope.app.monitor import LogMonitor
 from kvscope.core.errors import UsageError
 from kvscope.usecases import USE_CASES
-from kvscope.usecases.base import use_case
+from kvscope.usecases.base import AnyUseCase, use_case
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
     from kvscope.report.report import Report
-    from kvscope.usecases.base import AnyUseCase
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -79,8 +79,7 @@ def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
 
 def names_no_machine(options: ReplicaOptions) -> bool:
     """Return whether options and file state neither a deployment, a capacity nor a latency."""
-    named = _given(options, _SIZES | {"latency"})
-    return not named and stated_deployment(options) is None
+    return not _given(options, _SIZES | {"latency"}) and stated_deployment(options) is None
 
 
 def resolved_deployment(

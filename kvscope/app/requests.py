@@ -52,11 +52,6 @@ class Capacities(Struct, frozen=True):
     sizes_bytes: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
 
-    @property
-    def named(self) -> bool:
-        """Whether there are any."""
-        return self != Capacities()
-
     def in_blocks(self, model: Model | None, block_size: int) -> list[int]:
         """Return them all in blocks of `block_size` tokens, ascending and distinct.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,7 +118,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     if not case.remembers:
         request = case.check(options)
 
-    from kvscope.app.traces import keep_stated, stated_for, store_for
+    from kvscope.app.traces import keep_stated, load_trace, stated_for, store_for
 
     with store_for(common.db, common.trace, note) as store:
         with store.reading() if case.remembers else nullcontext():  # opened once for both
@@ -134,7 +135,8 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
             gates = parse_gates(common.gate.fail_on, case.known(request))
         baseline = baseline_figures(common.gate.baseline, gates, case.name, store, case.of_run)
         load_in_background()
-        opened = Opened.of(store, common.trace, Terminal(), common.reading)
+        load = partial(load_trace, store, common.trace, Terminal(), common.reading)
+        opened = Opened(store, common.trace, load, common.reading)
         if case.stops and case.takes_trace:  # what is loaded before ends at once
             trace = opened.trace
             opened = Opened(store, common.trace, lambda _: trace, common.reading)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
-from kvscope.core.hits import standard
-from kvscope.core.runs import RunSetting
+from kvscope.core.hits import HitDefinition, standard
+from kvscope.core.runs import CapacityModel, RunSetting, TierMode
 from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.replay.policy_options import (
     ALL,
@@ -20,8 +20,6 @@ from kvscope.replay.policy_options import (
 )
 
 if TYPE_CHECKING:
-    from kvscope.core.hits import HitDefinition
-    from kvscope.core.runs import CapacityModel, TierMode
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.models import Model
     from kvscope.policies.base import Policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from kvscope.core import units
@@ -42,6 +42,11 @@ _EACH_TURN = 20
 _CHARTS = 6  # categories with curves of their own in the report
 _P = "reuse_probability"
 _AXES = "time since the touch (s)", "share of the touched blocks"
+_OVER_TIME: Mapping[str, tuple[str, str, Callable[[WindowFit], float]]] = {
+    "Reuse probability over time": ("probability", "y", lambda row: row.reuse_probability),
+    "Mean reuse gap over time": ("mean reuse gap (s)", "", lambda row: 1 / row.rate_per_s),
+}
+"""Charts of windows by title: the axis, the axes of shares, and what is drawn of a window."""
 _UNSEEN = (
     "The probability of another turn includes turns after the trace's end: maximum likelihood, with"
     " the ends of conversations unobserved."
@@ -108,10 +113,9 @@ def _stable(fit: Fit) -> list[str]:
     if fit.windows is None or not fit.stability:
         return ["The trace is too short to tell how stable that is."]
     length = units.duration_in_words(fit.windows.length_s)
-    between = {"window": f"windows of {length}", "day": "days"}
     return [
         f"Between {name}, {counted(len(rows), 'category', 'categories')}: {_verdict_counts(rows)}."
-        for unit, name in between.items()
+        for unit, name in {"window": f"windows of {length}", "day": "days"}.items()
         if (rows := [row for row in fit.stability if row.between == unit])
     ]
 
@@ -244,8 +248,7 @@ def _stability(fit: Fit, windows: WindowFits) -> Section:
         if (rows := [row for row in fit.stability if row.between == unit])
     )
     charts = [
-        partial(probability_over_time_chart, windows, largest),
-        partial(gap_over_time_chart, windows, largest),
+        *(partial(over_time_chart, windows, largest, title) for title in _OVER_TIME),
         *(partial(by_window_chart, windows, name) for name in largest[:2]),
     ]
     few = None if tables else "No category has enough gaps in two windows to compare."
@@ -372,28 +375,15 @@ def by_window_chart(windows: WindowFits, category: str) -> style.Figure:
     return style.lines(title, *_AXES, style.curves(windows.at_s, observed))
 
 
-def probability_over_time_chart(windows: WindowFits, categories: Sequence[str]) -> style.Figure:
-    """Build the probability that a touched block is reused, window by window."""
-    series = _over_time(windows, categories, lambda row: row.reuse_probability)
-    title = "Reuse probability over time"
-    return style.lines(title, "start of the window (h)", "probability", series, log="")
-
-
-def gap_over_time_chart(windows: WindowFits, categories: Sequence[str]) -> style.Figure:
-    """Build the mean wait of the exponential, window by window."""
-    x, y = "start of the window (h)", "mean reuse gap (s)"
-    series = _over_time(windows, categories, lambda row: 1 / row.rate_per_s)
-    return style.lines("Mean reuse gap over time", x, y, series, log="", shares="")
-
-
-def _over_time(
-    windows: WindowFits, categories: Sequence[str], value: Callable[[WindowFit], float]
-) -> Iterator[style.Series]:
-    """Yield a line a category: the value of each of its windows."""
+def over_time_chart(windows: WindowFits, categories: Sequence[str], title: str) -> style.Figure:
+    """Build one of _OVER_TIME, window by window: a line a category."""
+    y, shares, value = _OVER_TIME[title]
+    series = []
     for name in categories:
         if rows := [row for row in windows.fits if row.category == name]:
             hours = [row.start_s / 3600 for row in rows]
-            yield style.Series(name, hours, list(map(value, rows)), options=style.MARKED)
+            series.append(style.Series(name, hours, list(map(value, rows)), options=style.MARKED))
+    return style.lines(title, "start of the window (h)", y, series, log="", shares=shares)
 
 
 def next_turns_chart(fit: Fit) -> style.Figure:

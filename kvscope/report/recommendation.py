@@ -628,8 +628,7 @@ def _to_set(tuned: Recommendation) -> Section:
     if why := tuned.why_no_flags:
         return Section.of("To set", why)
     if flags.sglang:
-        note = None if more else ON_SGLANG
-        return Section.of("To set", f"SGLang: {flags.sglang}", note, *more)
+        return Section.of("To set", f"SGLang: {flags.sglang}", None if more else ON_SGLANG, *more)
     if flags.vllm_needs_plugin:
         plugin = f"vLLM, with kvscope's plugin: {plugin_command(tuned.path)} {flags.vllm}"
         return Section.of("To set", plugin, *more)

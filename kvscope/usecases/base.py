@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -37,19 +37,6 @@ class Opened(Struct, frozen=True):
     load: Callable[[Foresee | None], Trace] | None = None
     reading: Reading = AS_STORED
 
-    @classmethod
-    def of(
-        cls, stores: Stores, source: str | None, monitor: Monitor, reading: Reading = AS_STORED
-    ) -> Self:
-        """Return the trace that `source` names, not loaded yet."""
-
-        def load(foresee: Foresee | None) -> Trace:
-            from kvscope.app.traces import load_trace
-
-            return load_trace(stores, source, monitor, reading, foresee)
-
-        return cls(stores, source, load, reading)
-
     @property
     def trace(self) -> Trace:
         """The trace of a use case that takes one."""
@@ -60,9 +47,9 @@ class Opened(Struct, frozen=True):
 class ResultFile(Struct, Generic[Result], frozen=True):
     """A file `of` something that a command writes, by default to `path`; - writes none.
 
-    `write` returns what was done; a `guarded` one replaces what is worth keeping only by `force`.
-    The store keeps `text` and `summary` with the report. `missing` says why there is none where the
-    use case answers something else `instead`.
+    `write` returns what was done; what is worth keeping it replaces only by `force`. The store
+    keeps `text` and `summary` with the report. `missing` says why there is none where the use case
+    answers something else `instead`.
     """
 
     path: str
@@ -71,25 +58,23 @@ class ResultFile(Struct, Generic[Result], frozen=True):
     text: Callable[[Result], str | None] | None = None
     summary: Callable[[Result], str] | None = None
     of: str = "recommendation"
-    guarded: bool = True
 
 
 class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True):
     """A use case: what it is asked, what it answers, and how that is shown.
 
-    `check` refuses wrong options before anything heavy loads; `run`
-    computes. The fields of its result are the JSON document, version `schema`, all but those marked
-    `Beside`; `table` is the list that `to_polars` returns. `reporting` names the module of
-    `kvscope.report` that shows the result by its functions `screen` (by default all sections) and
-    `sections`; one that is not of one trace has a `heading`. `sections` are the names that
-    `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
-    conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
-    stated are filled in; without `takes_trace`, it works on the store
-    alone, or without `takes_store` on neither. `stops`: Ctrl-C ends
-    `run` early, which then raises Stopped or says what is `unfinished`. `fails`: exit code 4 for
-    this result. `keeps`: the store keeps
-    the report. `instead` returns another answer where the request leaves open what to compute.
-    `file` is what it writes. `of_run` has the figures of a stored run as a baseline.
+    `check` refuses wrong options before anything heavy loads; `run` computes. The fields of its
+    result are the JSON document, version `schema`, all but those marked `Beside`; `table` is the
+    list that `to_polars` returns. `reporting` names the module of `kvscope.report` that shows the
+    result by its functions `screen` (by default all sections) and `sections`; one that is not of
+    one trace has a `heading`. `sections` are the names that `--section` takes. `known` has the
+    names of figures that `--fail-on` takes, None for no conditions. With `remembers`, the
+    deployment and the SLO that earlier commands on the trace stated are filled in; without
+    `takes_trace`, it works on the store alone, or without `takes_store` on neither. `stops`: Ctrl-C
+    ends `run` early, which then raises Stopped or says what is `unfinished`. `fails`: exit code 4
+    for this result. `keeps`: the store keeps the report. `instead` returns another answer where the
+    request leaves open what to compute. `file` is what it writes. `of_run` has the figures of a
+    stored run as a baseline.
     """
 
     name: str

@@ -224,5 +224,5 @@ USE_CASE: UseCase[CalibrateOptions, CalibrateOptions, Calibration] = UseCase(
     takes_store=False,
     stops=True,
     unfinished=_unfinished,
-    file=ResultFile("latency.toml", "", _written, of="profile", guarded=False),
+    file=ResultFile("latency.toml", "", _written, of="profile"),
 )

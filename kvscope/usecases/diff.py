@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -19,7 +19,6 @@ from kvscope.app import values
 from kvscope.app.gates import RUN, stored_run
 from kvscope.app.options import Hbm, KvDtype, Model, Option, Options
 from kvscope.core.errors import UsageError
-from kvscope.core.records import Beside
 from kvscope.core.runs import Run, hit_rate
 from kvscope.replay.policy_options import format_value
 from kvscope.store.folder import is_dataset
@@ -134,16 +133,32 @@ class Comparison(Struct, frozen=True, kw_only=True):
     empty for recommendations.
     """
 
+    DOCUMENT: ClassVar[str] = "kind left right traces differences same by_category"
     kind: Kind
     left: str
     right: str
     traces: tuple[Trace, ...] = ()
-    differences: tuple[Difference, ...]
-    same: tuple[Difference, ...]
-    by_category: tuple[CategoryDifferences, ...]
-    facts: Beside[tuple[Difference, ...]]  # all figures, in an order to be read
-    analyses: Beside[tuple[Analysis, Analysis] | None] = None
-    runs: Beside[tuple[Run, Run] | None] = None
+    facts: tuple[Difference, ...]  # all figures, in an order to be read
+    by_category: tuple[CategoryDifferences, ...] = ()
+    analyses: tuple[Analysis, Analysis] | None = None
+    runs: tuple[Run, Run] | None = None
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What differs by topic, what matters most first, and by its size."""
+
+        def rank(fact: Difference) -> tuple[int, float]:
+            left, right, size = fact.left, fact.right, 0.0
+            if isinstance(left, int | float) and isinstance(right, int | float):
+                size = abs(right - left) / max(abs(left), abs(right))
+            return TOPICS.index(fact.topic), -size
+
+        return tuple(sorted((fact for fact in self.facts if not fact.is_none), key=rank))
+
+    @property
+    def same(self) -> tuple[Difference, ...]:
+        """What does not differ."""
+        return tuple(fact for fact in self.facts if fact.is_none)
 
     @property
     def heading(self) -> tuple[str, str]:
@@ -249,11 +264,12 @@ def compare_traces(
         for name in {**left, **right}
     )
     known = _side_by_side(_trace_figures(*both), _trace_figures(*reversed(both)))
-    return _comparison(
-        "traces",
-        names,
-        tuple(replace(fact, noise=_noise(fact, groups)) for fact in known),
-        {"Share of requests": shares},
+    return Comparison(
+        kind="traces",
+        left=names[0],
+        right=names[1],
+        facts=tuple(replace(fact, noise=_noise(fact, groups)) for fact in known),
+        by_category=(CategoryDifferences("Share of requests", shares),),
         traces=(both[0].trace, both[1].trace),
         analyses=both,
     )
@@ -284,20 +300,21 @@ def compare_runs(
         for name, outcome in categories[0].items()
         if name in categories[1]
     }
-    settings = [run.setting for run in both]
     rates = tuple(
-        _difference("hits", name, "share", *map(hit_rate, settings, pair))
+        _difference("hits", name, "share", *map(hit_rate, [run.setting for run in both], pair))
         for name, pair in shared.items()
     )
     times = tuple(
         _difference("latency", name, "seconds", *(each.ttft_ms.p95 / 1e3 for each in pair))
         for name, pair in shared.items()
     )
-    return _comparison(
-        "runs",
-        names,
-        _side_by_side(*map(_run_figures, both, traces or (None, None))),
-        {"Hit rate": rates, "p95 TTFT": times} if shared else {},
+    by_name = {"Hit rate": rates, "p95 TTFT": times} if shared else {}
+    return Comparison(
+        kind="runs",
+        left=names[0],
+        right=names[1],
+        facts=_side_by_side(*map(_run_figures, both, traces or (None, None))),
+        by_category=tuple(starmap(CategoryDifferences, by_name.items())),
         traces=traces or (),
         runs=both,
     )
@@ -307,44 +324,8 @@ def compare_recommendations(
     names: tuple[str, str], both: tuple[RecommendationTable, RecommendationTable]
 ) -> Comparison:
     """Compare what two files of `kvscope tune` recommend, and expect on held-out requests."""
-    return _comparison(
-        "recommendations",
-        names,
-        _side_by_side(_advice_figures(*both), _advice_figures(*reversed(both))),
-        {},
-    )
-
-
-def _comparison(
-    kind: Kind,
-    names: tuple[str, str],
-    facts: Facts,
-    by_category: Mapping[str, Facts],
-    *,
-    traces: tuple[Trace, ...] = (),
-    analyses: tuple[Analysis, Analysis] | None = None,
-    runs: tuple[Run, Run] | None = None,
-) -> Comparison:
-    """Return a comparison: what differs by topic, what matters most first, and by its size."""
-
-    def rank(fact: Difference) -> tuple[int, float]:
-        left, right, size = fact.left, fact.right, 0.0
-        if isinstance(left, int | float) and isinstance(right, int | float):
-            size = abs(right - left) / max(abs(left), abs(right))
-        return TOPICS.index(fact.topic), -size
-
-    return Comparison(
-        kind=kind,
-        left=names[0],
-        right=names[1],
-        traces=traces,
-        differences=tuple(sorted((fact for fact in facts if not fact.is_none), key=rank)),
-        same=tuple(fact for fact in facts if fact.is_none),
-        by_category=tuple(starmap(CategoryDifferences, by_category.items())),
-        facts=facts,
-        analyses=analyses,
-        runs=runs,
-    )
+    facts = _side_by_side(_advice_figures(*both), _advice_figures(*reversed(both)))
+    return Comparison(kind="recommendations", left=names[0], right=names[1], facts=facts)
 
 
 def _difference(

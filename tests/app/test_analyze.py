@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvscope.app.monitor import Monitor
+from kvscope.app.options import AS_STORED
+from kvscope.app.traces import load_trace
 from kvscope.core.hits import Outputs, standard
 from kvscope.ingest.formats.base import Request
 from kvscope.report.overview import headline
@@ -48,9 +51,9 @@ def test_a_new_trace_is_analyzed_as_a_stored_one(tmp_path: Path, outputs: Output
     path = conversations(tmp_path / "a.jsonl")
     request = AnalyzeRequest(definition=standard(outputs=outputs))
     with open_store(MEMORY) as store:
-        new, stored = (
-            run(Opened.of(store, path, Monitor()), request, Monitor()).caching for _ in range(2)
-        )
+        load = partial(load_trace, store, path, Monitor(), AS_STORED)
+        opened = Opened(store, path, load)
+        new, stored = (run(opened, request, Monitor()).caching for _ in range(2))
     assert new is not None
     assert stored is not None
     assert new.hit_rates == stored.hit_rates

@@ -39,9 +39,8 @@ def test_charts_show_what_was_fitted() -> None:
     windows = fitted().windows
     assert windows is not None
     assert len(charts.by_window_chart(windows, "text 1").data) >= 5
-    assert [t.name for t in charts.gap_over_time_chart(windows, ["text 1", "nobody"]).data] == [
-        "text 1"
-    ]
+    gaps = charts.over_time_chart(windows, ["text 1", "nobody"], "Mean reuse gap over time")
+    assert [line.name for line in gaps.data] == ["text 1"]
     (turns,) = charts.next_turns_chart(fitted()).data
     assert list(turns.x) == [1, 2, 3, 4, 5]
     assert all(up >= 0 for up in turns.error_y.array)
