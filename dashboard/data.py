@@ -44,9 +44,7 @@ def served_over_time(
         return []
     lru = background_cache.lru(trace)
     served = lru.served(analyzed.present_blocks, profile)
-    if (
-        analyzed.pool is not None and analyzed.pool.hit_tokens is not None
-    ):  # as replayed in the pools
+    if analyzed.pool is not None:  # as replayed in the pools
         blocks = (analyzed.pool.hit_tokens // trace.block_size).astype(served.hit_blocks.dtype)
         served = serve(lru.prompts, lru.definition, blocks, profile)
     return list(over_time(served, round_windows(trace)))

@@ -141,16 +141,13 @@ class _Registry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: list[Job] = []
+        self.jobs: list[Job] = []
 
     def add(self, job: Job) -> None:
         with self._lock:
-            jobs = [job, *self._jobs]
+            jobs = [job, *self.jobs]
             ended = [each for each in jobs if each.ended][:_MOST_ENDED]
-            self._jobs = [each for each in jobs if not each.ended or each in ended]
-
-    def jobs(self) -> list[Job]:
-        return list(self._jobs)
+            self.jobs = [each for each in jobs if not each.ended or each in ended]
 
 
 @st.cache_resource(show_spinner=False)
@@ -160,7 +157,7 @@ def _registry() -> _Registry:
 
 def all_jobs() -> list[Job]:
     """Return the jobs of this process, the latest first, without failed uploads."""
-    return [each for each in _registry().jobs() if not (each.key == "add" and each.error)]
+    return [each for each in _registry().jobs if not (each.key == "add" and each.error)]
 
 
 def current(key: str, request: Any = None) -> Job | None:

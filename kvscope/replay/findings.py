@@ -47,7 +47,7 @@ class PoolHits(Struct, frozen=True):
     causes: tuple[CauseTotal, ...]
     workers: int
     router: str | None
-    hit_tokens: Beside[Int64s | None] = None  # of each request
+    hit_tokens: Beside[Int64s]  # of each request
 
     @property
     def rejected_requests(self) -> int:

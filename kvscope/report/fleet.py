@@ -45,7 +45,6 @@ from kvscope.usecases.fleet import FleetLine, FleetStudy
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
-    from kvscope.report.style import Figure
 
 Lines = Mapping[str, Sequence[FleetRun]]
 """Runs by their number of replicas, for each router and policy by what it is called."""
@@ -397,7 +396,7 @@ def _named(study: FleetStudy) -> Lines:
     return {_called(study)(line): line.runs for line in study.ranked}
 
 
-def attainment_chart(slo: Slo, lines: Lines) -> Figure:
+def attainment_chart(slo: Slo, lines: Lines) -> style.Figure:
     """Draw the share of requests within the SLO over the number of replicas."""
     title = f"Requests within {units.duration_in_words(slo.ttft_s)}"
     curves = _curves(lines, lambda outcome: outcome.latencies.attainment)
@@ -409,7 +408,7 @@ def attainment_chart(slo: Slo, lines: Lines) -> Figure:
     return style.level(chart, slo.percentile, "SLO")
 
 
-def ttft_chart(slo: Slo, lines: Lines) -> Figure:
+def ttft_chart(slo: Slo, lines: Lines) -> style.Figure:
     """Draw the SLO's percentile of TTFT over the number of replicas; none where queues grow."""
 
     def value(outcome: FleetOutcome) -> float | None:
@@ -447,13 +446,13 @@ def _curves(lines: Lines, value: Callable[[FleetOutcome], float | None]) -> list
     ]
 
 
-def _whole_replicas(chart: Figure, curves: Sequence[style.Series]) -> None:
+def _whole_replicas(chart: style.Figure, curves: Sequence[style.Series]) -> None:
     """Mark no fractions of a replica, where there are so few that Plotly would."""
     if all(max(curve.x) - min(curve.x) < _EACH_COUNT for curve in curves):
         chart.update_xaxes(dtick=1)
 
 
-def losses_chart(study: FleetStudy) -> Figure:
+def losses_chart(study: FleetStudy) -> style.Figure:
     """Draw what was taken of an infinite cache's hits, and both losses, a bar a router."""
     name = _called(study)
     known = _outcomes(study, study.ranked)
@@ -468,7 +467,7 @@ def losses_chart(study: FleetStudy) -> Figure:
     return chart.update_xaxes(tickformat=".0%").update_layout(barmode="stack")
 
 
-def sent_chart(study: FleetStudy, line: FleetLine) -> Figure:
+def sent_chart(study: FleetStudy, line: FleetLine) -> style.Figure:
     """Draw the uncached tokens sent to each replica over time, behind one router."""
     run = line.at(study.chosen)
     assert run is not None  # noqa: S101  (every line has all numbers of replicas)
@@ -520,7 +519,7 @@ def _capacity(study: FleetStudy) -> list[Section]:
     return [Section.of("Capacity", table, partial(capacity_chart, study))]
 
 
-def capacity_chart(study: FleetStudy) -> Figure:
+def capacity_chart(study: FleetStudy) -> style.Figure:
     """Draw LRU's hit rate over the capacity of a replica."""
     axis = Sizes(study.trace.block_size, study.request.model).axis
     low, high = max(study.capacity_blocks / 16, 1.0), study.capacity_blocks * 16.0

@@ -482,8 +482,7 @@ def _running_server(
 
 def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:
     """Return the blocks of the replica's pool."""
-    if replica.tokens is None:
-        raise ValueError("the size of the cache is unknown")
+    assert replica.tokens is not None  # noqa: S101  (checked with the options)
     blocks = max(1, round(replica.tokens * replica.scale / size))
     if replica.scale < 1:
         monitor.note(
