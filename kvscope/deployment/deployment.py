@@ -191,7 +191,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def shortens_requests(self) -> bool:
-        """Whether vLLM starts with AUTO_LENGTH alone."""
+        """Whether vLLM may refuse to start with the model's longest request."""
         return any(_too_long(self.engine, self.model, self.pool))
 
     @property
@@ -371,7 +371,7 @@ def resolve(
 
 
 def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str]:
-    """Yield that vLLM does not start with a model's longest request, where the pool is smaller.
+    """Yield that the pool is smaller than the model's longest request, where vLLM does not start.
 
     Not where a log says that it did. Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py
     (check_enough_kv_cache_memory).
@@ -381,8 +381,8 @@ def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str
     if longest and pool.low_tokens < longest:
         holds = "may not hold" if longest <= pool.tokens else "does not hold"
         yield (
-            f"vLLM starts with {AUTO_LENGTH} alone: the pool {holds} a request of"
-            f" {longest:,} tokens, the model's longest"
+            f"the pool {holds} a request of {longest:,} tokens, the model's longest: vLLM starts"
+            f" with {AUTO_LENGTH}, or a length that fits"
         )
 
 

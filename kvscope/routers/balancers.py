@@ -164,6 +164,13 @@ class VllmDp(Router):
         return ("--data-parallel-size N",)
 
 
+def _requests_of(view: View, rank: int) -> int:
+    """Return the requests that a rank told of, and those that it was sent since."""
+    own, scraped = view.own, view.scraped
+    known = scraped.waiting[rank] + scraped.running[rank]
+    return int(known + own.processed[rank] - scraped.processed[rank])
+
+
 class SglangDp(Router):
     """Send each request to the rank with the fewest requests; of equals to the first.
 
@@ -185,11 +192,9 @@ class SglangDp(Router):
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the rank with the fewest requests."""
-        own, scraped = view.own, view.scraped
         best, fewest = 0, 0
         for rank in range(view.replicas):
-            requests = scraped.waiting[rank] + scraped.running[rank]
-            requests += own.processed[rank] - scraped.processed[rank]
+            requests = _requests_of(view, rank)
             if rank == 0 or requests < fewest:
                 best, fewest = rank, requests
         return best
@@ -224,8 +229,7 @@ class SglangDpTokens(Router):
         for rank in range(view.replicas):
             tokens = scraped.used_blocks[rank] * view.block_size + scraped.waiting_tokens[rank]
             tokens += own.sent_tokens[rank] - scraped.sent_tokens[rank]
-            requests = scraped.waiting[rank] + scraped.running[rank]
-            requests += own.processed[rank] - scraped.processed[rank]
+            requests = _requests_of(view, rank)
             fewer = tokens == fewest_tokens and requests < fewest
             if rank == 0 or tokens < fewest_tokens or fewer:
                 best, fewest, fewest_tokens = rank, requests, tokens
