@@ -96,15 +96,15 @@ from numba.core.typing import signature as signature_of  # noqa: E402
 
 # The count of trailing zeros, one instruction, has no documented name.
 from numba.cpython.unsafe.numbers import trailing_zeros  # noqa: E402
-from numba.extending import models, overload, register_model, typeof_impl  # noqa: E402
+from numba.extending import overload, typeof_impl  # noqa: E402
 
-from kvscope.core import kernel_types  # noqa: E402
+from kvscope.core import kernel_types, pipeline  # noqa: E402
 
 # Kernels allocate nothing. Without `_nrt`, an option that only numba's tests use, they count no
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
-_FORMAT = 5  # of a file, and of how functions are called
+_FORMAT = 6  # of a file, and of how functions are called
 # Of functions that are never called from Python.
 _CALLED_OPTIONS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
 # What kernels of a wheel are compiled for, and what a CPU needs to run them: x86-64-v3. Replays are
@@ -253,7 +253,7 @@ def _set_environment(codegen: Any, name: str, environment: Any) -> None:
 def dispatcher(function: FunctionType) -> Any:
     """Return numba's dispatcher of a kernel, with the cache on disk."""
     _name_after_closure(function)
-    made: Any = numba.njit(**_KERNEL_OPTIONS)(function)
+    made: Any = numba.njit(pipeline_class=pipeline.Compiler, **_KERNEL_OPTIONS)(function)
     made._cache = KernelCache(function)
     compiling = made.compile
 
@@ -268,7 +268,7 @@ def dispatcher(function: FunctionType) -> Any:
         try:
             if _files.has(*names):
                 return compiling(signature)
-            with global_compiler_lock, _files.compiling(names[0]):
+            with global_compiler_lock, _files.compiling(names[0]), pipeline.fewer_collections():
                 jit.compilation.names.append(names[0])
                 try:
                     return compiling(signature)
@@ -312,28 +312,6 @@ def _entry(function: FunctionType) -> FunctionType:
     return entry
 
 
-class _Callable(types.Dispatcher):  # type: ignore[misc]
-    """The type of a function that kernels call: it is compiled for whole numbers of 64 bits alone.
-
-    Numba converts those of 32 bits. Registered as numba's `overload`, a function was compiled again
-    for each size, and for each set of options of what calls it.
-    """
-
-    def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
-        """Return the types of a call."""
-        named = {name: _widened(given) for name, given in keywords.items()}
-        return super().get_call_type(context, tuple(map(_widened, arguments)), named)
-
-
-register_model(_Callable)(models.OpaqueModel)  # as numba's own
-
-
-def _widened(given: Any) -> Any:
-    given = types.unliteral(given)
-    narrow = isinstance(given, types.Integer) and given.signed and given.bitwidth < 64
-    return types.int64 if narrow else given
-
-
 @typeof_impl.register(FunctionType)  # type: ignore[untyped-decorator]  # numba has no types
 def _type_of_callable(function: FunctionType, context: Any) -> Any:
     """Return the type of a plain function that kernels may call, None of others."""
@@ -342,8 +320,10 @@ def _type_of_callable(function: FunctionType, context: Any) -> Any:
     if function not in _called:
         _name_after_closure(function)
         inline = jit.APART not in function.__dict__
-        made = numba.njit(forceinline=inline, **_CALLED_OPTIONS)(function)
-        _called[function] = made, _Callable(made)
+        made = numba.njit(forceinline=inline, pipeline_class=pipeline.Compiler, **_CALLED_OPTIONS)(
+            function
+        )
+        _called[function] = made, pipeline.CalledFunction(made)
     return _called[function][1]
 
 
