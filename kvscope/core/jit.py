@@ -180,7 +180,8 @@ class Opaque(Referenced):
 def called_by_kernels(function: F) -> F:
     """Let kernels call `function`, and compile it once instead of inlining it at each call.
 
-    For large functions; their NamedTuples of arrays are references.
+    For large functions, and small ones that large ones call often in their text; their NamedTuples
+    of arrays are references.
     """
     function.__dict__[APART] = True  # part of the kernel's digest
     return callable_in_kernels(function)

@@ -33,11 +33,17 @@ from kvscope.core.kernel_files import KernelFiles, SourceDigest, Tree, hexdigest
 
 
 class _Hidden:
-    """A finder of modules that makes packages impossible to import in the thread that made it."""
+    """A finder of modules: while entered, its thread can import none of some packages."""
 
-    def __init__(self, packages: set[str]) -> None:
+    def __init__(self, *packages: str) -> None:
         self._packages = packages
         self._thread = get_ident()
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Raise ModuleNotFoundError for a hidden package; leave all others to other finders."""
@@ -52,10 +58,8 @@ def _import_numba() -> None:
     a file of settings, colorama for messages that end as one line here. A later import of any of
     them works as usual.
     """
-    unread = set() if Path(".numba_config.yaml").exists() else {"yaml"}
-    hidden: Any = _Hidden({"scipy", "colorama"} | unread)
-    sys.meta_path.insert(0, hidden)
-    try:
+    unread = () if Path(".numba_config.yaml").exists() else ("yaml",)
+    with _Hidden("scipy", "colorama", *unread):
         for name in (
             "numba",
             "numba.core.caching",
@@ -69,8 +73,6 @@ def _import_numba() -> None:
             "numba.extending",
         ):
             import_module(name)
-    finally:
-        sys.meta_path.remove(hidden)
 
 
 # In a thread of its own because its speed depends on the depth of the stack: where CPython 3.11
@@ -268,10 +270,12 @@ def dispatcher(function: FunctionType) -> Any:
         try:
             if _files.has(*names):
                 return compiling(signature)
-            with global_compiler_lock, _files.compiling(names[0]), pipeline.fewer_collections():
+            with global_compiler_lock, _files.compiling(names[0]):
                 jit.compilation.names.append(names[0])
                 try:
-                    return compiling(signature)
+                    # Scipy's linear algebra numba would load for kernels that multiply matrices.
+                    with pipeline.fewer_collections(), _Hidden("scipy"):
+                        return compiling(signature)
                 finally:
                     jit.compilation.names.remove(names[0])
         finally:
@@ -387,8 +391,8 @@ class KernelCache(NullCache):  # type: ignore[misc]
     def load_overload(self, signature: Sequence[Any], target_context: Any) -> Any:
         """Return the machine code for these argument types, or None if there is none.
 
-        Numba's own method first loads all that it can compile, scipy's linear algebra included: a
-        quarter of a second. The compiler loads it all the same when it is needed.
+        Numba's own method first loads all that it can compile, a tenth of a second. The compiler
+        loads it all the same when it is needed.
         """
         names = self.names(signature, target_context)
         content = _files.read(*names)

@@ -314,7 +314,7 @@ def prefill_end(machine: Machine, request: int) -> int:
     return max(record.prompt, record.prompt + record.generated - 1)  # type: ignore[no-any-return]
 
 
-@callable_in_kernels
+@called_by_kernels
 def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
     """Return whether the step begin..end can write the last state before `known` tokens, too."""
     state = machine.state[0]
@@ -754,7 +754,7 @@ def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> 
         off.since[row, at] = off.state[0].plan if at >= first else NONE
 
 
-@callable_in_kernels
+@called_by_kernels
 def extend(machine: Machine, request: int, tokens: int) -> bool:
     """Allocate and hash for so many more tokens of a running request; False: too few are free.
 

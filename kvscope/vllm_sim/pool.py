@@ -70,7 +70,7 @@ def park(machine: Machine, block: int) -> None:
     machine.blocks[block].queue = PARKED
 
 
-@callable_in_kernels
+@called_by_kernels
 def unpark(machine: Machine, block: int) -> None:
     """Return a parked block to its place in its lane by age, which is near the front."""
     blocks, count = machine.blocks, machine.state[0].blocks
@@ -84,7 +84,7 @@ def unpark(machine: Machine, block: int) -> None:
     machine.state[0].taken_lane = NONE
 
 
-@callable_in_kernels
+@called_by_kernels
 def give_content(machine: Machine, block: int, content: int) -> None:
     """Hash a block: look-ups for its content now find it, or an older block of the same content."""
     blocks, nodes, new = machine.blocks, machine.nodes, machine.blocks[block]
@@ -109,7 +109,7 @@ def give_content(machine: Machine, block: int, content: int) -> None:
         unpark(machine, oldest)
 
 
-@callable_in_kernels
+@called_by_kernels
 def lose_content(machine: Machine, block: int) -> None:
     """Remove a block's hash."""
     blocks, nodes, old = machine.blocks, machine.nodes, machine.blocks[block]
@@ -214,7 +214,7 @@ def worth_of(machine: Machine, lane: int, head: int) -> float:
     return machine.functions.score(lane, idle_s, machine.p, machine.tables.in_force)  # type: ignore[no-any-return]
 
 
-@callable_in_kernels
+@called_by_kernels
 def choose_victim(machine: Machine) -> int:
     """Return the block to evict: the candidate that scores lowest, of equals the one freed first.
 
