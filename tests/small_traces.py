@@ -122,6 +122,15 @@ def path(made: Built, block: int) -> list[int]:
     return ids[::-1]
 
 
+def blocks_to(prompts: Prompts, leaf: int) -> list[int]:
+    """Return the blocks from the head to `leaf`."""
+    blocks = []
+    while leaf:
+        blocks.append(int(leaf))
+        leaf = int(prompts.block_parent[leaf])
+    return blocks[::-1]
+
+
 def stored(store: Store, trace: Sequence[Request], size: int) -> Trace:
     """Store the trace under a name of its own."""
     name = f"trace-{len(traces.all_traces(store))}"

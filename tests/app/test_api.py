@@ -23,7 +23,6 @@ from kvscope.app.options import (
     Reading,
     parsed,
 )
-from kvscope.cli.app import run
 from kvscope.core.errors import UsageError
 from kvscope.core.records import defaults
 from kvscope.tuning.file import read_recommendation
@@ -182,6 +181,10 @@ def test_arguments_are_the_options(function: Any, options: Any) -> None:
             lambda: kvscope.tune("x", slo=1, percentile="p9", max_violations=0.1),
             "percentile, max_violations: both state the target",
         ),
+        (
+            lambda: kvscope.simulate("x", gpu="h100", model="llama3-8b", replicas=2),
+            "replicas 2: one engine is replayed",
+        ),
     ],
 )
 def test_mistakes_name_arguments(call: Any, said: str) -> None:
@@ -196,20 +199,6 @@ def test_an_unknown_argument_is_refused(function: Any) -> None:
     options = {"slo": 1} if function is kvscope.tune else {}
     with pytest.raises(TypeError, match="unexpected keyword argument 'gpus'"):
         function("x", gpus="h100", **options)
-
-
-def test_a_deployment_is_that_of_the_command_line(
-    trace: kvscope.OpenTrace, sample: str, capsys: Streams
-) -> None:
-    """The same options by either way: the same pool, latency and figures."""
-    options = ("--gpu", "h100", "--model", "llama3-8b", "--replicas", "2", "--gpu-hour", "2.5")
-    result = kvscope.analyze(trace, **_arguments(options))  # type: ignore[arg-type]
-    assert run(["analyze", sample, *options, "--db", ":memory:", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert list(differences(_without(result.to_dict()), _without(printed), 1e-12)) == []
-    assert result.analysis.deployment is not None
-    with pytest.raises(kvscope.UsageError, match="replicas 2: one engine is replayed"):
-        kvscope.simulate(trace, gpu="h100", model="llama3-8b", replicas=2)
 
 
 def test_a_store_keeps_traces_and_notes_are_logged(

@@ -75,25 +75,6 @@ def test_what_documents_begin_with() -> None:
     assert listed["schema"] == 1
     assert listed["command"] == "traces"
     assert listed["trace"] is None
-    assert to_dict(TRACE) == {
-        "name": "conv",
-        "format": "mooncake",
-        "block_size": 512,
-        "requests": 2,
-        "accesses": 5,
-        "distinct_blocks": 4,
-        "span_s": 1.5,
-        "input_tokens": 2048,
-        "output_tokens": 7,
-        "lineage": "inferred",
-        "bad_lines": 0,
-        "models": 0,
-        "adapters": 0,
-        "salts": 0,
-        "tenants": 0,
-        "workers": 0,
-        "measured_requests": 0,
-    }
 
 
 def test_values_are_plain_json() -> None:

@@ -24,27 +24,6 @@ def analyzed(capsys: Streams, *arguments: str) -> dict[str, Any]:
     return document(capsys, "analyze", *arguments, "--db", ":memory:")
 
 
-def test_the_hit_rate_is_the_hand_computed_one(trace: Path, capsys: Streams) -> None:
-    """Two of seven blocks are hit, at three blocks of capacity and not at one."""
-    found = analyzed(capsys, str(trace), "--capacity-blocks", "1,2,3")
-    assert found["ideal_hit_rate"] == pytest.approx(2 / 7)
-    rates = [point["token_hit_rate"] for point in found["asked"]]
-    assert rates == pytest.approx([0, 1 / 7, 2 / 7])
-
-
-def test_a_model_turns_blocks_into_bytes(trace: Path, capsys: Streams) -> None:
-    """Vicuna-7B keeps 524,288 bytes a token: a block of 512 is 256 MiB."""
-    found = analyzed(
-        capsys,
-        str(trace),
-        *("--model", "vicuna-7b", "--hbm", "1GiB", "--capacity", "512MiB"),
-    )
-    (asked,) = found["asked"]
-    assert asked["capacity_blocks"] == 2
-    assert asked["capacity_bytes"] == 2**29
-    assert asked["hbm_multiple"] == 0.5
-
-
 def test_other_tools_definitions_are_reproduced(trace: Path, capsys: Streams) -> None:
     """libCacheSim counts blocks; kvcache-simulator the last half of the requests' tokens."""
     flat = analyzed(capsys, str(trace), "--compat", "libcachesim")
@@ -83,7 +62,7 @@ def test_a_pool_without_a_latency_is_enough_for_hits(
 
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-AGENT, TO_C = str(SAMPLES / "agent.jsonl.gz"), str(SAMPLES / "to-c.jsonl.gz")
+AGENT = str(SAMPLES / "agent.jsonl.gz")
 
 
 @pytest.fixture(scope="module")

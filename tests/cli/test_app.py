@@ -20,7 +20,7 @@ from kvscope.latency.profile import PRESETS
 from kvscope.policies.registry import POLICIES
 from kvscope.routers.registry import ROUTERS
 from tests.cli.replayed import write_trace
-from tests.cli.shell import Streams, document, python, raising, show, streams_of
+from tests.cli.shell import Streams, python, raising, show, streams_of
 
 HEAVY = ["numba", "duckdb", "polars", "plotly", "streamlit", "torch", "scipy", "numpy", "rich"]
 UNNEEDED = [
@@ -201,17 +201,6 @@ def test_lists_for_people(capsys: Streams, command: str) -> None:
     first = {line.split()[0] for line in lines if line.strip()}
     assert first >= set(NAMES[command])
     assert max(map(len, map(str.rstrip, lines))) <= 100
-
-
-def test_who_runs_a_policy(capsys: Streams) -> None:
-    """The list says which engine runs a policy; nothing runs an oracle."""
-    listed = document(capsys, "policies")["policies"]
-    assert all(entry["summary"] and entry["source"] for entry in listed)
-    engines = {entry["name"]: entry["engines"] for entry in listed}
-    assert engines["lru"] == ["vllm", "sglang"]
-    assert engines["tlru"] == ["vllm with kvscope's plugin", "sglang"]
-    assert engines["gittins"] == ["vllm with kvscope's plugin"]
-    assert engines["belady"] == engines["s3fifo"] == []
 
 
 def test_summaries_of_commands_are_their_help(capsys: Streams) -> None:

@@ -30,18 +30,6 @@ def fitted(capsys: Streams, *arguments: str) -> dict[str, Any]:
     return document(capsys, "fit", *arguments, "--db", ":memory:")
 
 
-def test_each_category_is_fitted_or_named_as_too_small(capsys: Streams) -> None:
-    """One model of each category is to be used; where there is none, the reason is given."""
-    found = fitted(capsys, CHATS)
-    for row in found["categories"]:
-        chosen = [m for m in found["models"] if m["category"] == row["category"] and m["chosen"]]
-        assert [m["model"] for m in chosen] == ([row["model"]] if row["model"] else [])
-        if row["model"] is None:
-            assert row["verdict"].startswith("too few gaps: ")
-    assert run(["fit", CHATS, "--db", ":memory:"]) == 0
-    assert "Too few gaps to fit: text 7+, " in capsys.readouterr().out
-
-
 def test_the_generators_parameters_come_out(capsys: Streams) -> None:
     """Of the birth-death sample: a birth in 5 s, a turn a minute, death after 150 s."""
     found = fitted(capsys, BIRTH_DEATH)
@@ -68,18 +56,6 @@ def test_the_first_screen_answers(capsys: Streams) -> None:
     assert "Between windows of 20 min 17 s" in first
     assert "Conversations begin at " in first
     assert "note:" not in written.out
-
-
-def test_windows_and_warmup(capsys: Streams) -> None:
-    """`--window` says how long they are, `--warmup` leaves out the first requests."""
-    found = fitted(capsys, BIRTH_DEATH, "--window", "1h", "--warmup", "20%")
-    assert found["windows"]["length_s"] == 3_600
-    assert found["windows"]["step_s"] == 1_800
-    assert found["start_s"] > 2_000
-    assert min(row["start_s"] for row in found["windows"]["fits"]) == found["start_s"]
-    whole = fitted(capsys, BIRTH_DEATH)
-    assert found["conversation"]["requests"] == 8_000
-    assert whole["conversation"]["requests"] == 10_000
 
 
 def test_what_is_found_is_kept(tmp_path: Path, capsys: Streams) -> None:

@@ -37,15 +37,12 @@ def test_ctrl_c_ends_a_recording_that_kvscope_reads(
     tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has come until then is written, and what was missed is told."""
-
-    def stream(endpoint: str) -> Iterator[tuple[int, EventBatch] | None]:
-        assert endpoint == "tcp://localhost:5557"
-        yield 3, EventBatch(1.0, [BlockStored([b"a", b"b"], None, 16)])
-        yield None
-        yield 6, EventBatch(1.5, [BlockStored([b"c"], b"z", 16)])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(kv_events, "batches", stream)
+    streamed(
+        monkeypatch,
+        (3, EventBatch(1.0, [BlockStored([b"a", b"b"], None, 16)])),
+        None,
+        (6, EventBatch(1.5, [BlockStored([b"c"], b"z", 16)])),
+    )
     path = tmp_path / "trace.jsonl"
     asked = ["record", "--kv-events", "tcp://localhost:5557", "-o", str(path), "--quiet", "1s"]
     assert run(asked) == ExitCode.DONE

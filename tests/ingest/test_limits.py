@@ -134,15 +134,6 @@ def test_a_line_may_be_so_long_and_no_longer(
         assert result.accepted == len(whole) - len(long)
 
 
-def test_a_line_without_end_is_a_bad_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file ends before the limit of files, what came before it is read."""
-    monkeypatch.setattr(source, "MAX_LINE_BYTES", MIB)
-    data = LINE * 150 + b'{"timestamp":1,"hash_ids":[' + b"1," * MIB
-    result = ingested(tmp_path / "a.jsonl", data)
-    assert result.trace.requests == 150
-    assert [line for line, _ in result.rejects.lines] == [151]
-
-
 def test_too_many_requests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines count, and so do the requests of one line."""
     monkeypatch.setattr(source, "MAX_REQUESTS", 100)
@@ -153,27 +144,6 @@ def test_too_many_requests_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     session = b'{"id":"s","requests":[' + b",".join([b'{"t":0,"in":9,"out":1}'] * 4) + b"]}\n"
     with pytest.raises(InputError, match="more than 3 requests; split the trace"):
         ingested(tmp_path / "c.jsonl", session)
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (
-            b'{"timestamp":1,"input_length":2147483647,"output_length":1,"hash_ids":[1]}\n',
-            "request longer than 16,777,216 tokens with its output: 2147483648",
-        ),
-        (
-            b'{"timestamp":1,"input_length":16000000,"output_length":1,"hash_ids":['
-            + b"1," * 3_000_000
-            + b"1]}\n",
-            "request with more than 1,048,576 hash ids: use larger blocks",
-        ),
-    ],
-)
-def test_one_line_cannot_take_gigabytes(tmp_path: Path, line: bytes, reason: str) -> None:
-    """A line of 2^31 tokens, or of millions of ids, is a bad line and nothing is made for it."""
-    result = ingested(tmp_path / "a.jsonl", LINE * 150 + line)
-    assert result.rejects.lines == [(151, reason)]
 
 
 def test_the_last_line_may_be_cut(tmp_path: Path) -> None:

@@ -340,12 +340,6 @@ def test_grows_beyond_its_first_capacity() -> None:
     assert trie.count == deep
 
 
-def test_the_same_hash_below_different_blocks_is_different() -> None:
-    """Content hashes repeat: only the same id after the same prefix is the same block."""
-    trie = Trie()
-    assert intern(trie, [[1, 9], [2, 9], [1, 9]]) == [2, 4, 2]
-
-
 @settings(deadline=None, max_examples=200)
 @given(st.data(), small_traces.SIZES, st.booleans())
 def test_equals_the_oracle_block_by_block(data: st.DataObject, size: int, chats: bool) -> None:

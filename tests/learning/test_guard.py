@@ -50,9 +50,9 @@ from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.balancers import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.golden.samples import sample
-from tests.learning.test_learners import first, told
+from tests.learning.test_learners import told
 from tests.learning.test_returns_offline import chain
-from tests.policies.traffics import CATEGORIES, long_traffic, traffics
+from tests.policies.traffics import CATEGORIES, first, long_traffic, traffics
 
 GOAL = Goal(capacity_blocks=1e9, xi_tokens=0.0, slo_tokens=0.0, tokens_per_s=0.0)
 """Of a cache so large that nothing fades."""
@@ -199,17 +199,6 @@ def test_requests_wait_for_each_other() -> None:
     _, idle = judged(*rows, goal=goal, apart_s=100.0)
     assert idle.late == [0.0] * 3
     assert idle.backlog == [100.0, 45.0, 30.0]
-
-
-def test_evidence_of_another_day_is_as_sure_and_sooner_outweighed() -> None:
-    """It is in force from the first request on, and given up after fewer losses."""
-    _, known = judged(*[[100.0, 90.0]] * 30)
-    begun = known.each(np.array)
-    again = [100.0, 105.0]
-    fresh, _ = judged(*[again] * 30, begun=begun.discounted())
-    same, _ = judged(*[again] * 30, begun=begun)
-    assert fresh[0] == same[0] == 1
-    assert fresh.index(FALLBACK) < same.index(FALLBACK)
 
 
 SURE = {"gain": 400.0, "square": 10_000.0, "largest": 100.0}

@@ -38,7 +38,7 @@ from tests.golden.samples import SAMPLES, sample
 from tests.long import long
 from tests.oracles.replay import left_behind
 from tests.policies import drawn
-from tests.policies.traffics import traffics
+from tests.policies.traffics import first, traffics
 
 LEARNING = [policy for policy in POLICIES if policy.learner is not None]
 
@@ -87,12 +87,6 @@ LEARNERS: tuple[Any, ...] = (
     NextPromptsOffline(),
     ReturnsOffline(),
 )
-PER_REQUEST = [name for name in Traffic._fields if name not in {"block_size", "block_parent"}]
-
-
-def first(of: Traffic, requests: int) -> Traffic:
-    """Return the traffic as known when that many requests have arrived."""
-    return of._replace(**{name: getattr(of, name)[:requests] for name in PER_REQUEST})
 
 
 def told(name: str) -> Traffic:

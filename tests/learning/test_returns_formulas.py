@@ -76,21 +76,6 @@ def test_ages_are_thirds_of_octaves() -> None:
     assert ages_of(inner).tolist() == AGE.tolist()
 
 
-@pytest.mark.parametrize("rate", [0.5, 0.01])
-def test_a_constant_hazard_is_its_own_index(rate: float) -> None:
-    """Without memory no horizon is better than another."""
-    assert gittins_index(np.full(AGES, rate)) == pytest.approx(np.full(AGES, rate))
-
-
-def test_a_falling_hazard_is_its_own_index() -> None:
-    """The next moment is the best to come; where it rises the best is still ahead."""
-    falling = 1.0 / (1.0 + began_s(AGE))
-    assert gittins_index(falling) == pytest.approx(falling)
-    rising = gittins_index(1e-3 * (1.0 + AGE))
-    assert np.all(rising >= 1e-3 * (1.0 + AGE) - 1e-15)
-    assert np.all(np.diff(rising) > 0)
-
-
 @given(st.lists(st.floats(1e-4, 2.0), min_size=6, max_size=6), st.integers(0, AGES - 1))
 def test_the_index_is_the_best_rate_of_returns(drawn: list[float], age: int) -> None:
     """Against sums over small steps, horizon by horizon, for a hazard of six stretches."""

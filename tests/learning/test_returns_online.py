@@ -23,11 +23,10 @@ from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
-from tests.learning.test_learners import first
 from tests.long import long
 from tests.oracles.replay import paths
 from tests.oracles.turns import turns_before, walk
-from tests.policies.traffics import traffics
+from tests.policies.traffics import first, traffics
 from tests.vllm_plugin.fakes import FakeRequest, asked_in
 
 EVERY = 64.0

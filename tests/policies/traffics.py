@@ -112,6 +112,13 @@ def long_traffic(requests: int, seed: int) -> Traffic:
     return _columns(4, parents, rows)
 
 
+def first(of: Traffic, requests: int) -> Traffic:
+    """Return the traffic as known when that many requests have arrived."""
+    kept = {"block_size", "block_parent"}
+    columns = {name: one[:requests] for name, one in of._asdict().items() if name not in kept}
+    return of._replace(**columns)
+
+
 def held(traffic: Traffic) -> int:
     """Return a number of blocks at which a cache never evicts."""
     return len(traffic.block_parent) - 1 + int(traffic.anonymous.sum())

@@ -23,6 +23,7 @@ from kvscope.replay.attribution import (
 from kvscope.replay.observed_hits import hit_gaps
 from kvscope.replay.path_facts import TracePaths
 from tests import small_traces
+from tests.small_traces import blocks_to
 from tests.vllm_sim import examples
 
 
@@ -34,15 +35,6 @@ def explained(
     return attribute(prompts, standard(), cached, repeated_tokens=history)
 
 
-def path(prompts: Prompts, leaf: int) -> list[int]:
-    """Return the blocks from the head to `leaf`."""
-    blocks = []
-    while leaf:
-        blocks.append(int(leaf))
-        leaf = int(prompts.block_parent[leaf])
-    return blocks[::-1]
-
-
 def causes_by_token(
     prompts: Prompts, hit_blocks: np.ndarray, history: np.ndarray
 ) -> list[Counter[str]]:
@@ -50,9 +42,9 @@ def causes_by_token(
     size, written, causes = prompts.block_size, set[int](), []
     for request, hits in enumerate(hit_blocks):
         inputs, full = int(prompts.input_tokens[request]), int(prompts.full_blocks[request])
-        own = path(prompts, prompts.carried_leaf[request])
+        own = blocks_to(prompts, prompts.carried_leaf[request])
         parent = int(prompts.parent[request])
-        before = path(prompts, prompts.carried_leaf[parent]) if parent >= 0 else []
+        before = blocks_to(prompts, prompts.carried_leaf[parent]) if parent >= 0 else []
         common = next(
             (at for at, pair in enumerate(zip(own, before, strict=False)) if pair[0] != pair[1]),
             min(len(own), len(before)),
@@ -145,7 +137,8 @@ def test_what_was_computed_elsewhere_is_found_block_by_block(data: st.DataObject
             (),
         )
         ids = [
-            int(tenants.hash_id[block]) for block in path(prompts, prompts.carried_leaf[request])
+            int(tenants.hash_id[block])
+            for block in blocks_to(prompts, prompts.carried_leaf[request])
         ]
         inputs = int(prompts.input_tokens[request])
         look = min(int(prompts.full_blocks[request]), (inputs - 1) // size)

@@ -33,10 +33,7 @@ def charged(
         used: dict[int, int] = {}
         written: list[tuple[int, int]] = []  # by which request, in blocks
         for request in np.flatnonzero(worker == each).tolist():
-            path, leaf = [], int(prompts.carried_leaf[request])
-            while leaf:
-                path.insert(0, leaf)
-                leaf = int(prompts.block_parent[leaf])
+            path = small_traces.blocks_to(prompts, prompts.carried_leaf[request])
             look = path[: min(int(prompts.full_blocks[request]), _looked(prompts, request))]
             hit = int(causes.lookups.hit[request])
             known = next((at for at, block in enumerate(look) if block not in used), len(look))

@@ -9,21 +9,11 @@ from hypothesis import strategies as st
 
 from kvscope.core.errors import InputError
 from kvscope.core.hits import standard
-from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.replay import derived_traces as isolation
 from kvscope.replay.derived_traces import isolate, select
 from kvscope.replay.misses import ideal_rate
 from tests import small_traces
-
-
-def walked(prompts: Prompts, leaf: int) -> list[int]:
-    """Return the blocks from the head to `leaf`."""
-    path = []
-    while leaf:
-        path.append(int(leaf))
-        leaf = prompts.block_parent[leaf]
-    return path[::-1]
 
 
 @settings(deadline=None, max_examples=100)
@@ -44,8 +34,8 @@ def test_blocks_are_paths_of_one_tenant(
     identity: dict[object, int] = {}
     for leaf in ("leaf", "carried_leaf"):
         for at in range(len(trace)):
-            old = walked(prompts, getattr(prompts, leaf)[at])
-            new = walked(apart, getattr(apart, leaf)[at])
+            old = small_traces.blocks_to(prompts, getattr(prompts, leaf)[at])
+            new = small_traces.blocks_to(apart, getattr(apart, leaf)[at])
             assert len(new) == len(old)
             for depth, block in enumerate(new):
                 name = (tenant[at], *old[: depth + 1])
@@ -95,15 +85,6 @@ def test_unknown_users_are_an_error() -> None:
     assert np.array_equal(isolate(prompts, "conversation").blocks, prompts.blocks)
 
 
-def path(prompts: Prompts, leaf: int) -> list[int]:
-    """Return the blocks from the head to `leaf`."""
-    found = []
-    while leaf:
-        found.append(int(leaf))
-        leaf = prompts.block_parent[leaf]
-    return found[::-1]
-
-
 @settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_paths_conversations_and_columns_stay(data: st.DataObject) -> None:
@@ -116,8 +97,8 @@ def test_paths_conversations_and_columns_stay(data: st.DataObject) -> None:
     for new, old in enumerate(chosen):
         for leaf in ("leaf", "carried_leaf"):
             before, after = (
-                path(prompts, getattr(prompts, leaf)[old]),
-                path(some, getattr(some, leaf)[new]),
+                small_traces.blocks_to(prompts, getattr(prompts, leaf)[old]),
+                small_traces.blocks_to(some, getattr(some, leaf)[new]),
             )
             assert len(before) == len(after)
             for block, renamed in zip(before, after, strict=True):

@@ -15,7 +15,7 @@ from kvscope.replay.traffic import Traffic, traffic
 from tests import small_traces
 from tests.oracles.replay import paths
 from tests.policies import drawn
-from tests.policies.traffics import traffics
+from tests.policies.traffics import first, traffics
 
 CASE = ("policy", "leaves")
 EVERY_CASE = pytest.mark.parametrize(CASE, drawn.CASES, ids=drawn.case_name)
@@ -27,12 +27,6 @@ QUICK = settings(deadline=None, max_examples=12)
 def _whole(traffic_: Traffic) -> Traffic:
     """Return the same requests with nothing anonymous, every block looked up."""
     return traffic_._replace(look=traffic_.length, anonymous=np.zeros_like(traffic_.length))
-
-
-def _up_to(traffic_: Traffic, requests: int) -> Traffic:
-    kept = ("block_size", "block_parent")
-    columns = {name: one[:requests] for name, one in traffic_._asdict().items() if name not in kept}
-    return traffic_._replace(**columns)
 
 
 def _lasting(policy: type[Policy], bound: Policy) -> Policy:
@@ -67,7 +61,7 @@ def test_every_step_adds_up(policy: type[Policy], leaves: Leaves, data: st.DataO
         return
     before, evicted = set[int](), 0
     for at, path in enumerate(paths(of)):
-        step = replay(_up_to(of, at + 1), bound, capacity, tables=told)
+        step = replay(first(of, at + 1), bound, capacity, tables=told)
         after = drawn.left(step)
         entered = set(path) - before if _admitted(bound, of, at) else set[int]()
         assert step.hit_blocks.tolist() == done.hit_blocks[: at + 1].tolist()

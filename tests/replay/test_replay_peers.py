@@ -23,9 +23,10 @@ from kvscope.core.prefix import paths
 from kvscope.core.trace import Prompts
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import Replay, replay, touch_history
-from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.traffic import traffic
 from tests.golden.samples import SAMPLES, SHARES_PERCENT, capacities, sample
 from tests.long import long
+from tests.policies.traffics import first
 
 EACH_SAMPLE = pytest.mark.parametrize(
     "name", [name if name in {"to-c", "regime-change"} else long(name) for name in SAMPLES]
@@ -83,7 +84,7 @@ def test_equals_libcachesim(name: str, tmp_path: Path) -> None:
     prompts = sample(name)
     blocks = paths(prompts.block_parent, prompts.leaf, prompts.blocks)[1][:ACCESSES]
     file = _oracle_general(blocks, tmp_path / "accesses")
-    of = _first(traffic(prompts, LIBCACHESIM), ACCESSES)
+    of = first(traffic(prompts, LIBCACHESIM), ACCESSES)
     past = touch_history(of)
     for policy, peer in FLAT.items():
         for room in [len(np.unique(blocks)) * percent // 100 for percent in SHARES_PERCENT]:
@@ -93,12 +94,6 @@ def test_equals_libcachesim(name: str, tmp_path: Path) -> None:
             done = replay(of, by_name(policy)(), room, history=past, mandatory=True)
             expected = round((1.0 - miss_ratio) * len(blocks))
             assert (policy, room, int(done.hit_blocks.sum())) == (policy, room, expected)
-
-
-def _first(of: Traffic, requests: int) -> Traffic:
-    kept = ("block_size", "block_parent")
-    columns = {name: one[:requests] for name, one in of._asdict().items() if name not in kept}
-    return of._replace(**columns)
 
 
 def _peer_trace(name: str, block_size: int) -> TraceData:

@@ -12,7 +12,6 @@ from kvscope.characterize.distributions import Windows
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
-from kvscope.deployment.models import resolve_model
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.curve import lru_curve
@@ -154,12 +153,6 @@ def test_percentiles_are_nearest_rank() -> None:
     assert astuple(percentiles(values)) == (50, 90, 95, 99)
     assert astuple(percentiles(np.array([7.5]))) == (7.5,) * 4
     assert percentiles(np.arange(1, 102)).p95 == 96
-
-
-def test_capacity_in_bytes() -> None:
-    """5,637 blocks of 512 tokens of Vicuna-7B."""
-    vicuna = resolve_model("vicuna-7b")
-    assert vicuna.bytes_for(5_637 * 512) == 5_637 * 512 * 524_288
 
 
 REQUESTS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), max_size=30)

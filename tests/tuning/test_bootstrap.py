@@ -234,16 +234,6 @@ def test_infinite_latencies_count_as_what_they_are() -> None:
     assert bootstrap.gains(never, never)["p95"].value == 0.0
 
 
-def test_what_decides() -> None:
-    """The gain of the target's own measure."""
-    sure, unsure = Gain(0.2, 0.1, 0.3), Gain(0.2, 0.0, 0.3)
-    gains = {"p99": sure, "p95": unsure, "violations": unsure}
-    assert Target(1.0, 0.99).objective == "p99"
-    assert gains[Target(1.0, 0.99).objective].significant
-    assert not gains[Target(1.0, 0.95).objective].significant
-    assert not gains[Target(1.0, 0.99, "violations").objective].significant
-
-
 CONVERSATIONS, SEEDS, DRAWS = 80, 250, 250
 
 

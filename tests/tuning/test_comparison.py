@@ -36,11 +36,6 @@ FALLING = {"attainment", "prefill throughput"}
 UNCHANGED = dict.fromkeys(BOUNDS, 0.0)
 
 
-def test_what_is_unchanged_harms_nothing() -> None:
-    """No figure moved, so no limit is broken."""
-    assert harms(USUAL, UNCHANGED) == ()
-
-
 @pytest.mark.parametrize("figure", BOUNDS)
 def test_a_limit_breaks_just_beyond_itself(figure: str) -> None:
     """At the limit nothing is broken; the next number beyond it is, and that figure alone."""

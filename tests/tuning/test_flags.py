@@ -18,23 +18,6 @@ from kvscope.tuning.flags import VLLM_PLUGIN, EngineLaunch, flags
 from kvscope.vllm_plugin.eviction_controller import lane_policy
 
 
-def test_lru_needs_no_plugin() -> None:
-    """vLLM's own order, with the pool that was stated."""
-    told = flags(Lru(), EngineLaunch(num_gpu_blocks=64))
-    assert told.vllm == "--num-gpu-blocks-override 64"
-    assert not told.vllm_needs_plugin
-
-
-def test_tlru_is_built_into_sglang_and_vllm_has_the_plugin_for_it() -> None:
-    """The plugin reads the parameters from the recommendation."""
-    told = flags(
-        TLru({"xi_tokens": 1130, "next_prompt_tokens": 99}), EngineLaunch(num_gpu_blocks=2)
-    )
-    assert told.vllm == f"{VLLM_PLUGIN} --num-gpu-blocks-override 2"
-    assert told.vllm_needs_plugin
-    assert told.sglang is not None
-
-
 def test_a_retention_interval_is_vllms_own_flag() -> None:
     """A multiple of the blocks of all groups, and nothing without groups."""
     launch = EngineLaunch(groups=KvGroups((KvGroup("full", 16), KvGroup("sliding", 32, 128))))
@@ -102,6 +85,7 @@ def test_a_pool_that_the_engine_measures_has_no_flag() -> None:
     tlru = TLru({"xi_tokens": 1130, "next_prompt_tokens": 99})
     told = flags(tlru, launch)
     assert told.vllm == f"{VLLM_PLUGIN} --block-size 32 --max-num-seqs 8"
+    assert told.vllm_needs_plugin
     assert told.sglang == (
         "--radix-eviction-policy tlru --radix-eviction-policy-config"
         """ '{"threshold":1130,"next_prompt_estimate":99}' --max-num-seqs 8"""

@@ -22,7 +22,7 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import make_run, serve_replay
 from kvscope.replay.workload import ReplayRequest
 from kvscope.tuning.comparison import WindowTrial
-from kvscope.tuning.split import FEWEST, split_windows
+from kvscope.tuning.split import split_windows
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial, trial_of, ttft_s
 from kvscope.tuning.tuner import TuningResult
@@ -115,26 +115,6 @@ def test_training_figures_are_those_of_simulate(found: TuningResult) -> None:
     some = found.explored[:: max(len(found.explored) // 8, 1)]
     assert len(some) >= 8
     _check(some, chats(4, REQUESTS)[:VALIDATION_FROM], 96, found)
-
-
-def test_a_switch_is_to_what_simulate_measures() -> None:
-    """The one choice and LRU on both windows; it is the first contender, and recommended."""
-    result = tuned(in_turn(), SLO_S / 2, capacity_blocks=350)
-    assert result.verdict == "switch"
-    assert result.choice is not None
-    assert result.recommended is result.choice.held_out
-    assert result.choice.validation.policy.values == result.contenders[0].policy.values
-    for trial, first, last in (
-        (result.lru.validation, 240, 360),
-        (result.choice.validation, 240, 360),
-        (result.lru.held_out, 360, 480),
-        (result.choice.held_out, 360, 480),
-    ):
-        whole = workload(in_turn()[:last], warmup=(first + 0.5) / last)
-        whole.setting = replace(whole.setting, slo_s=result.target.slo_s)
-        run = make_run(whole, ReplayRequest(trial.policy, 350))
-        assert trial.outcome == run.outcome
-        assert trial.target_s * 1e3 == pytest.approx(run.outcome.ttft_ms.p95, rel=1e-12)
 
 
 def test_engine_figures_are_those_of_simulate() -> None:
@@ -292,12 +272,6 @@ def test_shares_that_leave_nothing_are_misuse(shares: tuple[float, float, float]
     """No longer trace would help, so that is not what the error says."""
     with pytest.raises(UsageError, match="--warmup, --validation, --judge"):
         split_windows(prompts_of(in_turn()), *shares, 0.95)
-
-
-def test_too_short_a_trace_is_refused() -> None:
-    """Each window needs FEWEST requests: of 380 validation has 95."""
-    with pytest.raises(InputError, match=str(FEWEST)):
-        tuned(in_turn(rounds=19), 0.2)
 
 
 @pytest.mark.parametrize("percentile", [0.95, 0.99])

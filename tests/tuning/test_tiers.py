@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from kvscope.core.errors import Stopped
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import KvGroups
@@ -69,7 +67,6 @@ def tuner_of(
     pool: int = POOL,
     ends: tuple[End, ...] = (),
     variants: tuple[Variant, ...] = (),
-    stop: Event | None = None,
 ) -> Tuner:
     """Return the tuner of an engine."""
     options = TuningOptions(
@@ -82,7 +79,6 @@ def tuner_of(
         WINDOWS,
         lineage="given",
         progress=lambda *_: nullcontext(lambda _: None),
-        stop=stop,
     )
 
 
@@ -399,14 +395,6 @@ def test_writes_wear_an_ssd_out() -> None:
     assert price.hour(2**30, 2**30 / 86_400) == pytest.approx(2.0)
     assert price.hour(2**30, 3 * 2**30 / 86_400) == pytest.approx(6.0)
     assert tier_prices().dram.hour(2**30, 1e12) == tier_prices().dram.gib_hour
-
-
-def test_a_stop_ends_it() -> None:
-    """Nothing is answered once it is stopped."""
-    stop = Event()
-    stop.set()
-    with pytest.raises(Stopped):
-        plan(stop=stop)
 
 
 def test_an_interval_and_a_tier_do_more_together() -> None:
