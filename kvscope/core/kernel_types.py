@@ -6,7 +6,7 @@ for all functions of a contract. Numba's own first-class functions try three add
 one of them of a Python object.
 
 And items of contiguous arrays in few instructions: numba copies the array's description to the
-stack at each access, which was three quarters of all that the compiler read of a large kernel.
+stack and back at each access, 30 instructions that LLVM then removes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Reference(types.Type):  # type: ignore[misc]
 
 @register_model(Reference)
 class _ReferenceModel(models.PrimitiveModel):  # type: ignore[misc]
-    """A bare address: LLVM writes and reads the type of a pointer in full wherever it is used."""
+    """A bare address: the type of a pointer to all arrays is written out wherever it is used.
+
+    That was four fifths of a large kernel's text, which numba writes and LLVM reads.
+    """
 
     def __init__(self, known: Any, reference: Reference) -> None:
         super().__init__(known, reference, known.lookup(types.voidptr).get_value_type())

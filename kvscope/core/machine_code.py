@@ -184,8 +184,11 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
     def _optimize_final_module(self) -> None:
         """Optimize a kernel in full, in one run: numba's first one is for counts of references."""
         self._keep_names_apart()
-        passes, builder = self._codegen._module_pass_manager()
-        passes.run(self._final_module, builder)
+        passes = self._codegen._module_pass_manager()
+        if isinstance(passes, tuple):  # since numba 0.62
+            passes[0].run(self._final_module, passes[1])
+        else:
+            passes.run(self._final_module)
 
     def _keep_names_apart(self) -> None:
         """Hide the names of functions that are not inlined: two processes may give one name twice.
