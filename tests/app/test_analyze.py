@@ -13,12 +13,15 @@ from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED
 from kvscope.app.traces import load_trace
 from kvscope.core.hits import Outputs, standard
-from kvscope.ingest.formats.base import Request
 from kvscope.report.overview import headline
 from kvscope.store.db import MEMORY, open_store
 from kvscope.usecases.analyze import USE_CASE, Analysis, AnalyzeRequest, analyze, run
 from kvscope.usecases.base import Opened
 from tests import small_traces
+from tests.tuning.examples import BLOCK
+from tests.tuning.test_session_starts import BLOCKS, back_to_back
+
+SESSIONS = 40
 
 
 def conversations(path: Path) -> str:
@@ -63,25 +66,11 @@ def test_a_new_trace_is_analyzed_as_a_stored_one(tmp_path: Path, outputs: Output
         assert np.array_equal(one.hits, other.hits)
 
 
-BLOCKS, TURNS, SESSIONS = 20, 25, 40
-
-
 def analyzed(*, clocks: bool) -> Analysis:
     """Return the analysis of sessions of one prompt each, one session after the other."""
-    trace = [
-        Request(
-            input_tokens=BLOCKS * 16,
-            output_tokens=1,
-            arrival_s=float(number * TURNS + turn),
-            hash_ids=[number * 1_000 + depth for depth in range(BLOCKS)],
-            session_id=number,
-            clock=number if clocks else None,
-        )
-        for number in range(SESSIONS)
-        for turn in range(TURNS)
-    ]
     with open_store(MEMORY) as store:
-        return analyze(store, small_traces.stored(store, trace, 16))
+        trace = small_traces.stored(store, back_to_back(SESSIONS, clocks=clocks), BLOCK)
+        return analyze(store, trace)
 
 
 def test_needed_capacity_is_given_for_other_session_starts() -> None:

@@ -24,20 +24,41 @@ from tests.dashboard.shown import (
 )
 
 
-def test_lab(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
-    """A run begun here is shown, kept in the store, and the same as the command line's."""
-    app = shown(db, monkeypatch, "lab", policies="lru,fifo", sizes="60", slo="20ms")
+@pytest.mark.parametrize(
+    ("counts", "policies", "others"),
+    [
+        ({}, "lru,fifo", ("--model", "llama3-8b")),
+        ({"counts": "engine"}, "lru,tlru", ("--capacity-model", "engine")),
+    ],
+    ids=["cache", "engine"],
+)
+def test_lab(
+    db: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Streams,
+    counts: dict[str, str],
+    policies: str,
+    others: tuple[str, ...],
+) -> None:
+    """A run begun here is shown, kept in the store, and the same as the command line's.
+
+    Capacity may be an engine's: only what it can run is offered.
+    """
+    asked = {**counts, "policies": f"{policies},belady" if counts else policies, "slo": "20ms"}
+    app = shown(db, monkeypatch, "lab", **asked, sizes="60")
+    assert app.multiselect(key="policies").value == policies.split(",")
     app.button(key="run").click().run()
     settled(app, "Policies")
     document = told(
-        capsys, "simulate", "chats", "--db", db, "--policy", "lru,fifo", "--slo", "20ms",
-        "--capacity-blocks", "60", "--model", "llama3-8b",
+        capsys, "simulate", "chats", "--db", db, "--policy", policies, "--slo", "20ms",
+        "--capacity-blocks", "60", *others,
     )  # fmt: skip
     table = next(one.value for one in app.dataframe if "evictions" in one.value.columns)
     rates = {one["policy"]: one["token_hit_rate"] for one in document["results"]}
     assert dict(zip(table["policy"], table["hit rate"], strict=True)) == {
         policy: units.format_share(rate) for policy, rate in rates.items()
     }
+    assert not counts or "engine" in words(app)
     created = [one["created_at"] for one in document["results"]]
     again = told(capsys, "runs", "chats", "--db", db)
     assert sorted(created) == sorted(one["created_at"] for one in again["runs"])
@@ -141,25 +162,6 @@ def test_the_newest_stored_runs_open_by_themselves(
 
 def _one(value: str | list[str]) -> str:
     return value if isinstance(value, str) else value[-1]
-
-
-def test_an_engine(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
-    """Capacity may be an engine's: only what it can run is offered, with the command's numbers."""
-    asked = {"counts": "engine", "policies": "lru,belady,tlru", "sizes": "60", "slo": "20ms"}
-    app = shown(db, monkeypatch, "lab", **asked)
-    assert app.multiselect(key="policies").value == ["lru", "tlru"]
-    app.button(key="run").click().run()
-    settled(app, "Policies")
-    document = told(
-        capsys, "simulate", "chats", "--db", db, "--policy", "lru,tlru", "--slo", "20ms",
-        "--capacity-blocks", "60", "--capacity-model", "engine",
-    )  # fmt: skip
-    table = next(one.value for one in app.dataframe if "evictions" in one.value.columns)
-    expected = {
-        one["policy"]: units.format_share(one["token_hit_rate"]) for one in document["results"]
-    }
-    assert dict(zip(table["policy"], table["hit rate"], strict=True)) == expected
-    assert "engine" in words(app)
 
 
 def test_contradictions_are_those_of_the_command(db: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,7 @@ from kvscope.routers.balancers import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.golden.samples import sample
 from tests.learning.test_learners import told
-from tests.learning.test_returns_offline import chain
-from tests.policies.traffics import CATEGORIES, first, long_traffic, traffics
+from tests.policies.traffics import CATEGORIES, chain, first, long_traffic, traffics
 
 GOAL = Goal(capacity_blocks=1e9, xi_tokens=0.0, slo_tokens=0.0, tokens_per_s=0.0)
 """Of a cache so large that nothing fades."""

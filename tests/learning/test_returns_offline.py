@@ -25,13 +25,13 @@ from kvscope.learning.returns.offline import (
 from kvscope.policies.gittins import AGES, LEVELS, Gittins
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
-from kvscope.replay.traffic import Traffic, traffic, uncut
+from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.state import idle_machine
 from tests.golden.samples import sample
 from tests.oracles import returns as oracle
 from tests.oracles.replay import left_behind
-from tests.policies.traffics import traffics
+from tests.policies.traffics import chain, traffics
 
 
 @st.composite
@@ -117,27 +117,6 @@ def test_the_fit_grows_with_touches_not_with_time() -> None:
         assert rows.shape == (len(number), ROWS)
         assert len(values) == len(number) * (1 + len(STEPS))
         assert values.base is None
-
-
-def chain(lengths: list[int], arrival_s: list[float], output: int = 0) -> Traffic:
-    """Return requests for the first blocks of one chain, of one token each."""
-    requests, nothing = len(lengths), np.zeros(len(lengths), dtype=np.int32)
-    length = np.array(lengths, dtype=np.int32)
-    return Traffic(
-        block_size=1,
-        block_parent=np.array([0, *range(max(lengths))], dtype=np.int32),
-        leaf=length,
-        length=length,
-        look=length,
-        anonymous=nothing,
-        arrival_s=np.array(arrival_s),
-        input_tokens=length,
-        history_tokens=length.astype(np.int64) + output,
-        category=nothing,
-        parent=np.full(requests, -1, dtype=np.int32),
-        next_prompt_tokens=nothing.astype(np.int64),
-        cuts=uncut(len(length)),
-    )
 
 
 def test_features_are_what_was_known_of_the_prompt() -> None:

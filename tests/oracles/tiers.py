@@ -18,13 +18,11 @@ from tests.oracles.replay import Setting, left_behind, paths
 
 
 class Outcome(NamedTuple):
-    """Hits by request and tier, what left and moved down, sizes, named blocks at the end."""
+    """Hits by request and tier, what left and moved down, named blocks at the end."""
 
     tier_hits: list[list[int]]
     evictions: list[int]
     demotions: list[int]
-    insertions: int
-    sizes: list[int]
     left: list[set[int]]
 
 
@@ -88,7 +86,7 @@ def exclusive(traffic: Traffic, tiers: Sequence[Tier]) -> Outcome:
     """Evicted blocks move down, hit ones up to the first tier."""
     blocks = left_behind(traffic)
     held = _Exclusive(tiers, [Asked(traffic, dict(tier.policy.values), blocks) for tier in tiers])
-    tier_hits, insertions = [], 0
+    tier_hits = []
     for at, path in enumerate(paths(traffic)):
         for asked in held.asked:
             asked.now_s = float(traffic.arrival_s[at])
@@ -100,7 +98,6 @@ def exclusive(traffic: Traffic, tiers: Sequence[Tier]) -> Outcome:
                 break
             tier_hits[at][held.tier_of[block]] += 1
         for depth, block in enumerate(blocks[at]):
-            insertions += block not in held.of
             parent = blocks[at][depth - 1] if depth else None
             held.of[block] = Owned(at, depth, parent, 1, 0.0, 0.0)
             held.tier_of[block] = 0
@@ -110,8 +107,6 @@ def exclusive(traffic: Traffic, tiers: Sequence[Tier]) -> Outcome:
         tier_hits,
         held.evictions,
         held.demotions,
-        insertions,
-        [len(some) for some in inside],
         [{block for block in some if isinstance(block, int)} for some in inside],
     )
 

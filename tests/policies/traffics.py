@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 
@@ -110,6 +111,27 @@ def long_traffic(requests: int, seed: int) -> Traffic:
         told = (history + draw.randint(1, 16), draw.randrange(CATEGORIES), draw.randint(ENDS, 8))
         rows.append((leaf, length, look, beyond, step, *told))
     return _columns(4, parents, rows)
+
+
+def chain(lengths: Sequence[int], arrival_s: Sequence[float], output: int = 0) -> Traffic:
+    """Return requests for the first blocks of one chain, of one token each."""
+    requests, nothing = len(lengths), np.zeros(len(lengths), dtype=np.int32)
+    length = np.array(lengths, dtype=np.int32)
+    return Traffic(
+        block_size=1,
+        block_parent=np.array([0, *range(max(lengths, default=0))], dtype=np.int32),
+        leaf=length,
+        length=length,
+        look=length,
+        anonymous=nothing,
+        arrival_s=np.array(arrival_s),
+        input_tokens=length,
+        history_tokens=length.astype(np.int64) + output,
+        category=nothing,
+        parent=np.full(requests, -1, dtype=np.int32),
+        next_prompt_tokens=nothing.astype(np.int64),
+        cuts=uncut(len(length)),
+    )
 
 
 def first(of: Traffic, requests: int) -> Traffic:

@@ -25,7 +25,7 @@ from kvscope.replay.tiers import TieredReplay, replay_tiers
 from kvscope.replay.traffic import Traffic, uncut
 from tests.oracles import tiers as oracle
 from tests.policies import drawn
-from tests.policies.traffics import held, traffics
+from tests.policies.traffics import chain, held, traffics
 
 LEAF: tuple[type[Policy], ...] = (Lru, Ttl, TLru, TLruEnd, TLruLength)
 ANY: tuple[type[Policy], ...] = (Lru, Ttl, TLru, TLruEnd)
@@ -183,23 +183,7 @@ def test_a_shorter_life_below_takes_nothing_in() -> None:
 
 
 def _two_visits(silence_s: float) -> Traffic:
-    """Two requests for the same two blocks."""
-    column = np.ones(2, dtype=np.int32)
-    return Traffic(
-        block_size=1,
-        block_parent=np.array([0, 0, 1], dtype=np.int32),
-        leaf=2 * column,
-        length=2 * column,
-        look=2 * column,
-        anonymous=0 * column,
-        arrival_s=np.array([0.0, silence_s]),
-        input_tokens=2 * column,
-        history_tokens=np.array([2, 2]),
-        category=0 * column,
-        parent=-column,
-        next_prompt_tokens=np.array([-1, -1]),
-        cuts=uncut(2),
-    )
+    return chain([2, 2], [0.0, silence_s])
 
 
 @pytest.mark.parametrize(

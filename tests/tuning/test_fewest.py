@@ -126,31 +126,21 @@ def latencies(slow: int) -> np.ndarray:
     return times
 
 
-def test_clear_numbers_have_no_spread() -> None:
-    tried = {1: latencies(400), 2: latencies(200), 3: latencies(0), 4: latencies(0)}
-    size = fleet_size(tried, dict.fromkeys(tried, False), FEW, TARGET)
-    assert size == FleetSize(3, 3, 3)
-
-
-def test_a_close_number_has_both_neighbours_in_its_interval() -> None:
-    """At 3 replicas 19 of 400 requests are late, and 20 may be: many resamples have more."""
-    tried = {2: latencies(40), 3: latencies(19), 4: latencies(0)}
-    size = fleet_size(tried, dict.fromkeys(tried, False), FEW, TARGET)
-    assert size == FleetSize(3, 3, 4)
-
-
-def test_a_fleet_that_fails_below_the_doubled_number_moves_the_number_up() -> None:
-    """Four of eight replicas miss the SLO, so that three are luck; beyond four none matters."""
-    late = {1: 400, 2: 400, 3: 0, 4: 400, 5: 0, 6: 0, 7: 400, 8: 0}
+@pytest.mark.parametrize(
+    ("late", "overloaded", "size"),
+    [
+        ({1: 400, 2: 200, 3: 0, 4: 0}, (), FleetSize(3, 3, 3)),
+        ({2: 40, 3: 19, 4: 0}, (), FleetSize(3, 3, 4)),  # 20 may be late: many resamples have more
+        # Four of eight replicas miss the SLO, so that three are luck; beyond four none matters.
+        ({1: 400, 2: 400, 3: 0, 4: 400, 5: 0, 6: 0, 7: 400, 8: 0}, (), FleetSize(8, 8, 8)),
+        ({1: 400, 2: 400, 3: 0, 4: 0, 5: 0, 6: 0, 7: 400, 8: 0}, (), FleetSize(3, 3, 3)),
+        ({1: 0, 2: 0}, (1,), FleetSize(2, 2, 2)),  # an overloaded fleet never meets an SLO
+        ({1: 0, 2: 0}, (1, 2), FleetSize(None, None, None)),
+    ],
+    ids=["clear", "close", "luck below four", "beyond four", "one overloaded", "all overloaded"],
+)
+def test_the_fewest_by_late_requests(
+    late: dict[int, int], overloaded: tuple[int, ...], size: FleetSize
+) -> None:
     tried = {count: latencies(slow) for count, slow in late.items()}
-    size = fleet_size(tried, dict.fromkeys(tried, False), FEW, TARGET)
-    assert size == FleetSize(8, 8, 8)
-    tried[4] = tried[8]
-    size = fleet_size(tried, dict.fromkeys(tried, False), FEW, TARGET)
-    assert size == FleetSize(3, 3, 3)
-
-
-def test_an_overloaded_fleet_never_meets_an_slo() -> None:
-    tried = {1: latencies(0), 2: latencies(0)}
-    assert fleet_size(tried, {1: True, 2: False}, FEW, TARGET) == FleetSize(2, 2, 2)
-    assert fleet_size(tried, {1: True, 2: True}, FEW, TARGET) == FleetSize(None, None, None)
+    assert fleet_size(tried, {each: each in overloaded for each in tried}, FEW, TARGET) == size

@@ -79,42 +79,23 @@ def found(request: pytest.FixtureRequest) -> TuningResult:
     return tuned(chats(4, REQUESTS), SLO_S, SOME, target=target)
 
 
-def test_validation_figures_are_those_of_simulate(found: TuningResult) -> None:
-    """LRU, every contender and the infinite cache, on the trace up to the window's end.
+def test_figures_are_those_of_simulate(found: TuningResult) -> None:
+    """Of what was searched, chosen and judged: each window on the trace up to its end.
 
-    The held-out requests are not even in the trace that says the same.
+    What comes later is not even in the trace that says the same.
     """
-    trials = [each.validation for each in (found.lru, *found.contenders)]
-    assert len(trials) == 1 + len(SOME)
-    _check(
-        [*trials, found.infinite],
-        chats(4, REQUESTS)[:HELD_OUT_FROM],
-        VALIDATION_FROM,
-        found,
-    )
-
-
-def test_held_out_figures_are_those_of_simulate(found: TuningResult) -> None:
-    """LRU and the least capacities, on the whole trace."""
-    trials: list[Trial] = [found.baseline, found.recommended]
-    trials += [one.held_out for one in (found.least_lru, found.least_any) if one is not None]
-    assert len(trials) == 4
-    _check(trials, chats(4, REQUESTS), HELD_OUT_FROM, found)
-
-
-def test_later_figures_are_those_of_simulate(found: TuningResult) -> None:
-    """LRU, every contender, the oracles and the infinite cache, from the validation window on."""
-    trials = [each.later for each in (found.lru, *found.contenders)]
-    trials += [*found.oracles, found.limit]
-    assert len(trials) == 1 + len(SOME) + 2 + 1
-    _check(trials, chats(4, REQUESTS), VALIDATION_FROM, found)
-
-
-def test_training_figures_are_those_of_simulate(found: TuningResult) -> None:
-    """What was searched, on the trace before validation, counted after the warm-up."""
+    trace, judged = chats(4, REQUESTS), (found.lru, *found.contenders)
+    assert len(judged) == 1 + len(SOME)
     some = found.explored[:: max(len(found.explored) // 8, 1)]
     assert len(some) >= 8
-    _check(some, chats(4, REQUESTS)[:VALIDATION_FROM], 96, found)
+    least = [each.held_out for each in (found.least_lru, found.least_any) if each is not None]
+    assert (len(least), len(found.oracles)) == (2, 2)
+    validation = [*(each.validation for each in judged), found.infinite]
+    later = [*(each.later for each in judged), *found.oracles, found.limit]
+    _check(some, trace[:VALIDATION_FROM], 96, found)
+    _check(validation, trace[:HELD_OUT_FROM], VALIDATION_FROM, found)
+    _check([found.baseline, found.recommended, *least], trace, HELD_OUT_FROM, found)
+    _check(later, trace, VALIDATION_FROM, found)
 
 
 def test_engine_figures_are_those_of_simulate() -> None:

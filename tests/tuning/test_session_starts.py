@@ -13,8 +13,11 @@ BLOCKS, TURNS = 20, 25
 SLO_S = 0.2  # a hit takes 26 ms, a miss 330 ms
 
 
-def back_to_back(sessions: int = 40) -> list[Request]:
-    """Sessions that send one prompt each, every second, one session after the other."""
+def back_to_back(sessions: int = 40, *, clocks: bool = True) -> list[Request]:
+    """Sessions that send one prompt each, every second, one session after the other.
+
+    Without clocks of their own they have one together.
+    """
     return [
         Request(
             input_tokens=BLOCKS * BLOCK,
@@ -22,7 +25,7 @@ def back_to_back(sessions: int = 40) -> list[Request]:
             arrival_s=float(number * TURNS + turn),
             hash_ids=[number * 1_000 + depth for depth in range(BLOCKS)],
             session_id=number,
-            clock=number,
+            clock=number if clocks else None,
         )
         for number in range(sessions)
         for turn in range(TURNS)

@@ -35,21 +35,6 @@ def write_trace(path: Path, trace: list[Request], kind: str = "text") -> Path:
     return path
 
 
-def write_untold(path: Path, trace: list[Request]) -> Path:
-    """Return the requests as JSONL in the Mooncake form, which knows no conversations."""
-    rows = [
-        {
-            "timestamp": round((one.arrival_s or 0) * 1e3),
-            "input_length": one.input_tokens,
-            "output_length": one.output_tokens,
-            "hash_ids": one.hash_ids,
-        }
-        for one in trace
-    ]
-    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return path
-
-
 def told(capsys: Streams, *arguments: str) -> str:
     """Return what `kvscope tune` prints, in one line."""
     code = run(["tune", *arguments])
