@@ -110,5 +110,7 @@ def test_faster_arrivals(tmp_path: Path, ask: Any, asked: dict[str, Any]) -> Non
     with kvscope.open_trace(fast) as trace:
         expected = ask(trace, slo="500ms", **asked).to_dict()
     with kvscope.open_trace(slow) as trace:
-        scaled = ask(trace, slo="500ms", rate_scale=4, **asked).to_dict()
-    assert without(_SAID, scaled) == without(_SAID, expected)
+        scaled = ask(trace, slo="500ms", rate_scale=4, **asked)
+    assert without(_SAID, scaled.to_dict()) == without(_SAID, expected)
+    if ask is kvscope.simulate_fleet:
+        assert ", arriving 4 times as fast" in scaled._repr_html_()

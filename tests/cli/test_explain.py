@@ -29,22 +29,6 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("explain") / "store.duckdb")
 
 
-@pytest.mark.parametrize("sample", ["agent", "to-c"])
-def test_causes_add_up_to_what_analyze_says_misses(sample: str, db: str, capsys: Streams) -> None:
-    """No token without a cause, none with two."""
-    options = ("--db", db, "--capacity-blocks", "1000", "--json")
-    path = str(SAMPLES / f"{sample}.jsonl.gz")
-    explained = json.loads(streams_of(capsys, "explain", path, *options).out)
-    analyzed = json.loads(streams_of(capsys, "analyze", path, *options).out)
-    (misses,) = (each for each in analyzed["misses"] if each["capacity_blocks"] == 1000)
-    causes = {each["cause"]: each["tokens"] for each in explained["causes"]}
-    assert sum(causes.values()) == explained["missed_tokens"]
-    assert explained["hit_tokens"] == misses["hit_tokens"]
-    assert causes["evicted"] == misses["evicted_tokens"]
-    for request in explained["requests"]:
-        assert sum(each["tokens"] for each in request["causes"]) == request["missed_tokens"]
-
-
 def test_one_request_says_what_it_shares_and_why_it_stops(db: str, capsys: Streams) -> None:
     """The request that lost most, by its number."""
     options = ("--db", db, "--capacity-blocks", "100")

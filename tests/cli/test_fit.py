@@ -12,7 +12,6 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
 from kvscope.core.hits import standard
-from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.policies.gittins import Gittins
 from kvscope.replay.traffic import traffic
@@ -22,29 +21,11 @@ from tests.golden.samples import sample
 
 SAMPLES = data_folder("sample_traces")
 CHATS = str(SAMPLES / "to-c.jsonl.gz")
-BIRTH_DEATH = str(SAMPLES / "birth-death.jsonl.gz")
 
 
 def fitted(capsys: Streams, *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope fit` with these arguments."""
     return document(capsys, "fit", *arguments, "--db", ":memory:")
-
-
-def test_the_generators_parameters_come_out(capsys: Streams) -> None:
-    """Of the birth-death sample: a birth in 5 s, a turn a minute, death after 150 s."""
-    found = fitted(capsys, BIRTH_DEATH)
-    conversation = found["conversation"]
-    for name, truth in {
-        "birth_rate_per_s": 0.2,
-        "turn_rate_per_s": 1 / 60,
-        "death_rate_per_s": 1 / 150,
-        "next_turn_probability": 5 / 7,
-    }.items():
-        low, high = conversation["interval"][name]
-        assert low <= truth <= high
-        assert low < conversation[name] < high
-    assert all(row["verdict"] == "exponential fits" for row in found["categories"])
-    assert found["next_prompt_tokens"][0]["mean"] == pytest.approx(100, rel=0.05)
 
 
 def test_the_first_screen_answers(capsys: Streams) -> None:
@@ -153,18 +134,3 @@ def test_the_pool_of_a_deployment_is_the_capacity(
     assert "the pool of" not in capsys.readouterr().err
     assert pool.read_text() == same.read_text() != more.read_text()
     assert exported(tmp_path / "tlru.toml", "--policy", "tlru") == 0
-
-
-def test_a_capacity_gives_a_guard_what_it_knows(tmp_path: Path) -> None:
-    """As the simulator's would at the end of the trace."""
-    path = tmp_path / "policy.toml"
-    assert exported(path, "--param", "gittins.xi_tokens=0", "--capacity-blocks", "4k") == 0
-    found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
-    assert isinstance(found.policy, Gittins)
-    expected = ReturnsOffline().fit(traffic(sample("to-c"), standard()), found.policy, 4000)
-    assert found.fitted is not None
-    assert isinstance(found.fitted, FittedReturns)
-    assert found.fitted.evidence is not None
-    assert expected.evidence is not None
-    assert found.fitted.evidence.gain.tolist() == expected.evidence.gain.tolist()
-    assert np.array_equal(found.fitted.index, expected.index)

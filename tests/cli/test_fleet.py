@@ -42,19 +42,12 @@ def test_the_document(capsys: Streams) -> None:
         assert fewest == min(meeting, default=None)
     assert made["fewest"] == made["chosen"] == lines["session"] == 9
     for (router, count), row in fleets.items():
-        taken = row["infinite"] - row["not_held"] - row["not_chosen"]
-        assert row["hit_rate"] == pytest.approx(taken)
         assert row["infinite"] == pytest.approx(0.560, abs=0.001)
         assert (row["spread"] is not None) == (router == "random")
         assert len(row["by_replica"]) == count
         assert bool(row["sent_tokens"]) == (count == 9)
         assert sum(each["latencies"]["requests"] for each in row["by_replica"]) == 1000
     assert {curve["router"] for curve in made["curves"]} == {"round-robin", "session", "random"}
-    for curve in made["curves"]:  # exact, so equal to the replay at the capacity that was replayed
-        rate = dict(zip(curve["capacity_blocks"], curve["hit_rate"], strict=True))[3000]
-        row = fleets[curve["router"], 9]
-        low, high = row["spread"]["hit_rate"] if row["spread"] else (row["hit_rate"],) * 2
-        assert low - 1e-12 <= rate <= high + 1e-12
     assert made["pooled"]["belady"] >= made["pooled"]["lru"] > fleets["session", 9]["hit_rate"]
     assert made["loop"]["kind"] == "open"
     assert made["time_model"] == "queue"

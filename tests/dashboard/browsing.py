@@ -108,6 +108,32 @@ def serving(
         process.communicate(timeout=30)
 
 
+_HOLDS = """
+import sys
+from kvscope.store.db import open_store
+with open_store(sys.argv[1]):
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def holding(db: str) -> Iterator[int]:
+    """Have another process write to this store; yield the number of the process."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDS, db],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        yield holder.pid
+        holder.communicate("\n")
+
+
 def free_port() -> int:
     """Return a port that no process listens on."""
     with closing(socket.socket()) as probe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copyfile
 
@@ -11,7 +11,7 @@ import pytest
 
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import open_store
-from tests.dashboard.browsing import Served, serving
+from tests.dashboard.browsing import Page, Served, serving, tabs
 from tests.dashboard.chats import write_chats
 
 
@@ -53,6 +53,13 @@ def served(tmp_path_factory: pytest.TempPathFactory, stored_chats: Path) -> Iter
     record.parent.mkdir()
     with serving(db, record=record) as (address, _):
         yield Served(address, db, record)
+
+
+@pytest.fixture(scope="module")
+def new_tab() -> Iterator[Callable[[int, str], Page]]:
+    """Return what opens a tab of one Chromium."""
+    with tabs() as open_tab:
+        yield open_tab
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,6 @@ from tests.dashboard.browsing import (
     chromium,
     outside,
     serving,
-    tabs,
     visit,
 )
 from tests.dashboard.chats import write_chats
@@ -65,13 +64,6 @@ class Shown(NamedTuple):
     folder: Path
     plan: dict[str, Any]
     fleet: dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def new_tab() -> Iterator[Callable[[int, str], Page]]:
-    """Return what opens a tab of one Chromium."""
-    with tabs() as open_tab:
-        yield open_tab
 
 
 @pytest.fixture(scope="module")

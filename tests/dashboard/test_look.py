@@ -18,7 +18,7 @@ from kvscope.report import overview
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from kvscope.usecases.analyze import AnalyzeRequest, analyze
-from tests.dashboard.browsing import ALL_DRAWN, READY, Page, Served, chromium, tabs, visit
+from tests.dashboard.browsing import ALL_DRAWN, READY, Page, Served, chromium, visit
 from tests.long import long
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -107,13 +107,6 @@ _FOCUSED = """() => {
 def scheme(request: pytest.FixtureRequest) -> str:
     """Return what the browser asks for."""
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def new_tab() -> Iterator[Callable[[int, str], Page]]:
-    """Return what opens a tab of one Chromium."""
-    with tabs() as open_tab:
-        yield open_tab
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import http.client
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import pairwise
@@ -18,9 +16,8 @@ import pytest
 
 from kvscope.cli.app import run
 from tests.cli.shell import Streams
-from tests.dashboard.browsing import READY, Page, Served, chromium, outside, tabs
+from tests.dashboard.browsing import READY, Page, Served, chromium, holding, outside, tabs
 from tests.dashboard.test_fleets import ASKED
-from tests.dashboard.test_trouble import HOLDS
 from tests.long import long
 
 PlaywrightTimeout = pytest.importorskip(
@@ -307,19 +304,9 @@ def test_alongside_a_command_line(
 def test_while_the_store_is_written(link: Visit, served: Served) -> None:
     """Known traces stay; what needs the store names the process, and comes back by itself."""
     link("/").get_by_text("chats: 600 requests").wait_for()
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, served.db],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    with holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "open\n"
+    with holding(served.db) as process:
         tab = link("/")
         tab.get_by_text("chats: 600 requests").wait_for()
         tab.goto(f"{served.address}/validation")
-        tab.get_by_text(f"process {holder.pid} ").first.wait_for()
-        holder.communicate("\n")
+        tab.get_by_text(f"process {process} ").first.wait_for()
     tab.get_by_text("The store has no validation of this trace").wait_for()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,9 @@ import pytest
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
 from kvscope.store.db import open_store
+from tests.dashboard.browsing import holding
 from tests.dashboard.shown import EVERY_PAGE, PAGES, captions, shown, words, worked
 from tests.long import long
-
-HOLDS = """
-import sys
-from kvscope.store.db import open_store
-with open_store(sys.argv[1]):
-    print("open", flush=True)
-    sys.stdin.readline()
-"""
 
 
 def test_what_is_wrong_is_a_sentence(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,21 +104,11 @@ def test_a_broken_store_says_what_it_is_not(
 def test_a_store_that_another_process_writes(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every page says which process has it; once that has ended, the page works."""
     monkeypatch.setattr("dashboard.work.PATIENCE_S", 0.1)
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, db],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    with holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "open\n"
+    with holding(db) as process:
         for page in EVERY_PAGE:
             app = shown(db, monkeypatch, page)
             assert not app.exception
-            assert f"process {holder.pid} " in app.error[0].value
-        holder.communicate("\n")
+            assert f"process {process} " in app.error[0].value
     app.run()
     assert not app.error
     assert len(app.title) == 1

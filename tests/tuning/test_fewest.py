@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 import kvscope
 from kvscope.tuning.least import FleetSize, doubled, fewest, fleet_size
 from kvscope.tuning.target import Target
-from tests.cli.replayed import write_short
 from tests.long import long
 
 TARGET = Target(slo_s=1.0, percentile=0.95)
@@ -96,27 +94,6 @@ def test_tune_and_fleet_have_one_number(
     assert lru["router"] == "session"
     assert lru["replicas"] == study["fewest"] == replicas
     assert lru["replicas_interval"] == study["fewest_interval"]
-
-
-def test_arrivals_at_a_multiple_of_the_rate(tmp_path: Path) -> None:
-    """Of `tune` and `fleet` with `--rate-scale 2` as of a trace that arrives in half the time."""
-    agents, fast = Path(write_short(tmp_path, 420, "agent")), tmp_path / "fast.jsonl"
-    rows = map(json.loads, agents.read_text().splitlines())
-    fast.write_text(
-        "".join(json.dumps(row | {"timestamp": row["timestamp"] / 2}) + "\n" for row in rows)
-    )
-    where: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "slo": "3s", "policy": "lru"}
-    fewest_of, fleets = [], []
-    for path, scale in ((agents, 2.0), (fast, 1.0)):
-        with kvscope.open_trace(path) as trace:
-            tuned = kvscope.tune(trace, rate_scale=scale, **where).to_dict()
-            study = kvscope.simulate_fleet(trace, rate_scale=scale, router="session", **where)
-        fleets.append(study.to_dict()["fewest"])
-        assert (", arriving 2 times as fast" in study._repr_html_()) == (scale != 1)
-        fewest_of.append(tuned["recommendation"]["fewest"])
-    assert fewest_of[0] == fewest_of[1]
-    assert fewest_of[0][0]["replicas"] > 1
-    assert fleets == [each[0]["replicas"] for each in fewest_of]
 
 
 def latencies(slow: int) -> np.ndarray:
