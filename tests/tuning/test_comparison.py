@@ -38,22 +38,17 @@ UNCHANGED = dict.fromkeys(BOUNDS, 0.0)
 
 @pytest.mark.parametrize("figure", BOUNDS)
 def test_a_limit_breaks_just_beyond_itself(figure: str) -> None:
-    """At the limit nothing is broken; the next number beyond it is, and that figure alone."""
+    """At the limit nothing is broken; the next number beyond it is, and that figure alone.
+
+    Infinitely worse and unknown break it, too, infinitely better does not.
+    """
     (limit,) = (each.limit for each in harms(USUAL, UNCHANGED | {figure: math.nan}))
     assert limit == pytest.approx(BOUNDS[figure], abs=1e-12)
-    beyond = math.nextafter(limit, -math.inf if figure in FALLING else math.inf)
-    assert harms(USUAL, UNCHANGED | {figure: limit}) == ()
-    assert harms(USUAL, UNCHANGED | {figure: beyond}) == (Harm(figure, beyond, limit),)
-
-
-@pytest.mark.parametrize("figure", BOUNDS)
-def test_what_is_unknown_or_infinite(figure: str) -> None:
-    """Infinitely worse and unknown break a limit, infinitely better does not."""
     worse = -math.inf if figure in FALLING else math.inf
-    for change in (worse, math.nan):
-        (harm,) = harms(USUAL, UNCHANGED | {figure: change})
-        assert harm.figure == figure
-    assert harms(USUAL, UNCHANGED | {figure: -worse}) == ()
+    for change in (limit, -worse):
+        assert harms(USUAL, UNCHANGED | {figure: change}) == ()
+    for change in (math.nextafter(limit, worse), worse):
+        assert harms(USUAL, UNCHANGED | {figure: change}) == (Harm(figure, change, limit),)
 
 
 def test_the_median_as_a_target_has_the_limit_of_the_median() -> None:
