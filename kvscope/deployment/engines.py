@@ -7,8 +7,10 @@ row, and what depends on it calls `Engine.has`.
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +20,7 @@ from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.speculative import Drafter, parse_drafter
 
+Text = TypeVar("Text", bound=str)
 Version: TypeAlias = tuple[int, int]
 
 NEWEST: Version = (0, 33)
@@ -171,6 +174,8 @@ EngineName = Literal["vllm", "sglang"]
 WaitingOrder = Literal["fcfs", "lpm"]
 WAITING_ORDERS: tuple[WaitingOrder, ...] = get_args(WaitingOrder)
 """SGLang's orders of waiting requests that are simulated: its default, and longest prefix match."""
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
+WRITE_POLICIES: tuple[WritePolicy, ...] = get_args(WritePolicy)
 AUTO_LENGTH = "--max-model-len auto"
 """The option with which vLLM takes requests as long as its pool holds; it exists since 0.20."""
 SGLANG_NUM_SEQS = 2048
@@ -182,26 +187,56 @@ DEFAULT_ENGINE = f"vllm@{version_text(NEWEST)}"
 _WRITTEN = re.compile(
     r"(?P<name>[a-z]+)(?:@v?(?P<major>\d+)\.(?P<minor>\d+)(?:\.\S*?)?)?"
     r"(?:\+(?P<drafter>[a-z]+\d?:\d+(?:/\d+)?))?"  # other endings are builds, as in 0.33.0+cu128
-    r"(?::schedule_policy=(?P<order>\S*))?"
+    r"(?P<options>(?::[a-z_]+=[^:\s]*)*)"
 )
 _NEWEST: dict[str, tuple[int, int]] = {"vllm": NEWEST, "sglang": (0, 5)}
+
+
+class HiCache(Struct, frozen=True):
+    """SGLang's tier in the host's memory: `ratio` times the GPU's pool, and when it is written.
+
+    Source: SGLang 0.5.23, srt/arg_groups/fields/memory.py (--hicache-ratio,
+    --hicache-write-policy), srt/mem_cache/pool_host/base.py (HostKVCache).
+    """
+
+    ratio: float = 2.0
+    write_policy: WritePolicy = "write_through"
+
+    @property
+    def copies_pool(self) -> bool:
+        """Whether copies of what the GPU holds leave no room for anything else."""
+        return self.ratio <= 1 and self.write_policy != "write_back"
+
+    def blocks(self, pool_blocks: int, block_size: int, *, page: int = 1) -> int:
+        """Return the blocks of `block_size` tokens that it holds, in pages of so many tokens."""
+        pages = int(pool_blocks * block_size * self.ratio) // page + 1
+        return pages * page // block_size
 
 
 class Engine(Struct, frozen=True):
     """An engine, its (major, minor) version, and what drafts tokens in it, if anything.
 
-    Requests wait in SGLang in this `order`.
+    Requests wait in SGLang in this `order`; it has a host tier with `hicache`.
     """
 
     name: EngineName
     version: tuple[int, int]
     drafter: Drafter | None = None
     order: WaitingOrder = "fcfs"
+    hicache: HiCache | None = None
 
     def __str__(self) -> str:
         drafter = f"+{self.drafter}" if self.drafter else ""
-        order = "" if self.order == "fcfs" else f":schedule_policy={self.order}"
-        return f"{self.name}@{version_text(self.version)}{drafter}{order}"
+        options = "".join(f":{name}={value}" for name, value in self._options())
+        return f"{self.name}@{version_text(self.version)}{drafter}{options}"
+
+    def _options(self) -> Iterator[tuple[str, str]]:
+        if self.order != "fcfs":
+            yield "schedule_policy", self.order
+        if self.hicache is not None:
+            yield "hicache_ratio", f"{self.hicache.ratio:g}"
+            if self.hicache.write_policy != "write_through":
+                yield "hicache_write_policy", self.hicache.write_policy
 
     @property
     def text(self) -> str:
@@ -280,7 +315,13 @@ class Engine(Struct, frozen=True):
         if self.name != "vllm":
             newest, own = (version_text(each) for each in (_NEWEST[self.name], self.version))
             other = f"SGLang {own} was not compared with kvscope, and is simulated as {newest}"
-            return () if own == newest else (f"{other}: its hits may differ",)
+            known = [] if own == newest else [f"{other}: its hits may differ"]
+            if self.hicache is not None and self.hicache.copies_pool:
+                known.append(
+                    "the host tier has no room beyond copies of the GPU's pool: take a"
+                    " hicache_ratio above 1, or hicache_write_policy=write_back"
+                )
+            return tuple(known)
         doubts = [not_compared(self.version)]
         if groups is not None and groups.state_tokens and self.version < STATES_COMPARED:
             since = version_text(STATES_COMPARED)
@@ -311,19 +352,16 @@ class Engine(Struct, frozen=True):
 def parse_engine(text: str) -> Engine:
     """Return the engine that `text` names, its newest known version if none is stated.
 
-    A drafter may follow, as in vllm@0.33+mtp:3/16 (`Engine.text`), or SGLang's waiting order, as
-    in sglang:schedule_policy=lpm. Raises UsageError for another engine, an unreadable version, or
-    an order that is not simulated.
+    A drafter may follow, as in vllm@0.33+mtp:3/16 (`Engine.text`), or options of SGLang that are
+    simulated, as in sglang:schedule_policy=lpm:hicache_ratio=2. Raises UsageError for another
+    engine, an unreadable version, or what is not simulated.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is None or match["name"] not in _NEWEST:
         raise UsageError(f"no engine {text!r}", remedy="write vllm, vllm@0.33 or sglang")
     name: EngineName = "vllm" if match["name"] == "vllm" else "sglang"
-    order = next((known for known in WAITING_ORDERS if known == (match["order"] or "fcfs")), None)
-    if order is None or (match["order"] and name != "sglang"):
-        what = f"{name} with schedule_policy={match['order']} is not simulated"
-        known = " or ".join(f"sglang:schedule_policy={order}" for order in WAITING_ORDERS)
-        raise UsageError(what, remedy=f"write {known if name == 'sglang' else name}")
+    options = dict(option.split("=") for option in match["options"].split(":")[1:])
+    order, hicache = _sglang_options(name, options)
     drafter = None
     if match["drafter"]:
         stated, _, block_tokens = match["drafter"].partition("/")
@@ -333,4 +371,41 @@ def parse_engine(text: str) -> Engine:
     version = _NEWEST[name]
     if match["major"] is not None:
         version = int(match["major"]), int(match["minor"])
-    return Engine(name, version, drafter, order)
+    return Engine(name, version, drafter, order, hicache)
+
+
+def _sglang_options(
+    name: EngineName, stated: dict[str, str]
+) -> tuple[WaitingOrder, HiCache | None]:
+    """Return the order of waiting requests and the host tier of SGLang's stated options."""
+    known = ("schedule_policy", "hicache_ratio", "hicache_write_policy")
+    for option, value in stated.items():
+        if option not in known or name != "sglang":
+            what = f"{name} with {option}={value} is not simulated"
+            others = f"; of SGLang {', '.join(known)} are" if name == "sglang" else ""
+            raise UsageError(what, remedy=f"write {name}{others}")
+    order = _choice("schedule_policy", stated, WAITING_ORDERS)
+    write_policy = _choice("hicache_write_policy", stated, WRITE_POLICIES)
+    ratio = stated.get("hicache_ratio", "2" if "hicache_write_policy" in stated else None)
+    if ratio is None:
+        return order, None
+    try:
+        times = float(ratio)
+    except ValueError:
+        times = 0.0
+    if not 0 < times < math.inf:
+        raise UsageError(
+            f"hicache_ratio={ratio} is no size of a host tier",
+            remedy="write how many times the GPU's pool it holds, as in sglang:hicache_ratio=2",
+        )
+    return order, HiCache(times, write_policy)
+
+
+def _choice(option: str, stated: dict[str, str], values: Sequence[Text]) -> Text:
+    """Return the stated value of an option, the first one without any."""
+    text = stated.get(option, values[0])
+    value = next((value for value in values if value == text), None)
+    if value is None:
+        known = " or ".join(f"sglang:{option}={value}" for value in values)
+        raise UsageError(f"sglang with {option}={text} is not simulated", remedy=f"write {known}")
+    return value

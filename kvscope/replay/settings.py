@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.runs import CapacityModel, RunSetting, TierMode
+from kvscope.deployment.engines import parse_engine
 from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.replay.policy_options import (
     ALL,
@@ -185,6 +186,9 @@ def with_groups(
     """
     if deployment is not None and not setting.engine:
         setting = _of_engine(setting, deployment)
+    if deployment is not None and deployment.engine.hicache and model is not None:
+        each_gpu = model.kv_bytes_per_token(deployment.tp) * trace_block  # has a link of its own
+        setting = replace(setting, block_bytes=each_gpu)
     if setting.capacity_model != "engine" or model is None or setting.kv_groups:
         return setting, model
     groups = deployment.kv_groups_for(trace_block) if deployment else model.kv_groups(trace_block)
@@ -208,10 +212,17 @@ def tree_setting(
 ) -> RunSetting:
     """Return `setting` on a simulated SGLang, with chunks of so many tokens.
 
-    It stays idle blocks where it has tiers, is of a sample, or counts hits in another way.
+    It stays idle blocks where it has tiers, is of a sample, or counts hits in another way. Raises
+    UsageError where these would leave out a host tier.
     """
     whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
     if setting.tiers or not (whole and setting.exact):
+        if parse_engine(engine).hicache is not None:
+            raise UsageError(
+                "SGLang's host tier is simulated of a whole trace, with hits counted as it does",
+                where="--engine",
+                remedy="leave out --tiers, --sample, --compat and --outputs, or hicache",
+            )
         return setting
     return replace(
         setting,

@@ -24,7 +24,7 @@ from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
-from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.engines import HiCache, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy, QueuePolicy
 from kvscope.policies.registry import by_name
@@ -36,7 +36,7 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import replay
 from kvscope.replay.sampling import with_drift
 from kvscope.replay.settings import engine_setting
-from kvscope.replay.tier_spec import Tier, parse_tiers
+from kvscope.replay.tier_spec import IN_PLACE, READS, Tier, parse_tiers
 from kvscope.replay.tiers import (
     TieredReplay,
     read_s,
@@ -46,6 +46,7 @@ from kvscope.replay.tiers import (
     write_s,
 )
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.sglang_sim.replay import TreeService
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 from kvscope.vllm_sim.settings import OffloadSettings, StorageSettings, Transfers
@@ -206,13 +207,39 @@ def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
         queued_s = done.token_s - workload.prompts.arrival_s
         served = replace(served, queued_ttft_s=queued_s, tpot_s=done.tpot_s)
     counted, rejected = slice(served.first, None), np.isnan(done.token_s)
+    tiers: tuple[TierOutcome, ...] = ()
+    if (hicache := parse_engine(workload.setting.engine).hicache) is not None:
+        tiers = _host_tier(workload, request, hicache, done, served)
     return ServedReplay(
         served,
         done.evictions,
+        tiers,
         preemptions=int(done.retractions[counted].sum()),
         turned_away=int(rejected[counted].sum()),
         rejected=rejected,
     )
+
+
+def _host_tier(
+    workload: Workload,
+    request: ReplayRequest,
+    hicache: HiCache,
+    done: TreeService,
+    served: ServedRequests,
+) -> tuple[TierOutcome, ...]:
+    """Return what SGLang's pool and its host tier gave; loads are part of the batches' times."""
+    blocks, policy = request.capacity_blocks, request.policy
+    block_bytes = workload.setting.block_bytes
+    host = hicache.blocks(blocks, workload.prompts.block_size)
+    read = IN_PLACE if block_bytes is None else READS["dram"]
+    tiered = TieredReplay(
+        (Tier("hbm", blocks, policy), Tier("dram", host, policy, read)),
+        np.stack([done.hit_blocks - done.loaded_blocks, done.loaded_blocks], axis=1),
+        (done.evictions, done.host_evictions),
+        (0, 0),
+        np.zeros((2, 0), np.bool_),
+    )
+    return tier_outcomes(tiered, served, block_bytes)
 
 
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
@@ -285,9 +312,7 @@ def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
         for blocks in (loaded, copied)
     )
     evictions, nothing = (done.evictions, done.chunk_evictions, 0), np.zeros((count, 0), np.bool_)
-    return TieredReplay(
-        tiers, "write-through", hits, evictions[:count], (0, 0, 0)[:count], nothing, reads
-    )
+    return TieredReplay(tiers, hits, evictions[:count], (0, 0, 0)[:count], nothing, reads)
 
 
 def offload_settings(

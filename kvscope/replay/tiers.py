@@ -38,7 +38,6 @@ class TieredReplay(Struct, frozen=True):
     """
 
     tiers: tuple[Tier, ...]
-    mode: TierMode
     tier_hits: Int32s
     evictions: tuple[int, ...]
     demotions: tuple[int, ...]
@@ -108,7 +107,6 @@ def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory)
     cached[1:] &= ~down_to[:-1]
     return TieredReplay(
         tiers=tiers,
-        mode="exclusive",
         tier_hits=hits,
         evictions=tuple(state.evicted.tolist()),
         demotions=tuple(state.demoted.tolist()),
@@ -123,7 +121,6 @@ def _write_through(
     together = np.maximum.accumulate(np.array([done.hit_blocks for done in alone]), axis=0)
     return TieredReplay(
         tiers=tiers,
-        mode="write-through",
         tier_hits=np.ascontiguousarray(np.diff(together, axis=0, prepend=0).T.astype(np.int32)),
         evictions=tuple(done.evictions for done in alone),
         demotions=(0,) * len(tiers),

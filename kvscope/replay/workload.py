@@ -28,7 +28,7 @@ from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
 from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, anchored, sampled
 from kvscope.replay.settings import setting_profile, timed_by
-from kvscope.replay.tier_spec import Tier
+from kvscope.replay.tier_spec import READS, Tier
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.sglang_sim.replay import CHUNK_TOKENS, TreeService, serve_tree, sglang_has
 
@@ -215,6 +215,7 @@ class Workload:
         One by one where the trace has no times.
         """
         arrival_s, setting = self.traffic.arrival_s, self.setting
+        engine = parse_engine(setting.engine)
         if len(arrival_s) > 1 and arrival_s[-1] == arrival_s[0]:
             traffic = traffic._replace(
                 arrival_s=_APART_S * np.arange(len(traffic.leaf), dtype=np.float64)
@@ -226,7 +227,9 @@ class Workload:
             self.profile,
             chunk_tokens=setting.max_num_batched_tokens or CHUNK_TOKENS,
             most_running=setting.max_num_seqs or SGLANG_NUM_SEQS,
-            order=parse_engine(setting.engine).order,
+            order=engine.order,
+            hicache=engine.hicache,
+            load_block_s=(setting.block_bytes or 0) / READS["dram"].bytes_per_s,
         )
 
     def prepare(self, policies: Sequence[Policy]) -> None:

@@ -72,7 +72,7 @@ def screen(simulation: Simulation) -> list[Section]:
     tables = [*first.tables[:1]]
     if not simulation.without_tier:
         tables.append(_policy_table(simulation, simulation.middle, _ROWS))
-    offload = tier_sections(simulation) if simulation.setting.capacity_model == "engine" else []
+    offload = tier_sections(simulation) if simulation.setting.holds_running else []
     launch = [sentence for section in offload for sentence in section.sentences]
     tables += [table for section in offload for table in section.tables]
     if not first.tables and not offload:  # there is room
@@ -358,6 +358,7 @@ def tier_sections(simulation: Simulation) -> list[Section]:
     """Return a row for each tier of each run; nothing where the cache has one tier."""
     name, sizes = names(simulation.runs), _sizes(simulation)
     rows = [(run, tier) for run in simulation.runs for tier in run.tiers]
+    beside = "time, beside its batch," if simulation.setting.on_tree else "wait"
 
     def transfer(row: tuple[Run, TierOutcome]) -> str:
         requests, wait_ms = row[0].outcome.requests, row[1].transfer_ms
@@ -376,7 +377,7 @@ def tier_sections(simulation: Simulation) -> list[Section]:
             "evictions": lambda row: count(row[1].evictions),
             "demotions": lambda row: count(row[1].demotions),
         },
-        "transfer: mean wait of a request for this tier's blocks, part of its TTFT",
+        f"transfer: mean {beside} of a request for this tier's blocks, part of its TTFT",
         words=("tier",),
     )
     if not rows:

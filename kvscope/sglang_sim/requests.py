@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from kvscope.core.arrays import Records, record_type
 from kvscope.core.jit import callable_in_kernels
-from kvscope.sglang_sim.tree import NONE, PrefixTree, insert, lock, look_up
+from kvscope.sglang_sim.cache import insert, load, look_up
+from kvscope.sglang_sim.tree import NONE, PrefixTree, lock
 
+LEAST_LOADED = 10
+"""Tokens that a request loads from the host at the least."""
 REQUEST = record_type(
-    "prompt outputs end look blocks node shared inserted owned hit computed generated batch"
-    " rejected retracted retractions",
+    "prompt outputs end look blocks node found shared inserted owned hit hit_loaded loaded "
+    "computed generated batch rejected retracted retractions",
     "arrival_s begin_s token_s end_s",
 )
 """A request of `prompt` tokens, `end` with the KV of its outputs; it leaves `blocks` cached.
@@ -40,10 +43,42 @@ def blocks_of(tree: PrefixTree, tokens: int) -> int:
 def begin(tree: PrefixTree, requests: Records, request: int, look: int) -> None:
     """Look up so many blocks of a request, and lock what it hits, its `shared` blocks."""
     record = requests[request]
-    record.node = look_up(tree, tree.starts[request], look)
-    record.shared = tree.nodes[record.node].start + tree.nodes[record.node].length
+    record.found = look_up(tree, tree.starts[request], look)
+    record.node = lowest_on_gpu(tree, record.found)
+    record.shared = end_of(tree, record.node)
     lock(tree, record.node, 1)
     record.inserted = record.owned = 0
+
+
+@callable_in_kernels
+def lowest_on_gpu(tree: PrefixTree, node: int) -> int:
+    """Return the lowest node on the GPU, from a node upwards."""
+    while not tree.nodes[node].on_gpu:
+        node = tree.nodes[node].parent
+    return node
+
+
+@callable_in_kernels
+def end_of(tree: PrefixTree, node: int) -> int:
+    """Return the depth of a node's last block."""
+    return tree.nodes[node].start + tree.nodes[node].length  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def load_found(tree: PrefixTree, requests: Records, request: int) -> bool:
+    """Load what a request found on the host alone; return whether it has all that it found."""
+    record = requests[request]
+    record.loaded = end_of(tree, record.found) - record.shared
+    few = record.loaded * tree.state[0].block_size < LEAST_LOADED
+    if few or not load(tree, record.found, record.loaded):
+        lacks = record.loaded > 0
+        record.loaded = 0
+        return not lacks
+    lock(tree, record.found, 1)
+    lock(tree, record.node, -1)
+    record.node = record.found
+    record.shared += record.loaded
+    return True
 
 
 @callable_in_kernels

@@ -25,8 +25,19 @@ import numpy as np
 from kvscope.core.arrays import Int32s, Int64s, Records, record_type
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.deployment.engines import WAITING_ORDERS
-from kvscope.sglang_sim.requests import begin, blocks_of, checkpoint, leave, take
-from kvscope.sglang_sim.tree import LRU, NONE, PrefixTree, lock, look_up, make_room
+from kvscope.sglang_sim.cache import look_up, make_room
+from kvscope.sglang_sim.host import settle_loads
+from kvscope.sglang_sim.requests import (
+    begin,
+    blocks_of,
+    checkpoint,
+    end_of,
+    leave,
+    load_found,
+    lowest_on_gpu,
+    take,
+)
+from kvscope.sglang_sim.tree import LRU, NONE, PrefixTree, lock
 
 LPM = WAITING_ORDERS.index("lpm")
 MOST_PREFILL = 16_384
@@ -53,12 +64,13 @@ COSTS = (
 STATE = record_type(
     "order page chunk most_running arrived head waiting running full chunked passes made in_flight "
     "input_left chunk_left tokens",
-    " ".join(("now_s free_s ratio reserved", *COSTS)),
+    " ".join(("now_s free_s ratio reserved load_s load_block_s", *COSTS)),
 )
 """One record: options, queues, and what is left for the batch that is being planned.
 
 `waiting` requests stand in the queue from `head` on, `running` ones decode, `chunked` is the one
 with a part of its prompt computed, NONE without one. No prompt is admitted while `full` is set.
+The planned batch loads blocks from the host for `load_s`, each of which takes `load_block_s`.
 `made` batches were planned, the last of which is `in_flight` or is not.
 """
 
@@ -153,6 +165,9 @@ def plan(tree: PrefixTree, requests: Records, queues: ServerQueues) -> bool:
     """Plan the next batch: of prompts, else of outputs; return whether there is one."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
+    if state.in_flight and queues.batches[state.made & 1].prompts:
+        for at in range(queues.batches[state.made & 1].size):
+            settle_loads(tree, requests[queues.members[state.made & 1, at]].node)
     if state.chunked != NONE:
         computed = requests[state.chunked].computed
         blocks = whole_blocks(tree, requests[state.chunked], computed)
@@ -204,7 +219,7 @@ def plan_prompts(tree: PrefixTree, requests: Records, queues: ServerQueues) -> N
             return
     order_waiting(tree, requests, queues)
     state.input_left, state.chunk_left, state.tokens = MOST_PREFILL, state.chunk, 0
-    state.reserved = 0.0
+    state.reserved = state.load_s = 0.0
     for at in range(state.running):
         record = requests[queues.running[at]]
         state.reserved += min(record.outputs - record.generated, MOST_OUTPUTS) * state.ratio
@@ -227,6 +242,7 @@ def plan_prompts(tree: PrefixTree, requests: Records, queues: ServerQueues) -> N
     if batch.size > 0:
         batch.chunked = state.chunked
         batch.cost_s += max(state.floor_s, state.prefill_token_s * state.tokens) + state.base_s
+        batch.cost_s = max(batch.cost_s, state.load_s)  # layers are loaded while others compute
         give_blocks(tree, requests, queues, state.tokens)
 
 
@@ -254,7 +270,10 @@ def admit_waiting(
     known = record.prompt + record.generated
     look = record.look if record.generated == 0 else whole_blocks(tree, record, known - 1)
     begin(tree, requests, request, look)
-    tokens = first_chunk(tree, requests, state, request)
+    on_host = (end_of(tree, record.found) - record.shared) * tree.state[0].block_size
+    tokens = first_chunk(tree, requests, state, request, on_host)
+    if tokens > 0 and not load_found(tree, requests, request):
+        tokens = first_chunk(tree, requests, state, request, 0)
     if tokens <= 0:
         lock(tree, record.node, -1)
         record.node = NONE
@@ -262,8 +281,9 @@ def admit_waiting(
             size = queues.batches[(state.made + 1) & 1].size
             state.full = size > 0 or state.running > 0
         return False
+    state.load_s += record.loaded * state.load_block_s
     if np.isnan(record.begin_s):
-        record.hit = record.shared
+        record.hit, record.hit_loaded = record.shared, record.loaded
     record.computed = record.shared * tree.state[0].block_size
     admit(tree, requests, queues, request, tokens, record.computed + tokens < known)
     return True
@@ -283,8 +303,10 @@ def whole_blocks(tree: PrefixTree, record: Records, tokens: int) -> int:
 
 
 @callable_in_kernels
-def first_chunk(tree: PrefixTree, requests: Records, state: Records, request: int) -> int:
-    """Return the tokens of a locked request that the batch computes first.
+def first_chunk(
+    tree: PrefixTree, requests: Records, state: Records, request: int, on_host: int
+) -> int:
+    """Return the tokens of a locked request that the batch computes first, but for those `on_host`.
 
     0 where the batch has no room for them, -1 where the memory has none.
     """
@@ -294,6 +316,8 @@ def first_chunk(tree: PrefixTree, requests: Records, state: Records, request: in
     outputs = min(record.outputs - record.generated, MOST_OUTPUTS)
     if new + outputs + size >= free_tokens(tree) - state.reserved:
         return -1
+    cached += on_host
+    new -= on_host
     if -(-new // state.page) * state.page <= state.chunk_left:
         return new  # type: ignore[no-any-return]
     end = (cached + state.chunk_left // state.page * state.page) // state.page * state.page
@@ -363,11 +387,10 @@ def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> 
 
 @callable_in_kernels
 def look_up_all(tree: PrefixTree, requests: Records, request: int) -> int:
-    """Return the blocks of a waiting request that are cached, its last one included."""
+    """Return the node where the cached blocks of a waiting request end, its last one included."""
     record = requests[request]
     blocks = max(record.look, whole_blocks(tree, record, record.prompt + record.generated))
-    node = look_up(tree, tree.starts[request], blocks)
-    return tree.nodes[node].start + tree.nodes[node].length  # type: ignore[no-any-return]
+    return look_up(tree, tree.starts[request], blocks)
 
 
 @callable_in_kernels
@@ -383,8 +406,9 @@ def by_prefix(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None
         request = waiting[state.head + at]
         record = requests[request]
         known = record.prompt + record.generated
-        cached = look_up_all(tree, requests, request) * size
-        rank, head = -min(cached, known - 1), NONE
+        node = look_up_all(tree, requests, request)
+        rank, head = -min(end_of(tree, node) * size, known - 1), NONE
+        cached = end_of(tree, lowest_on_gpu(tree, node)) * size
         if cached <= SHARED_PREFIX and shared <= whole_blocks(tree, record, known):
             head = tree.paths[tree.starts[request] + shared - 1]
             for other in range(at):

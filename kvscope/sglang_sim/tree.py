@@ -1,13 +1,13 @@
-"""SGLang's prefix tree: nodes of several blocks, split where prompts part, evicted whole.
+"""SGLang's prefix tree: nodes of several blocks, split where prompts part, on two tiers.
 
-A node is a run of blocks that one insertion added. Requests lock the nodes on their path; unlocked
-nodes without a child are the leaves, one of which is evicted at a time. They lie in a binary heap
+A node is a run of blocks that one insertion added; it is on the GPU, on the host, or on both.
+Requests lock the nodes on their path. Unlocked nodes without a child on their tier are its leaves,
+which leave one at a time. Those of the GPU, and those on the host alone, lie each in a binary heap
 by the key of SGLang's eviction policy, so that the next one to leave is at its top.
 
-Source: SGLang 0.5.23, srt/mem_cache/unified_cache/unified_tree_core.py (match_prefix, begin_insert,
-_split_node, _add_new_node, _set_tlru_lens_and_raise_history), unified_cache/components/full.py
-(acquire_component_lock, _evict_device_next_node) and evict_policy.py. Its tree in Rust, the
-default on Linux, is the same tree.
+Source: SGLang 0.5.23, srt/mem_cache/unified_cache/unified_tree_core.py (_split_node, _add_new_node,
+_set_tlru_lens_and_raise_history), unified_cache/components/full.py (acquire_component_lock) and
+evict_policy.py. Its tree in Rust, the default on Linux, is the same tree.
 """
 
 from __future__ import annotations
@@ -22,29 +22,36 @@ from kvscope.core.prefix import Paths
 
 NONE = -1
 ROOT = 0
+GPU, HOST = range(2)  # heaps of leaves
 LRU, FIFO, LFU, SLRU, TLRU, PRIORITY = range(6)  # values of `State.policy`
 TICK = 2**20  # of the clock; nodes of one look-up are less than that many parts of a tick apart
 
 NODE = record_type(
-    "parent top bottom start length children locks hits priority time created history rank slot"
+    "parent time locks on_gpu gpu_children slot start length top bottom heap rank hits priority "
+    "children created history on_host loading earlier later"
 )
 """A run of `length` blocks of the trie from depth `start` on, from its `top` to its `bottom`.
 
-`hits` counts the requests that inserted it, `history` is the greatest depth that was ever inserted
-below it. `rank` and then `time` (of FIFO `created`) order the leaves; `slot` is its place among
-them, NONE for nodes that are none. Of an unused node only `parent` counts: the next unused one.
+It is `on_gpu`, `on_host` or on both, and `loading` while it is copied to the GPU; of its `children`
+so many are on the GPU. `hits` counts the requests that inserted it, `history` is the greatest depth
+that was ever inserted below it. `rank` and then `time` (of FIFO `created`) order the leaves; `slot`
+is its place in its `heap`, NONE for nodes that are no leaves. `earlier` and `later` are its
+neighbours in the list of copies. Of an unused node only `parent` counts: the next unused one.
 """
 
 STATE = record_type(
-    "policy protected_uses block_size clock capacity size locked owned promised evictions leaves "
-    "made unused",
+    "policy protected_uses block_size clock capacity size locked owned promised evictions made "
+    "unused host_capacity host_size host_evictions written store_hits write_back first_copy "
+    "last_copy",
     "xi_tokens next_prompt_tokens",
 )
 """One record: the policy, and counts in blocks.
 
-`size` blocks are in the tree, of which `locked` ones cannot leave; running requests have `owned`
-ones beside it, and are `promised` more. `made` nodes exist, of which the chain from `unused` on is
-free.
+`size` blocks are on the GPU, of which `locked` ones cannot leave; running requests have `owned`
+ones beside it, and are `promised` more. `host_size` blocks are on the host, of which some are on
+the GPU as well; so many were `written` to it. `made` nodes exist, of which the chain from `unused`
+on is free. Nodes are stored when they have `store_hits`, or with `write_back` when they leave the
+GPU; then the list from `first_copy` to `last_copy` has those on both tiers, in order.
 """
 
 
@@ -53,7 +60,7 @@ class PrefixTree(NamedTuple):
 
     `parents` (N + 1) are the trie's; request r has the blocks `paths[starts[r]:starts[r + 1]]`.
     `nodes` and `state` are records as above. `at` (N + 1 entries) is the node whose first block is
-    this one, NONE without one. The first `state.leaves` entries of `leaves` are the heap.
+    this one, NONE without one. `leaves` (2 rows) are the heaps, of `leaf_counts` (2) nodes.
     """
 
     parents: Int32s
@@ -63,6 +70,7 @@ class PrefixTree(NamedTuple):
     state: Records
     at: Int32s
     leaves: Int64s
+    leaf_counts: Int64s
 
 
 def empty_tree(parents: Int32s, prompts: Paths, most_nodes: int, **settings: float) -> PrefixTree:
@@ -72,12 +80,14 @@ def empty_tree(parents: Int32s, prompts: Paths, most_nodes: int, **settings: flo
     for name, value in settings.items():
         state[name] = value
     state.made, state.unused = 1, NONE
+    state.first_copy = state.last_copy = NONE
     root = nodes[ROOT]  # the others take no memory before they are used
     root.slot = root.top = root.bottom = root.parent = NONE
-    root.locks = 1
+    root.locks = root.on_gpu = 1
     at = np.full(len(parents), NONE, dtype=np.int32)
-    leaves = np.zeros(most_nodes + 1, dtype=np.int64)
-    return PrefixTree(parents, prompts.blocks, prompts.starts, nodes, state, at, leaves)
+    leaves = np.zeros((2, most_nodes + 1), dtype=np.int64)
+    counts = np.zeros(2, dtype=np.int64)
+    return PrefixTree(parents, prompts.blocks, prompts.starts, nodes, state, at, leaves, counts)
 
 
 @callable_in_kernels
@@ -116,33 +126,49 @@ def rank_of(tree: PrefixTree, node: int) -> int:
 
 
 @callable_in_kernels
+def heap_of(tree: PrefixTree, node: int) -> int:
+    """Return the heap of leaves that a node belongs into: GPU, HOST, or NONE."""
+    record = tree.nodes[node]
+    if node == ROOT or record.locks > 0:
+        return NONE
+    if record.on_gpu:
+        return GPU if record.gpu_children == 0 else NONE
+    return HOST if record.children == 0 else NONE
+
+
+@callable_in_kernels
 def place(tree: PrefixTree, node: int) -> None:
     """Put a node where it belongs among the leaves, or out of them if it is none any more."""
-    nodes, leaves, state = tree.nodes, tree.leaves, tree.state[0]
-    slot = nodes[node].slot
-    moved = node
-    if node == ROOT or nodes[node].children > 0 or nodes[node].locks > 0:
-        if slot == NONE:
-            return
-        nodes[node].slot = NONE
-        state.leaves -= 1
-        moved = leaves[state.leaves]  # takes its place
-        if moved == node:
-            return
-    else:
-        nodes[node].rank = rank_of(tree, node)
-        if slot == NONE:
-            slot = state.leaves
-            state.leaves += 1
+    record, counts = tree.nodes[node], tree.leaf_counts
+    heap = heap_of(tree, node)
+    if record.slot != NONE and record.heap != heap:
+        counts[record.heap] -= 1
+        last = tree.leaves[record.heap, counts[record.heap]]
+        if last != node:
+            sift(tree, record.heap, last, record.slot)
+        record.slot = NONE
+    if heap == NONE:
+        return
+    record.rank = rank_of(tree, node)
+    if record.slot == NONE:
+        record.heap, record.slot = heap, counts[heap]
+        counts[heap] += 1
+    sift(tree, heap, node, record.slot)
+
+
+@callable_in_kernels
+def sift(tree: PrefixTree, heap: int, moved: int, slot: int) -> None:
+    """Move a leaf from a slot of its heap to where it belongs."""
+    nodes, leaves, count = tree.nodes, tree.leaves[heap], tree.leaf_counts[heap]
     while slot > 0 and leaves_before(tree, moved, leaves[(slot - 1) >> 1]):
         leaves[slot] = leaves[(slot - 1) >> 1]
         nodes[leaves[slot]].slot = slot
         slot = (slot - 1) >> 1
     while True:
         child = 2 * slot + 1
-        if child + 1 < state.leaves and leaves_before(tree, leaves[child + 1], leaves[child]):
+        if child + 1 < count and leaves_before(tree, leaves[child + 1], leaves[child]):
             child += 1
-        if child >= state.leaves or not leaves_before(tree, leaves[child], moved):
+        if child >= count or not leaves_before(tree, leaves[child], moved):
             break
         leaves[slot] = leaves[child]
         nodes[leaves[slot]].slot = slot
@@ -163,11 +189,12 @@ def new_node(tree: PrefixTree, parent: int, start: int, length: int, priority: i
         state.unused = tree.nodes[node].parent
     record = tree.nodes[node]
     record.parent, record.start, record.length = parent, start, length
-    record.children = record.locks = record.hits = 0
+    record.children = record.gpu_children = record.locks = record.hits = 0
+    record.on_gpu, record.on_host, record.loading = 1, 0, 0
     record.priority = priority
     record.time = now(tree)
     record.created = now(tree)
-    record.slot = NONE
+    record.slot = record.earlier = record.later = NONE
     return node  # type: ignore[no-any-return]
 
 
@@ -181,7 +208,9 @@ def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> in
     upper_node = new_node(tree, lower.parent, lower.start, length, lower.priority)
     upper = tree.nodes[upper_node]
     upper.top, upper.bottom = lower.top, bottom
-    upper.children, upper.locks, upper.hits = 1, lower.locks, lower.hits
+    upper.children, upper.gpu_children = 1, lower.on_gpu
+    upper.locks, upper.hits = lower.locks, lower.hits
+    upper.on_gpu, upper.on_host, upper.loading = lower.on_gpu, lower.on_host, lower.loading
     upper.created, upper.history = lower.created, lower.history
     lower.parent, lower.top = upper_node, top
     lower.start += length
@@ -189,6 +218,7 @@ def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> in
     tree.at[upper.top], tree.at[top] = upper_node, node
     lower.time = now(tree)
     place(tree, node)
+    list_copy(tree, upper_node)
     return upper_node
 
 
@@ -210,68 +240,25 @@ def child_on(tree: PrefixTree, first: int, blocks: int, child: int) -> int:
 
 
 @callable_in_kernels
-def look_up(tree: PrefixTree, first: int, blocks: int) -> int:
-    """Return the node where the longest cached prefix of a path ends; it counts as used."""
-    node, depth = ROOT, 0
-    while depth < blocks:
-        child = tree.at[tree.paths[first + depth]]
-        if child == NONE:
-            break
-        node = child_on(tree, first, blocks, child)
-        depth += tree.nodes[node].length
-    if blocks > 0:
-        time, above = now(tree), node
-        while above != NONE:
-            tree.nodes[above].time = time
-            place(tree, above)
-            time -= 1
-            above = tree.nodes[above].parent
-    return node
-
-
-@callable_in_kernels
-def insert(
-    tree: PrefixTree,
-    first: int,
-    blocks: int,
-    inserted: int,
-    priority: int,
-) -> int:
-    """Insert a path, and return the node that ends with its last block.
-
-    What the request had `inserted` before, so many blocks, was counted as its hit then.
-    """
-    nodes, node, depth = tree.nodes, ROOT, 0
-    nodes[ROOT].time = now(tree)
-    while depth < blocks:
-        child = tree.at[tree.paths[first + depth]]
-        if child == NONE:
-            break
-        nodes[child].time = now(tree)
-        node = child_on(tree, first, blocks, child)
-        depth += nodes[node].length
-        nodes[node].priority = max(nodes[node].priority, priority)
-        if depth > inserted:
-            nodes[node].hits += 1
-        place(tree, child)
-        place(tree, node)
-    if depth == blocks:
-        return node
-    leaf = new_node(tree, node, depth, blocks - depth, priority)
-    record = nodes[leaf]
-    record.top, record.bottom = tree.paths[first + depth], tree.paths[first + blocks - 1]
-    tree.at[record.top] = leaf
-    record.hits = 1 if blocks > inserted else 0
-    above = leaf
-    record.history = 0
-    while above != NONE and nodes[above].history < blocks:
-        nodes[above].history = blocks
-        above = nodes[above].parent
-    nodes[node].children += 1
-    tree.state[0].size += blocks - depth
-    place(tree, leaf)
+def drop(tree: PrefixTree, node: int) -> None:
+    """Delete a node without others below it from the tree."""
+    record, state = tree.nodes[node], tree.state[0]
+    parent = record.parent
+    record.locks = 1
     place(tree, node)
-    return leaf
+    unlist_copy(tree, node)
+    tree.at[record.top] = NONE
+    if record.on_host:
+        state.host_size -= record.length
+        state.host_evictions += record.length
+    if record.on_gpu:
+        state.size -= record.length
+        tree.nodes[parent].gpu_children -= 1
+    record.on_gpu = record.on_host = 0
+    record.parent, state.unused = state.unused, node
+    record.length = 0
+    tree.nodes[parent].children -= 1
+    place(tree, parent)
 
 
 @callable_in_kernels
@@ -280,27 +267,43 @@ def lock(tree: PrefixTree, node: int, change: int) -> None:
     while node != ROOT:
         record = tree.nodes[node]
         if record.locks == (0 if change > 0 else 1):
-            tree.state[0].locked += change * record.length
+            tree.state[0].locked += change * record.length * record.on_gpu
         record.locks += change
         place(tree, node)
         node = record.parent
 
 
 @callable_in_kernels
-def make_room(tree: PrefixTree, blocks: int) -> bool:
-    """Evict leaves until so many blocks are free; return whether they are."""
-    nodes, state = tree.nodes, tree.state[0]
-    while state.capacity - state.size - state.owned < blocks and state.leaves > 0:
-        leaf = tree.leaves[0]
-        record = nodes[leaf]
-        parent = record.parent
-        record.locks = 1
-        place(tree, leaf)
-        tree.at[record.top] = NONE
-        state.size -= record.length
-        state.evictions += record.length
-        record.parent, state.unused = state.unused, leaf
-        record.length = 0
-        nodes[parent].children -= 1
-        place(tree, parent)
-    return state.capacity - state.size - state.owned >= blocks  # type: ignore[no-any-return]
+def list_copy(tree: PrefixTree, node: int) -> None:
+    """List a node that is on both tiers as the last one, unless it is listed or loading."""
+    record, state = tree.nodes[node], tree.state[0]
+    if not state.write_back:
+        return
+    if not (record.on_gpu and record.on_host) or record.loading:
+        unlist_copy(tree, node)
+        return
+    if record.earlier != NONE or state.first_copy == node:
+        return
+    record.earlier, record.later = state.last_copy, NONE
+    if state.last_copy == NONE:
+        state.first_copy = node
+    else:
+        tree.nodes[state.last_copy].later = node
+    state.last_copy = node
+
+
+@callable_in_kernels
+def unlist_copy(tree: PrefixTree, node: int) -> None:
+    """Take a node off the list, if it is there."""
+    record, state = tree.nodes[node], tree.state[0]
+    if record.earlier == NONE and state.first_copy != node:
+        return
+    if record.earlier == NONE:
+        state.first_copy = record.later
+    else:
+        tree.nodes[record.earlier].later = record.later
+    if record.later == NONE:
+        state.last_copy = record.earlier
+    else:
+        tree.nodes[record.later].earlier = record.earlier
+    record.earlier = record.later = NONE

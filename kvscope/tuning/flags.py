@@ -103,6 +103,7 @@ def stated_words(
 
     The value of a switch is empty. `moe`: the model has experts, which ranks divide.
     """
+    engine = parse_engine(stated.engine)
     words = {
         "--tensor-parallel-size" if vllm else "--tp": stated.tp if stated.tp > 1 else None,
         "--data-parallel-size": stated.dp if stated.dp > 1 else None,
@@ -110,14 +111,24 @@ def stated_words(
         "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
         "--prefix-match-unit": stated.prefix_match_unit,
         "--speculative-config": _speculative_config(stated),
-        "--schedule-policy": order
-        if (order := parse_engine(stated.engine).order) != "fcfs"
-        else None,
+        "--schedule-policy": engine.order if engine.order != "fcfs" else None,
+        **_hicache_words(engine),
         "--gpu-memory-utilization" if vllm else "--mem-fraction-static": (
             stated.gpu_memory_utilization
         ),
     }
     return {name: value for name, value in words.items() if value is not None}
+
+
+def _hicache_words(engine: Engine) -> dict[str, float | str | None]:
+    """Return what SGLang is started with for its host tier."""
+    if engine.hicache is None:
+        return {}
+    return {
+        "--enable-hierarchical-cache": "",
+        "--hicache-ratio": f"{engine.hicache.ratio:g}",
+        "--hicache-write-policy": engine.hicache.write_policy,
+    }
 
 
 def _speculative_config(stated: Deployment) -> str | None:

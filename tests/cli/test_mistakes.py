@@ -113,6 +113,21 @@ OPTIONS: Rows = {
             "--engine: sglang with schedule_policy=random is not simulated; write sglang:schedule",
         ),
         (
+            f"{_GPU} --engine sglang:hicache_ratio=0",
+            2,
+            "--engine: hicache_ratio=0 is no size of a host tier; write how many times",
+        ),
+        (
+            f"{_GPU} --engine sglang:hicache_size=4",
+            2,
+            "hicache_size=4 is not simulated; write sglang; of SGLang schedule_policy, hicache_rat",
+        ),
+        (
+            f"{_GPU} --engine sglang:hicache_ratio=2 --sample 0.5",
+            2,
+            "--engine: SGLang's host tier is simulated of a whole trace, with hits counted as it",
+        ),
+        (
             f"{_GPU} --engine vllm:schedule_policy=lpm",
             2,
             "--engine: vllm with schedule_policy=lpm is not simulated; write vllm",

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s
+from kvscope.deployment.engines import HiCache
 from kvscope.vllm_sim.settings import StepCost
 from tests.conformance.sglang_side import Cache, Finder
 from tests.sglang_sim.chats import Chat
@@ -74,6 +75,7 @@ class Options(NamedTuple):
     order: str = "fcfs"
     most_running: int = 2048
     most_tokens: int = 400
+    hicache: HiCache | None = None
 
 
 class Served(NamedTuple):
@@ -115,6 +117,7 @@ class Server:
                 page_size=options.page_size,
                 schedule_policy=options.order,
                 radix_eviction_policy=options.policy,
+                **_host_options(options.hicache),
             ),
             role="scheduler",
         )
@@ -127,16 +130,29 @@ class Server:
             core="rust",
             rows=options.most_running,
             most_tokens=options.most_tokens,
+            hicache=options.hicache,
         )
-        pool, rows, tree, self.evicted = cache.pool, cache.rows, cache.tree, 0
-        evict = tree._evict
+        pool, rows, tree = cache.pool, cache.rows, cache.tree
+        self.evicted = self.stored = self.host_evicted = 0
+        evict, evict_host, store = tree._evict, tree.evict_host, tree._execute_kv_backup
 
         def evict_counted(*arguments: Any, **named: Any) -> Any:
             result = evict(*arguments, **named)
             self.evicted += result.num_tokens_evicted
             return result
 
-        tree._evict = evict_counted
+        def store_counted(*arguments: Any, **named: Any) -> Any:
+            slots = store(*arguments, **named)
+            self.stored += 0 if slots is None else len(slots)
+            return slots
+
+        def evict_host_counted(*arguments: Any, **named: Any) -> Any:
+            tokens = evict_host(*arguments, **named)
+            self.host_evicted += tokens
+            return tokens
+
+        tree._evict, tree.evict_host = evict_counted, evict_host_counted
+        tree._execute_kv_backup = store_counted
         self.schedule_batch, self.params = schedule_batch, SamplingParams
         silent, null = _Silent(), DisaggregationMode.NULL
         silent.num_generated_tokens = silent.forward_ct_decode = 0
@@ -165,7 +181,7 @@ class Server:
         )
         scheduler = self.scheduler = Scheduler.__new__(Scheduler)
         off = (
-            "enable_hierarchical_cache enable_unified_cache_external_linker enable_lmcache"
+            "enable_unified_cache_external_linker enable_lmcache"
             " enable_hicache_storage enable_hisparse require_mlp_sync enable_priority_preemption"
             " is_hybrid_swa enable_lora is_mixed_chunk enable_priority_scheduling"
         )
@@ -177,6 +193,7 @@ class Server:
         vars(scheduler).update(
             dict.fromkeys(off.split(), False),
             **dict.fromkeys(none.split()),
+            enable_hierarchical_cache=options.hicache is not None,
             disaggregation_mode=null,
             dp_attn_adapter=_Passing(),
             ngram_embedding_manager=_Passing(),
@@ -191,7 +208,7 @@ class Server:
             priority_scheduling_preemption_threshold=0,
             prefill_decode_interval=0,
             _prefill_decode_interval_remaining=0,
-            policy=SchedulePolicy(options.order, tree, False, False, False),
+            policy=SchedulePolicy(options.order, tree, options.hicache is not None, False, False),
             tree_cache=tree,
             token_to_kv_pool_allocator=pool,
             req_to_token_pool=rows,
@@ -263,6 +280,7 @@ class Server:
             self.results.process_batch_result_prefill(batch, self._result(batch))
         else:
             self.results.process_batch_result_decode(batch, self._result(batch))
+        self.scheduler.tree_cache.flush_pending_backups()
         for each, before in zip(batch.reqs, known, strict=True):
             if len(each.output_ids) > before:
                 if before == 0:
@@ -312,3 +330,16 @@ def _write_cache_indices(*arguments: Any) -> None:
         pool.write((row, slice(0, prefix)), hit)
         pool.write((row, slice(prefix, end)), slots[at : at + new])
         at += new
+
+
+def _host_options(hicache: HiCache | None) -> dict[str, Any]:
+    """Return the options of a server with this host tier."""
+    if hicache is None:
+        return {}
+    return {
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": hicache.ratio,
+        "hicache_write_policy": hicache.write_policy,
+        "hicache_io_backend": "direct",
+        "hicache_mem_layout": "layer_first",
+    }

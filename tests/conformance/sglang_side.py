@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from kvscope.deployment.engines import HiCache
+
 MISSING = ("IPython", "gguf", "torchvision", "triton")
 """Modules that SGLang imports where its tree is, and that the tree does not call."""
 
@@ -72,7 +74,11 @@ sys.meta_path.append(Finder())
 
 
 class Cache:
-    """The prefix tree of a server, and its pools of `pages` pages and of `rows` requests."""
+    """The prefix tree of a server, and its pools of `pages` pages and of `rows` requests.
+
+    With `hicache`, its options are published before. Two of its calls need a GPU: those that pin
+    the host's memory, and those that copy.
+    """
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class Cache:
         core: str,
         rows: int,
         most_tokens: int,
+        hicache: HiCache | None = None,
     ) -> None:
         import torch
         from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
@@ -94,24 +101,45 @@ class Cache:
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
         self.page_size, tokens = page_size, pages * page_size
+        kv = _kv_pool(tokens, page_size) if hicache else None
         self.pool: Any = (
-            TokenToKVPoolAllocator(tokens, torch.float32, "cpu", None, False)
+            TokenToKVPoolAllocator(tokens, torch.float32, "cpu", kv, False)
             if page_size == 1
-            else PagedTokenToKVPoolAllocator(tokens, page_size, torch.float32, "cpu", None, False)
+            else PagedTokenToKVPoolAllocator(tokens, page_size, torch.float32, "cpu", kv, False)
         )
         self.rows = ReqToTokenPool(rows, most_tokens, "cpu", False)
-        self.tree = UnifiedRadixCache(
-            CacheInitParams(
-                disable=False,
-                req_to_token_pool=self.rows,
-                token_to_kv_pool_allocator=self.pool,
-                page_size=page_size,
-                eviction_policy=policy,
-                eviction_policy_config=config or None,
-                tree_components=(ComponentType.FULL,),
-                tree_core_backend=core,
-            )
+        options = CacheInitParams(
+            disable=False,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.pool,
+            page_size=page_size,
+            eviction_policy=policy,
+            eviction_policy_config=config or None,
+            tree_components=(ComponentType.FULL,),
+            tree_core_backend=core,
         )
+        self.tree = UnifiedRadixCache(options)
+        if hicache is not None:
+            self.tree.init_hicache(None, options)
+
+
+def _kv_pool(tokens: int, page_size: int) -> Any:
+    """Return a pool with KV of a layer; what moves it to the host and back needs no GPU."""
+    import torch
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.pool_host import common, mha
+
+    def unpinned(size: Sequence[int], dtype: Any, **_: Any) -> Any:
+        return torch.zeros(size, dtype=dtype)
+
+    def copy(
+        src_layers: Any, dst_layers: Any, src_indices: Any, dst_indices: Any, page_size: int
+    ) -> None:
+        for source, target in zip(src_layers, dst_layers, strict=True):
+            target[dst_indices] = source[src_indices]
+
+    common.ALLOC_MEMORY_FUNCS["cpu"], mha.transfer_kv_direct = unpinned, copy
+    return MHATokenToKVPool(tokens, page_size, torch.float32, 1, 2, 1, "cpu", False)
 
 
 class Server:

@@ -16,11 +16,17 @@ import numpy as np
 import pytest
 
 from kvscope.core.arrays import Int64s
-from kvscope.deployment.engines import WAITING_ORDERS, WaitingOrder
+from kvscope.deployment.engines import (
+    WAITING_ORDERS,
+    WRITE_POLICIES,
+    HiCache,
+    WaitingOrder,
+    WritePolicy,
+)
 from kvscope.latency.profile import LatencyProfile
 from kvscope.routers.balancers import SglangDp, SglangDpTokens
 from kvscope.routers.base import Router
-from kvscope.sglang_sim.replay import serve_tree
+from kvscope.sglang_sim.replay import TreeService, serve_tree
 from kvscope.vllm_sim.settings import StepCost
 from tests.long import long
 from tests.routers import views
@@ -132,9 +138,16 @@ PROFILE = LatencyProfile(
 
 
 def compare(
-    page: int, order: WaitingOrder, load: Load, case: Case, requests: int, *, seed: int
-) -> int:
-    """Return how often requests are retracted; all fare in the simulation as in SGLang.
+    page: int,
+    order: WaitingOrder,
+    load: Load,
+    case: Case,
+    requests: int,
+    *,
+    seed: int,
+    hicache: HiCache | None = None,
+) -> TreeService:
+    """Return what the simulation does; all requests fare in it as in SGLang.
 
     That is hits, retractions, and the times of the first batch, of the first and the last token. A
     batch's time follows from its requests and their chunks, so these are the same too.
@@ -145,7 +158,10 @@ def compare(
     arrival_s = np.cumsum(np.random.default_rng(seed).exponential(1 / load.rate, requests))
     pages = load.tokens // page
     server = Server(
-        Options(pages, page, case.policy, case.config, load.chunk, order, load.most_running)
+        Options(
+            *(pages, page, case.policy, case.config, load.chunk, order, load.most_running),
+            hicache=hicache,
+        )
     )
     theirs = server.serve(sent, arrival_s.tolist(), StepCost.of(PROFILE))
     ours = serve_tree(
@@ -157,6 +173,7 @@ def compare(
         most_running=load.most_running,
         order=order,
         paged=page > 1,
+        hicache=hicache,
     )
     hits, *times, retractions = (np.array(column) for column in zip(*theirs, strict=True))
     outside_s = PROFILE.request_s
@@ -164,8 +181,11 @@ def compare(
     off = ours.hit_blocks * page != hits
     off |= ~np.isclose(own, times).all(axis=0) | (ours.retractions != retractions)
     assert np.flatnonzero(off).tolist() == []
-    assert (ours.batches, ours.evictions * page) == (server.batches, server.evicted)
-    return int(retractions.sum())
+    own_counts = (ours.evictions, ours.host_evictions, ours.stored_blocks)
+    their_counts = (server.evicted, server.host_evicted, server.stored)
+    assert ours.batches == server.batches
+    assert tuple(page * count for count in own_counts) == their_counts
+    return ours
 
 
 def settings() -> list[object]:
@@ -181,8 +201,21 @@ def settings() -> list[object]:
 @pytest.mark.parametrize(("page", "order", "load", "case"), settings())
 def test_batches_are_sglangs(page: int, order: WaitingOrder, load: Load, case: Case) -> None:
     """Under loads with long queues, several prompts a batch, chunks, and retractions."""
-    retractions = compare(page, order, load, case, 250, seed=page)
-    assert (retractions > 0) == (load.answer > 100)
+    retractions = compare(page, order, load, case, 250, seed=page).retractions
+    assert retractions.any() == (load.answer > 100)
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+@pytest.mark.parametrize("number", range(len(LOADS)))
+def test_host_tiers_are_sglangs(number: int, ratio: float, write_policy: WritePolicy) -> None:
+    """Stored, loaded and evicted at once, with every policy, page and order somewhere."""
+    kind = number + 4 * WRITE_POLICIES.index(write_policy)
+    page, order = (1, 4, 16)[kind % 3], WAITING_ORDERS[kind // 3 % 2]
+    case, hicache = CASES[kind % len(CASES)], HiCache(ratio, write_policy)
+    ours = compare(page, order, LOADS[number], case, 250, seed=kind, hicache=hicache)
+    assert ours.host_evictions > 0
+    assert ours.loaded_blocks.any() or ratio < 1
 
 
 @pytest.mark.parametrize("seed", [long(seed) for seed in range(100)])
@@ -198,7 +231,10 @@ def test_batches_are_sglangs_in_any_setting(seed: int) -> None:
         most_running=int(rng.choice([4, 20, 2048])),
     )
     order, case = WAITING_ORDERS[rng.integers(2)], CASES[rng.integers(len(CASES))]
-    compare(int(rng.choice([1, 4, 16])), order, load, case, 1_000, seed=seed)
+    page = int(rng.choice([1, 4, 16]))
+    compare(page, order, load, case, 1_000, seed=seed)
+    hicache = HiCache(float(rng.choice([0.5, 2.0, 4.0])), WRITE_POLICIES[rng.integers(3)])
+    compare(page, order, load, case, 1_000, seed=seed, hicache=hicache)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

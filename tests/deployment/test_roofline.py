@@ -212,6 +212,9 @@ def test_a_version_that_was_compared_has_no_warning() -> None:
     for engine in ("vllm@0.33", "vllm@0.32", "sglang"):
         assert parse_engine(engine).doubts(None) == ()
         assert parse_engine(engine).left_out == ()
+    small = parse_engine("sglang:hicache_ratio=1").doubts(None)
+    assert small[0].startswith("the host tier has no room beyond copies of the GPU's pool")
+    assert parse_engine("sglang:hicache_write_policy=write_back").doubts(None) == ()
     (doubt,) = parse_engine("sglang@0.4").doubts(None)
     assert doubt.startswith("SGLang 0.4 was not compared with kvscope, and is simulated as 0.5")
 

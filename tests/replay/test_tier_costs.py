@@ -86,7 +86,7 @@ def test_a_read_takes_latency_then_bandwidth() -> None:
         Tier("ssd", 9, Lru(), Read(50.0, 1e3)),
     )
     hits = np.array([[7, 0, 0], [7, 5, 0], [0, 5, 2], [0, 0, 0]], dtype=np.int32)
-    done = TieredReplay(tiers, "exclusive", hits, (0,) * 3, (0,) * 3, np.zeros((3, 1), dtype=bool))
+    done = TieredReplay(tiers, hits, (0,) * 3, (0,) * 3, np.zeros((3, 1), dtype=bool))
     assert transfer_s(done, 1_000).tolist() == [0.0, 3.5, 55.5, 0.0]
     with pytest.raises(UsageError, match=r"tier dram: .*; name a model with --model"):
         transfer_s(done, None)

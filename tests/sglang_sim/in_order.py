@@ -11,9 +11,10 @@ from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.policies.base import Policy
 from kvscope.replay.replay import Replay
 from kvscope.replay.traffic import Traffic
+from kvscope.sglang_sim.cache import make_room
 from kvscope.sglang_sim.replay import CHUNK_TOKENS, empty_server
 from kvscope.sglang_sim.requests import begin, blocks_of, checkpoint, leave, take
-from kvscope.sglang_sim.tree import NONE, PrefixTree, make_room
+from kvscope.sglang_sim.tree import NONE, PrefixTree
 
 START, FINISH = 0, 1
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from kvscope.deployment.engines import WRITE_POLICIES, HiCache, WritePolicy
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.traffic import Traffic
@@ -109,3 +110,33 @@ def test_requests_begin_then_have_a_token_then_end() -> None:
     done = serve_tree(traffic_of(chats(200, seed=5), 4), LRU, 200, PROFILE)
     assert (done.end_s >= done.token_s).all()
     assert (done.token_s > done.begin_s).all()
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+def test_a_large_host_tier_hits_what_an_infinite_cache_does(write_policy: WritePolicy) -> None:
+    """One request at a time; what is stored on its second insertion is lost with the first."""
+    traffic = traffic_of(chats(200, seed=3, longest=400), 16)
+    traffic = traffic._replace(arrival_s=1e6 * np.arange(200))
+    small, blocks = 40, len(traffic.block_parent)
+    hits = [
+        serve_tree(traffic, LRU, pool, PROFILE, paged=True, chunk_tokens=48, hicache=tier)
+        for pool, tier in (
+            (small, None),
+            (small, HiCache(blocks / small + 1, write_policy)),
+            (blocks + small, None),
+        )
+    ]
+    alone, tiered, infinite = (done.hit_blocks.sum() for done in hits)
+    assert alone < tiered
+    assert (tiered == infinite) == (write_policy != "write_through_selective")
+    assert hits[1].loaded_blocks.sum() > 0
+    assert hits[1].host_evictions == 0
+
+
+def test_loads_take_the_time_of_their_blocks_beside_the_batch() -> None:
+    """60 blocks come back in 12 s, in which the last prompt token would take 1.1 s to compute."""
+    first, other = _chat(100, 61, 1), _chat(200, 61, 1)
+    traffic = _at_once([first, other, first])._replace(arrival_s=np.array([0.0, 100.0, 200.0]))
+    done = serve_tree(traffic, LRU, 70, PROFILE, hicache=HiCache(2.0), load_block_s=0.2)
+    assert done.loaded_blocks.tolist() == [0, 0, 60]
+    assert np.allclose(done.token_s - traffic.arrival_s, [7.1, 7.1, 12.0])

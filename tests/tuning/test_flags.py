@@ -8,7 +8,7 @@ import pytest
 
 from kvscope.core.errors import UsageError
 from kvscope.deployment.deployment import Deployment, resolve
-from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.engines import WRITE_POLICIES, parse_engine
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.lfu import Slru
 from kvscope.policies.lru import Lru, LruRetention
@@ -40,6 +40,16 @@ def test_sglang_s_waiting_order_is_a_flag() -> None:
         assert "--max-running-requests 2048" in told
         assert parse_engine(where.engine.text) == where.engine
         assert where.engine.order == order
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+def test_sglang_s_host_tier_is_a_flag(write_policy: str) -> None:
+    text = f"sglang:hicache_write_policy={write_policy}:hicache_ratio=2.5"
+    where = resolve(Deployment(gpu="h100", model="llama3-8b", engine=text))
+    written = flags(Lru(), EngineLaunch.of(where, None)).sglang or ""
+    words = f"--enable-hierarchical-cache --hicache-ratio 2.5 --hicache-write-policy {write_policy}"
+    assert words in written
+    assert parse_engine(where.engine.text) == where.engine
 
 
 def test_sglang_s_flags_are_whole_numbers() -> None:

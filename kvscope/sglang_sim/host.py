@@ -1,0 +1,113 @@
+"""SGLang's host tier below its prefix tree (HiCache): what is stored there, and what leaves it.
+
+Nodes are stored when enough requests have inserted them, those above them first, or when they leave
+the GPU (`write_back`). Host leaves make room for them by the GPU's eviction policy; before those,
+with `write_back`, copies of what the GPU has. Copies take no time here: in SGLang they end before
+the next batch is planned.
+
+Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py (_execute_and_commit_kv_backup,
+_execute_kv_backup, backup_node_for_write_back, loading_check), unified_cache/unified_tree_core.py
+(_inc_hit_count_and_check, _build_backup_kv_action, _reclaim_full_host_duplicates).
+"""
+
+from __future__ import annotations
+
+from kvscope.core.jit import callable_in_kernels
+from kvscope.sglang_sim.tree import (
+    GPU,
+    HOST,
+    NONE,
+    ROOT,
+    PrefixTree,
+    drop,
+    heap_of,
+    list_copy,
+    place,
+    unlist_copy,
+)
+
+
+@callable_in_kernels
+def count_hit(tree: PrefixTree, node: int) -> bool:
+    """Count an insertion of a node; return whether it is to be stored on the host now."""
+    record, state = tree.nodes[node], tree.state[0]
+    if state.write_back:
+        return False
+    record.hits += 1
+    return state.host_capacity > 0 and not record.on_host and record.hits >= state.store_hits
+
+
+@callable_in_kernels
+def store(tree: PrefixTree, node: int) -> None:
+    """Store a node on the host, those above it first, as long as there is room."""
+    nodes = tree.nodes
+    while True:
+        top = node
+        while nodes[top].parent != ROOT and not nodes[nodes[top].parent].on_host:
+            top = nodes[top].parent
+        if not store_one(tree, top) or top == node:
+            return
+
+
+@callable_in_kernels
+def store_one(tree: PrefixTree, node: int) -> bool:
+    """Store one node on the host, whose leaves make room; return whether it has."""
+    record, state = tree.nodes[node], tree.state[0]
+    wanted = record.length - (state.host_capacity - state.host_size)
+    if wanted > 0 and state.write_back:
+        wanted -= drop_copies(tree, wanted, True)
+        wanted -= drop_copies(tree, wanted, False)
+    while wanted > 0 and tree.leaf_counts[HOST] > 0:
+        leaf = tree.leaves[HOST, 0]
+        wanted -= tree.nodes[leaf].length
+        drop(tree, leaf)
+    if wanted > 0:
+        return False
+    record.on_host = 1
+    state.host_size += record.length
+    state.written += record.length
+    list_copy(tree, node)
+    return True
+
+
+@callable_in_kernels
+def drop_copies(tree: PrefixTree, wanted: int, spare_leaves: bool) -> int:
+    """Drop from the host what the GPU has too, until so many blocks are free; return how many."""
+    nodes, state, dropped = tree.nodes, tree.state[0], 0
+    node = state.first_copy
+    while node != NONE and dropped < wanted:
+        record = nodes[node]
+        later = record.later
+        if not (record.on_gpu and record.on_host):
+            unlist_copy(tree, node)
+        elif not (record.loading or (spare_leaves and heap_of(tree, node) == GPU)):
+            record.on_host = 0
+            state.host_size -= record.length
+            state.host_evictions += record.length
+            dropped += record.length
+            unlist_copy(tree, node)
+        node = later
+    return dropped
+
+
+@callable_in_kernels
+def bring(tree: PrefixTree, node: int) -> None:
+    """Put a node of the host on the GPU as well."""
+    record, state = tree.nodes[node], tree.state[0]
+    record.on_gpu = 1
+    state.size += record.length
+    if record.locks > 0:
+        state.locked += record.length
+    tree.nodes[record.parent].gpu_children += 1
+    place(tree, record.parent)
+    place(tree, node)
+
+
+@callable_in_kernels
+def settle_loads(tree: PrefixTree, node: int) -> None:
+    """End the loads of a node and those above it."""
+    while node != ROOT:
+        if tree.nodes[node].loading:
+            tree.nodes[node].loading = 0
+            list_copy(tree, node)
+        node = tree.nodes[node].parent
