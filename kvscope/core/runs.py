@@ -139,7 +139,8 @@ class TierOutcome:
     `transfer_ms` is what all counted requests together waited for its blocks; a read takes
     `read_latency_ms`, then its bytes at `read_bytes_per_s` (None: no time at all). `read_bytes` is
     None where the size of a block is unknown. `evictions` left the tier; `demotions` are those of
-    them that moved down.
+    them that moved down. SGLang's host tier copies beside a batch: there `transfer_ms` is no wait
+    of its own, and `read_bytes` are those of each GPU.
     """
 
     name: str
@@ -164,10 +165,11 @@ class Run(Struct, frozen=True):
     `hit_rate_error` is None for exact runs; of a sampled one, it bounds the error of the rate in
     the definition's weight with 95 % confidence. `misses` is None where blocks are objects of their
     own (flat). `tiers` are there where the cache has several; `capacity_blocks` is then the sum of
-    theirs. Only an engine has `preemptions` (every one counted) and requests that it `turned_away`
-    (rejected) because they need more than all its blocks. `deployment` has what is stated of the
-    one that was replayed, by the keys of kvscope.toml; None for a cache study. `created_at` (UTC)
-    and `run_id`, its number in the store, are None until the run is stored.
+    theirs, but of SGLang's pool alone. Only an engine has `preemptions` (every one counted) and
+    requests that it `turned_away` (rejected) because they need more than all its blocks.
+    `deployment` has what is stated of the one that was replayed, by the keys of kvscope.toml; None
+    for a cache study. `created_at` (UTC) and `run_id`, its number in the store, are None until the
+    run is stored.
     """
 
     policy: str
