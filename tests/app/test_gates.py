@@ -25,9 +25,9 @@ KNOWN = Known(
     (*FIGURES, "queued-p95"), ("switch", "overloaded", "not confirmed"), {"ttl.p95": ("no", "do")}
 )
 
-NUMBERS = st.integers(1, 999).map(lambda number: f"0.{number:03d}") | st.sampled_from(("1", "1.5"))
+NUMBERS = st.integers(1, 999).map(lambda number: f"0.{number:03d}")
 UNITS = {"attainment": ("", "%"), "hit-rate": ("", "%"), "throughput": ("", "/s", "/min")}
-SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 SPELLINGS = (("", str.upper), (" ", str.title), ("  ", str.lower))
 
 
@@ -95,6 +95,24 @@ def test_verdicts_are_compared() -> None:
         ("verdict=not-confirmed", "not confirmed", True),
     ]:
         assert (one(text).reason({"verdict": verdict}) is not None) is holds, text
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("p95>200ms", 0.2),
+        ("p50>=1s", 1),
+        ("tel>1.5m", 90),
+        ("attainment<0.95", 0.95),
+        ("attainment<95%", 0.95),
+        ("hit-rate<=40 %", 0.4),
+        ("throughput<3", 3),
+        ("throughput<180/min", 3),
+    ],
+)
+def test_limits_have_units(text: str, limit: float) -> None:
+    """Seconds, shares and requests per second."""
+    assert one(text).limit == limit
 
 
 @pytest.mark.parametrize(
