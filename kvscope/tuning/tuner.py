@@ -284,7 +284,7 @@ class Tuner:
                 else Load(0.0, overloaded=False)
             )
             setting = self.validation.evaluator.workload.setting
-            most = lossless(self.validation.evaluator)
+            most = lossless(self.windows.later.evaluator)  # the longest one
             infinite = self.windows.judge(_keep_all(setting), most, lru)
         # Where even an infinite cache does not keep up, no policy does.
         searched = self._searched(options.variants if infinite.validation.keeps_up else ())

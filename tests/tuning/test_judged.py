@@ -157,6 +157,21 @@ def test_an_infinite_cache_bounds_every_policy(found: TuningResult) -> None:
         assert (oracle.ttft_s >= found.limit.ttft_s - 1e-12).all()
 
 
+def test_an_infinite_cache_evicts_nothing_of_the_later_requests() -> None:
+    """Sixty conversations go on in the held-out window, twenty before it."""
+    trace = in_turn(20, HELD_OUT_FROM // 20)
+    for each in in_turn(60, (REQUESTS - HELD_OUT_FROM) // 60):
+        each.arrival_s += HELD_OUT_FROM
+        each.hash_ids = [10**6 + block for block in each.hash_ids]
+        each.chat_id += HELD_OUT_FROM
+        each.parent_chat_id += HELD_OUT_FROM if each.parent_chat_id >= 0 else 0
+        trace.append(each)
+    result = tuned(trace, SLO_S, ())
+    whole = workload(trace, (VALIDATION_FROM + 0.5) / REQUESTS)
+    unlimited = make_run(whole, ReplayRequest(result.limit.policy, len(whole.traffic.block_parent)))
+    assert result.limit.outcome.hit_tokens == unlimited.outcome.hit_tokens > 0
+
+
 def test_gains_are_over_lru_at_the_present_capacity(found: TuningResult) -> None:
     """(LRU - policy) / LRU on the same window; none for LRU itself."""
     assert not found.lru.validation.gains
