@@ -84,7 +84,7 @@ class _Lower(Lower):  # type: ignore[misc]
         values = self.fold_call_args(function, signature, call.args, call.vararg, call.kws)
         compiled = function.dispatcher.overloads[signature.args]
         builder, convention, described = self.builder, self.call_conv, compiled.fndesc
-        self.library.add_linking_library(compiled.library)
+        self.context.add_linking_libs(self.context.get_function(function, signature).libs)
         callee = self.context.declare_function(builder.module, described)
         place = cgutils.alloca_once(
             builder, convention.get_return_type(described.restype).pointee, zfill=True
