@@ -208,7 +208,8 @@ def policies_to_try(
 class SimulateRequest(Struct, frozen=True):
     """Which replays to run: `points` capacities, or else the named ones, or else DEFAULT_POINTS.
 
-    Tiers have capacities of their own; a recommended `tier` is below the one that is named.
+    Tiers have capacities of their own; a recommended `tier` is below the one that is named, and
+    `copied_bytes_per_token` are those of an EngineTable.
     """
 
     setting: RunSetting
@@ -219,6 +220,7 @@ class SimulateRequest(Struct, frozen=True):
     deployment: ResolvedDeployment | None = None
     on: str | None = None
     tier: TierTable | None = None
+    copied_bytes_per_token: int | None = None
     recommended: bool = False
     perfetto: str | None = None
 

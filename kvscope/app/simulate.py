@@ -176,6 +176,8 @@ def on_groups(request: SimulateRequest, trace: Trace) -> SimulateRequest:
     setting, model = with_groups(
         request.setting, request.model, trace.block_size, request.deployment
     )
+    if request.copied_bytes_per_token is not None:
+        setting = replace(setting, block_bytes=request.copied_bytes_per_token * trace.block_size)
     return replace(request, setting=setting, model=model)
 
 

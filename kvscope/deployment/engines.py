@@ -207,10 +207,9 @@ class HiCache(Struct, frozen=True):
         """Whether copies of what the GPU holds leave no room for anything else."""
         return self.ratio <= 1 and self.write_policy != "write_back"
 
-    def blocks(self, pool_blocks: int, block_size: int, *, page: int = 1) -> int:
-        """Return the blocks of `block_size` tokens that it holds, in pages of so many tokens."""
-        pages = int(pool_blocks * block_size * self.ratio) // page + 1
-        return pages * page // block_size
+    def blocks(self, pool_blocks: int, block_size: int) -> int:
+        """Return the blocks of `block_size` tokens that it holds, in pages of one token."""
+        return (int(pool_blocks * block_size * self.ratio) + 1) // block_size
 
 
 class Engine(Struct, frozen=True):
@@ -377,7 +376,7 @@ def parse_engine(text: str) -> Engine:
 def _sglang_options(
     name: EngineName, stated: dict[str, str]
 ) -> tuple[WaitingOrder, HiCache | None]:
-    """Return the order of waiting requests and the host tier of SGLang's stated options."""
+    """Return the order of waiting requests and the host tier that options of SGLang state."""
     known = ("schedule_policy", "hicache_ratio", "hicache_write_policy")
     for option, value in stated.items():
         if option not in known or name != "sglang":
@@ -386,9 +385,9 @@ def _sglang_options(
             raise UsageError(what, remedy=f"write {name}{others}")
     order = _choice("schedule_policy", stated, WAITING_ORDERS)
     write_policy = _choice("hicache_write_policy", stated, WRITE_POLICIES)
-    ratio = stated.get("hicache_ratio", "2" if "hicache_write_policy" in stated else None)
-    if ratio is None:
+    if not {"hicache_ratio", "hicache_write_policy"} & stated.keys():
         return order, None
+    ratio = stated.get("hicache_ratio", "2")
     try:
         times = float(ratio)
     except ValueError:
@@ -402,7 +401,7 @@ def _sglang_options(
 
 
 def _choice(option: str, stated: dict[str, str], values: Sequence[Text]) -> Text:
-    """Return the stated value of an option, the first one without any."""
+    """Return the stated one of the values of an option, by default the first."""
     text = stated.get(option, values[0])
     value = next((value for value in values if value == text), None)
     if value is None:

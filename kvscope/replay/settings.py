@@ -182,11 +182,11 @@ def with_groups(
 
     Where the model's layers are grouped, a block is of one group; `trace_block` are the tokens of
     the trace's blocks. Both stay for other models, and for a cache without an engine, which counts
-    all layers as full attention.
+    all layers as full attention. On SGLang's tree a block has the bytes of each GPU.
     """
     if deployment is not None and not setting.engine:
         setting = _of_engine(setting, deployment)
-    if deployment is not None and deployment.engine.hicache and model is not None:
+    if setting.on_tree and deployment is not None and model is not None:
         each_gpu = model.kv_bytes_per_token(deployment.tp) * trace_block  # has a link of its own
         setting = replace(setting, block_bytes=each_gpu)
     if setting.capacity_model != "engine" or model is None or setting.kv_groups:

@@ -24,7 +24,7 @@ from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
-from kvscope.deployment.engines import HiCache, parse_engine
+from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy, QueuePolicy
 from kvscope.policies.registry import by_name
@@ -36,7 +36,7 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import replay
 from kvscope.replay.sampling import with_drift
 from kvscope.replay.settings import engine_setting
-from kvscope.replay.tier_spec import IN_PLACE, READS, Tier, parse_tiers
+from kvscope.replay.tier_spec import Tier, parse_tiers
 from kvscope.replay.tiers import (
     TieredReplay,
     read_s,
@@ -46,7 +46,6 @@ from kvscope.replay.tiers import (
     write_s,
 )
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.sglang_sim.replay import TreeService
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 from kvscope.vllm_sim.settings import OffloadSettings, StorageSettings, Transfers
@@ -160,6 +159,8 @@ def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
     """
     if workload.setting.capacity_model == "engine":
         return _serve_engine(workload, request)
+    if workload.on_tree(request.policy):
+        return _serve_tree(workload, request)
     if request.tiers:
         return _serve_tiers(workload, request)
     return _serve_cache(workload, request)
@@ -183,8 +184,6 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
 
 def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
     anchor, capacity = workload.anchor, request.capacity_blocks
-    if workload.on_tree(request.policy):
-        return _serve_tree(workload, request)
     done = replay(
         workload.traffic,
         request.policy,
@@ -201,15 +200,20 @@ def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
 
 def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
     """Return how a simulated SGLang serves each request."""
-    done = workload.serve_tree(workload.traffic, request.policy, request.capacity_blocks)
-    served = _served(workload, done.hit_blocks)
+    policy, blocks = request.policy, request.capacity_blocks
+    pool, host = request.tiers or (Tier("hbm", blocks, policy), workload.host_tier(blocks))
+    done = workload.serve_tree(workload.traffic, policy, pool.capacity_blocks, host)
+    served = replace(_served(workload, done.hit_blocks), stored_blocks=done.stored_blocks)
     if served.queued_ttft_s is not None:
         queued_s = done.token_s - workload.prompts.arrival_s
         served = replace(served, queued_ttft_s=queued_s, tpot_s=done.tpot_s)
     counted, rejected = slice(served.first, None), np.isnan(done.token_s)
     tiers: tuple[TierOutcome, ...] = ()
-    if (hicache := parse_engine(workload.setting.engine).hicache) is not None:
-        tiers = _host_tier(workload, request, hicache, done, served)
+    if host is not None:
+        hits = np.stack([done.hit_blocks - done.loaded_blocks, done.loaded_blocks], axis=1)
+        evictions, nothing = (done.evictions, done.host_evictions), np.zeros((2, 0), np.bool_)
+        tiered = TieredReplay((pool, host), hits, evictions, (0, 0), nothing)
+        tiers = tier_outcomes(tiered, served, workload.setting.block_bytes)
     return ServedReplay(
         served,
         done.evictions,
@@ -218,28 +222,6 @@ def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
         turned_away=int(rejected[counted].sum()),
         rejected=rejected,
     )
-
-
-def _host_tier(
-    workload: Workload,
-    request: ReplayRequest,
-    hicache: HiCache,
-    done: TreeService,
-    served: ServedRequests,
-) -> tuple[TierOutcome, ...]:
-    """Return what SGLang's pool and its host tier gave; loads are part of the batches' times."""
-    blocks, policy = request.capacity_blocks, request.policy
-    block_bytes = workload.setting.block_bytes
-    host = hicache.blocks(blocks, workload.prompts.block_size)
-    read = IN_PLACE if block_bytes is None else READS["dram"]
-    tiered = TieredReplay(
-        (Tier("hbm", blocks, policy), Tier("dram", host, policy, read)),
-        np.stack([done.hit_blocks - done.loaded_blocks, done.loaded_blocks], axis=1),
-        (done.evictions, done.host_evictions),
-        (0, 0),
-        np.zeros((2, 0), np.bool_),
-    )
-    return tier_outcomes(tiered, served, block_bytes)
 
 
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:

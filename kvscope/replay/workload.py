@@ -15,12 +15,13 @@ from kvscope.core import memory
 from kvscope.core.arrays import Bools
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
-from kvscope.deployment.engines import SGLANG_NUM_SEQS, parse_engine
+from kvscope.deployment.engines import SGLANG_NUM_SEQS, HiCache, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.learning.directives.offline import STATED, stated_tables
 from kvscope.learning.offline.learners import tables_for, tables_of_served
 from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.footprint import tables_bytes
@@ -28,9 +29,10 @@ from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
 from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, anchored, sampled
 from kvscope.replay.settings import setting_profile, timed_by
-from kvscope.replay.tier_spec import READS, Tier
+from kvscope.replay.tier_spec import IN_PLACE, READS, Tier
+from kvscope.replay.tiers import read_s
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.sglang_sim.replay import CHUNK_TOKENS, TreeService, serve_tree, sglang_has
+from kvscope.sglang_sim.replay import CHUNK_TOKENS, HostTier, TreeService, serve_tree, sglang_has
 
 _APART_S = 1e6  # between requests of a trace without times
 
@@ -209,13 +211,28 @@ class Workload:
         """Return whether replays of a policy are those of a simulated SGLang."""
         return self.setting.on_tree and sglang_has(policy)
 
-    def serve_tree(self, traffic: Traffic, policy: Policy, capacity_blocks: int) -> TreeService:
+    def host_tier(self, capacity_blocks: int) -> Tier | None:
+        """Return the host tier that the setting's SGLang has below a pool of so many blocks."""
+        hicache = parse_engine(self.setting.engine).hicache
+        if hicache is None:
+            return None
+        read = IN_PLACE if self.setting.block_bytes is None else READS["dram"]
+        return Tier("dram", hicache.blocks(capacity_blocks, self.prompts.block_size), Lru(), read)
+
+    def serve_tree(
+        self, traffic: Traffic, policy: Policy, capacity_blocks: int, tier: Tier | None = None
+    ) -> TreeService:
         """Serve traffic, or a part of it, on a simulated SGLang as the setting says.
 
-        One by one where the trace has no times.
+        One by one where the trace has no times. Without a `tier`, it has the setting's host tier.
         """
         arrival_s, setting = self.traffic.arrival_s, self.setting
-        engine = parse_engine(setting.engine)
+        engine, tier = parse_engine(setting.engine), tier or self.host_tier(capacity_blocks)
+        host = None
+        if tier is not None:
+            write_policy = (engine.hicache or HiCache()).write_policy
+            copy_s = read_s(tier, 1, setting.block_bytes)
+            host = HostTier(tier.capacity_blocks, write_policy, copy_s)
         if len(arrival_s) > 1 and arrival_s[-1] == arrival_s[0]:
             traffic = traffic._replace(
                 arrival_s=_APART_S * np.arange(len(traffic.leaf), dtype=np.float64)
@@ -228,8 +245,7 @@ class Workload:
             chunk_tokens=setting.max_num_batched_tokens or CHUNK_TOKENS,
             most_running=setting.max_num_seqs or SGLANG_NUM_SEQS,
             order=engine.order,
-            hicache=engine.hicache,
-            load_block_s=(setting.block_bytes or 0) / READS["dram"].bytes_per_s,
+            host=host,
         )
 
     def prepare(self, policies: Sequence[Policy]) -> None:

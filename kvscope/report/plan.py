@@ -20,7 +20,7 @@ from kvscope.tuning.plan import (
     TierReason,
     TuningPlan,
 )
-from kvscope.tuning.tiers import TierCandidate, TierOffer
+from kvscope.tuning.tiers import HICACHE, TierCandidate, TierOffer
 from kvscope.usecases.tune.recommendation import Recommendation
 
 _MEMORY = {"dram": "CPU memory", "ssd": "SSD"}
@@ -187,6 +187,11 @@ def _table(tuned: Recommendation) -> Table:
     notes = ["TTFT of the later requests in ms; within: the SLO"]
     if any(_answer(each).endswith("?") for each in plan.options):
         notes.append(_UNSURE)
+    for tier in dict.fromkeys(each.tier for each in plan.options):
+        if tier is not None and tier.offload == HICACHE and tuned.tiers is not None:
+            pool_bytes = tuned.tuning.capacity_blocks * tuned.tiers.block_bytes
+            ratio = tier.size_bytes / pool_bytes
+            notes.append(f"HiCache: --engine sglang:hicache_ratio={ratio:.3g} plans above it")
     return tabulate("", plan.options, columns, "; ".join(notes), words=("SLO",))
 
 
@@ -231,10 +236,9 @@ def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
 
     Of one engine's, its options: `64 GiB CPU tier, store_threshold=2`.
     """
-    size = units.format_size(candidate.size_bytes)
-    label = f"{size} CPU tier"
+    label = candidate.in_words
     if candidate.files_bytes:
-        files = units.format_size(candidate.files_bytes)
+        size, files = map(units.format_size, (candidate.size_bytes, candidate.files_bytes))
         label = f"{size} CPU + {files} {'shared pool' if candidate.pool else 'SSD tier'}"
     way = candidate.offload
     if len({each.partition(":")[0] for each in ways}) < 2:

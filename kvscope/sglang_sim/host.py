@@ -2,8 +2,8 @@
 
 Nodes are stored when enough requests have inserted them, those above them first, or when they leave
 the GPU (`write_back`). Host leaves make room for them by the GPU's eviction policy; before those,
-with `write_back`, copies of what the GPU has. Copies take no time here: in SGLang they end before
-the next batch is planned.
+with `write_back`, copies of what the GPU has. Copies are done at once here: what they take is part
+of the scheduler's times.
 
 Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py (_execute_and_commit_kv_backup,
 _execute_kv_backup, backup_node_for_write_back, loading_check), unified_cache/unified_tree_core.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -13,7 +14,6 @@ from kvscope.core.prefix import paths
 from kvscope.deployment.engines import (
     SGLANG_NUM_SEQS,
     WAITING_ORDERS,
-    HiCache,
     WaitingOrder,
     WritePolicy,
 )
@@ -58,15 +58,23 @@ def sglang_has(policy: Policy) -> bool:
     )
 
 
+class HostTier(NamedTuple):
+    """Blocks of a tier in the host's memory, when it is written, and the time to copy one block."""
+
+    blocks: int
+    write_policy: WritePolicy = "write_through"
+    copy_block_s: float = 0.0
+
+
 class TreeService(Struct, frozen=True):
     """How a server with SGLang's cache serves R requests: what they hit, and when.
 
-    Of `hit_blocks`, `loaded_blocks` were on the host alone. In all, `stored_blocks` were copied to
-    the host, and `host_evictions` left it.
-    The batch that first computes a request begins at `begin_s`, its first token comes at `token_s`
-    and its last at `end_s`, in seconds of the trace, `tpot_s` an output token after the first; all
-    are NaN for rejected requests, and the last one without a second token. It was retracted
-    `retractions` times. `batches` were computed.
+    Of `hit_blocks`, `loaded_blocks` were on the host alone. The batch that first computes a request
+    begins at `begin_s`, its first token comes at `token_s` and its last at `end_s`, in seconds of
+    the trace, `tpot_s` an output token after the first; all are NaN for rejected requests, and the
+    last one without a second token. It was retracted `retractions` times. In all, `evictions` left
+    the GPU, `stored_blocks` were copied to the host, `host_evictions` left it, and `batches` were
+    computed.
     """
 
     hit_blocks: Int32s
@@ -86,34 +94,29 @@ def empty_server(
     traffic: Traffic,
     policy: Policy,
     capacity_blocks: int,
-    hicache: HiCache | None = None,
-    *,
-    paged: bool = False,
+    host: HostTier | None = None,
 ) -> tuple[PrefixTree, Records]:
     """Return an empty cache of so many blocks, and the requests that will run on it.
 
-    A block is one page if `paged`, else as many pages of one token as it has tokens. Raises
-    UsageError for a policy that SGLang lacks.
+    Raises UsageError for a policy that SGLang lacks.
     """
     if not sglang_has(policy):
         raise UsageError(f"SGLang has no {policy.name} of these parameters")
     traffic, values = with_named_blocks(traffic), policy.values
-    size, host_blocks = traffic.block_size, 0
-    if hicache is not None:
-        host_blocks = hicache.blocks(capacity_blocks, size, page=size if paged else 1)
+    host = host or HostTier(0)
     tree = empty_tree(
         traffic.block_parent,
         paths(traffic.block_parent, traffic.leaf, traffic.length),
-        min(capacity_blocks + host_blocks, len(traffic.block_parent)) + 1,
+        min(capacity_blocks + host.blocks, len(traffic.block_parent)) + 1,
         policy=_POLICIES[policy.name],
-        block_size=size,
+        block_size=traffic.block_size,
         capacity=capacity_blocks,
         protected_uses=values.get("protected_uses", 0.0),
         xi_tokens=values.get(XI_TOKENS.name, 0.0),
         next_prompt_tokens=values.get(NEXT_PROMPT_TOKENS.name, 0.0),
-        host_capacity=host_blocks,
-        store_hits=_STORE_HITS[hicache.write_policy] if hicache else 0,
-        write_back=hicache is not None and hicache.write_policy == "write_back",
+        host_capacity=host.blocks,
+        store_hits=_STORE_HITS[host.write_policy],
+        write_back=host.write_policy == "write_back",
     )
     requests = np.zeros(len(traffic.leaf), dtype=REQUEST).view(np.recarray)
     requests.prompt, requests.node = traffic.input_tokens, NONE
@@ -133,19 +136,18 @@ def serve_tree(
     most_running: int = SGLANG_NUM_SEQS,
     order: WaitingOrder = "fcfs",
     paged: bool = False,
-    hicache: HiCache | None = None,
-    load_block_s: float = 0.0,
+    host: HostTier | None = None,
 ) -> TreeService:
     """Serve traffic with SGLang's cache of so many blocks, which running requests share.
 
     Its scheduler batches them as in `scheduler`, at most `most_running` at once, and requests that
-    wait are in this `order`. With `hicache` there is a tier in the host's memory; a block takes
-    `load_block_s` from there, while the batch computes. A block is one page if `paged`, else as
-    many pages of one token as it has tokens. What a request takes outside of the engine's batches
-    keeps no other one waiting. Requests are rejected whose outputs SGLang would cut, as they do not
-    fit into the cache. Raises UsageError for a policy that SGLang lacks.
+    wait are in this `order`. What a batch loads from the `host` is copied while it computes; what
+    `write_back` copies there, before. A block is one page if `paged`, else as many pages of one
+    token as it has tokens. What a request takes outside of the engine's batches keeps no other one
+    waiting. Requests are rejected whose outputs SGLang would cut, as they do not fit into the
+    cache. Raises UsageError for a policy that SGLang lacks.
     """
-    tree, requests = empty_server(traffic, policy, capacity_blocks, hicache, paged=paged)
+    tree, requests = empty_server(traffic, policy, capacity_blocks, host)
     size = traffic.block_size
     requests.arrival_s = traffic.arrival_s
     requests.begin_s = requests.token_s = requests.end_s = np.nan
@@ -158,7 +160,7 @@ def serve_tree(
         page=page,
         chunk=max(chunk_tokens // page, 1) * page,
         most_running=most_running,
-        load_block_s=load_block_s,
+        copy_block_s=host.copy_block_s if host else 0.0,
         **{
             name: cost.base_s if (value := getattr(cost, name)) is None else value
             for name in COSTS  # decode_base_s may be None
@@ -167,7 +169,7 @@ def serve_tree(
     serve(tree, requests, queues)
     outside_s, later = profile.request_s, requests.outputs - 1
     hit_blocks, loaded, retractions = (
-        requests[name].astype(np.int32) for name in ("hit", "hit_loaded", "retractions")
+        requests[name].astype(np.int32) for name in ("hit", "loaded", "retractions")
     )
     begin_s, token_s, end_s = (requests[name].copy() for name in ("begin_s", "token_s", "end_s"))
     tpot_s = np.where(later > 0, (end_s - token_s) / np.maximum(later, 1), np.nan)

@@ -20,7 +20,7 @@ from kvscope.sglang_sim.tree import NONE, PrefixTree, lock
 LEAST_LOADED = 10
 """Tokens that a request loads from the host at the least."""
 REQUEST = record_type(
-    "prompt outputs end look blocks node found shared inserted owned hit hit_loaded loaded "
+    "prompt outputs end look blocks node found shared inserted owned hit loaded "
     "computed generated batch rejected retracted retractions",
     "arrival_s begin_s token_s end_s",
 )
@@ -65,20 +65,17 @@ def end_of(tree: PrefixTree, node: int) -> int:
 
 
 @callable_in_kernels
-def load_found(tree: PrefixTree, requests: Records, request: int) -> bool:
-    """Load what a request found on the host alone; return whether it has all that it found."""
+def load_found(tree: PrefixTree, requests: Records, request: int) -> int:
+    """Load what a request found on the host alone; return the blocks, 0 if they stay there."""
     record = requests[request]
-    record.loaded = end_of(tree, record.found) - record.shared
-    few = record.loaded * tree.state[0].block_size < LEAST_LOADED
-    if few or not load(tree, record.found, record.loaded):
-        lacks = record.loaded > 0
-        record.loaded = 0
-        return not lacks
+    blocks = end_of(tree, record.found) - record.shared
+    if blocks * tree.state[0].block_size < LEAST_LOADED or not load(tree, record.found, blocks):
+        return 0
     lock(tree, record.found, 1)
     lock(tree, record.node, -1)
     record.node = record.found
-    record.shared += record.loaded
-    return True
+    record.shared += blocks
+    return blocks  # type: ignore[no-any-return]
 
 
 @callable_in_kernels

@@ -64,13 +64,14 @@ COSTS = (
 STATE = record_type(
     "order page chunk most_running arrived head waiting running full chunked passes made in_flight "
     "input_left chunk_left tokens",
-    " ".join(("now_s free_s ratio reserved load_s load_block_s", *COSTS)),
+    " ".join(("now_s free_s ratio reserved load_s copy_block_s", *COSTS)),
 )
 """One record: options, queues, and what is left for the batch that is being planned.
 
 `waiting` requests stand in the queue from `head` on, `running` ones decode, `chunked` is the one
 with a part of its prompt computed, NONE without one. No prompt is admitted while `full` is set.
-The planned batch loads blocks from the host for `load_s`, each of which takes `load_block_s`.
+A copy of a block from the host or to it takes `copy_block_s`; those that the planned batch loads
+take `load_s`.
 `made` batches were planned, the last of which is `in_flight` or is not.
 """
 
@@ -115,7 +116,10 @@ def serve(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
     state = queues.state[0]
     while True:
         arrive(requests, queues)
+        written = tree.state[0].written
         planned = plan(tree, requests, queues)
+        if tree.state[0].write_back:  # what is evicted is copied first, and the scheduler waits
+            state.now_s += (tree.state[0].written - written) * state.copy_block_s
         last, batch = queues.batches[state.made & 1], queues.batches[(state.made + 1) & 1]
         if planned:
             batch.begin_s = max(state.now_s, state.free_s)
@@ -270,10 +274,12 @@ def admit_waiting(
     known = record.prompt + record.generated
     look = record.look if record.generated == 0 else whole_blocks(tree, record, known - 1)
     begin(tree, requests, request, look)
-    on_host = (end_of(tree, record.found) - record.shared) * tree.state[0].block_size
-    tokens = first_chunk(tree, requests, state, request, on_host)
-    if tokens > 0 and not load_found(tree, requests, request):
-        tokens = first_chunk(tree, requests, state, request, 0)
+    on_host, loaded = end_of(tree, record.found) - record.shared, 0
+    tokens = first_chunk(tree, requests, state, request, on_host * tree.state[0].block_size)
+    if tokens > 0 and on_host > 0:
+        loaded = load_found(tree, requests, request)
+        if loaded == 0:
+            tokens = first_chunk(tree, requests, state, request, 0)
     if tokens <= 0:
         lock(tree, record.node, -1)
         record.node = NONE
@@ -281,9 +287,9 @@ def admit_waiting(
             size = queues.batches[(state.made + 1) & 1].size
             state.full = size > 0 or state.running > 0
         return False
-    state.load_s += record.loaded * state.load_block_s
+    state.load_s += loaded * state.copy_block_s
     if np.isnan(record.begin_s):
-        record.hit, record.hit_loaded = record.shared, record.loaded
+        record.hit, record.loaded = record.shared, loaded
     record.computed = record.shared * tree.state[0].block_size
     admit(tree, requests, queues, request, tokens, record.computed + tokens < known)
     return True

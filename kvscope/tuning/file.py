@@ -106,7 +106,7 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
     """The engine that the figures are of, one of `replicas`.
 
     `kv_groups` are those of a hybrid model, as `KvGroups.text`. Of one engine with `dp` ranks, each
-    is a replica.
+    is a replica. `kv_bytes_per_token` are what SGLang's host tier copies to each GPU.
     """
 
     summary: str
@@ -116,10 +116,12 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
     max_num_batched_tokens: Count
     kv_groups: str = ""
     dp: Count | None = None
+    kv_bytes_per_token: Count | None = None
 
     @classmethod
     def of(cls, where: ResolvedDeployment, kv_groups: str = "") -> Self:
         """Return the table of a deployment."""
+        copied = where.model if where.engine.hicache else None
         return cls(
             where.summary,
             where.engine.text,
@@ -128,6 +130,7 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
             where.max_num_batched_tokens,
             kv_groups,
             where.dp if where.dp > 1 else None,
+            copied.kv_bytes_per_token(where.tp) if copied else None,
         )
 
     def simulated(self, setting: RunSetting) -> RunSetting:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
-from kvscope.core.units import duration_in_words, format_size
+from kvscope.core.units import duration_in_words
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.fleet.disaggregated import Link, PrefillSplit, Stages
 from kvscope.fleet.options import RANKS_ROUTER, Scaling, router_label
@@ -132,7 +132,7 @@ class PlanOption(Struct, frozen=True):
     def in_words(self) -> str:
         """The option and its figures in one line."""
         trial = self.trial
-        below = f"{format_size(self.tier.size_bytes)} CPU tier" if self.tier else ""
+        below = self.tier.in_words if self.tier else ""
         name = self.label(self.policy.name, below)
         figures = f"{trial.outcome.token_hit_rate:.1%} hits, {duration_in_words(trial.target_s)}"
         return f"{name}: {figures}, {trial.attainment:.1%} within the SLO ({self.slo})"

@@ -141,8 +141,14 @@ class OnGroups(Struct, frozen=True):
         return None
 
 
+HICACHE = "hicache"
+"""How SGLang offloads by default: what is computed is written through to the host's memory."""
+
+
 class TierCandidate(Struct, frozen=True):
     """CPU memory of `size_bytes` below a pool; `offload` is how it works, as `--offload` takes it.
+
+    Of SGLang it is HICACHE.
 
     `files_bytes` are those of an SSD below, where vLLM keeps files; 0 without. With a `pool`, all
     replicas share them, over a network, and `files_bytes` are those of all.
@@ -194,6 +200,12 @@ class TierCandidate(Struct, frozen=True):
     def keeps_files(self) -> bool:
         """Whether files stay until their disk is full: vLLM deletes none."""
         return self.files_bytes > 0 and not (self.pool and self.pool.evicts)
+
+    @property
+    def in_words(self) -> str:
+        """The memory next to the pool: `64 GiB CPU tier`, of SGLang `64 GiB HiCache`."""
+        name = "HiCache" if self.offload == HICACHE else "CPU tier"
+        return f"{format_size(self.size_bytes)} {name}"
 
     @property
     def gib(self) -> float:
@@ -270,7 +282,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         """
         smaller = self.groups is not None and self.groups.smaller_windows
         keeps_all = smaller and math.isinf(retained_by(policy))
-        return candidate.spec.offload_prompt_only or not keeps_all
+        return not keeps_all or candidate.spec.offload_prompt_only
 
     def written_bytes_s(self, trial: Trial, workload: Workload) -> float:
         """Return what a replay writes to the tiers a second; all of it reaches the files, too."""

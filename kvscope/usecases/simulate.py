@@ -140,8 +140,9 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         sample_rate=options.sample,
     )
     setting = _on_engine(setting, options, _engine(recommended, where))
-    if recommended and recommended.deployment is not None:
-        setting = recommended.deployment.simulated(setting)
+    table = recommended.deployment if recommended else None
+    if table is not None:
+        setting = table.simulated(setting)
     variants = _with_lru(recommended) if recommended else _named(options, where, kv, setting)
     if options.perfetto is not None and setting.capacity_model != "engine":
         what, remedy = "a cache alone has no queue", "add --capacity-model engine"
@@ -170,6 +171,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         where,
         options.on,
         recommended.tier if recommended else None,
+        table.kv_bytes_per_token if table else None,
         recommended=recommended is not None,
         perfetto=options.perfetto,
     )

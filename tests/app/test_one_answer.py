@@ -17,6 +17,7 @@ from tests.golden.samples import write_beginnings
 MOONCAKE = Path(os.environ.get("KVSCOPE_TRACES", "/nowhere")) / "mooncake_conversation.jsonl.gz"
 WHERE: dict[str, Any] = {"gpu": "l4", "model": "qwen2-7b", "num_gpu_blocks": 3000}
 ON_SGLANG = WHERE | {"engine": "sglang", "num_gpu_blocks": 48_000}  # its blocks are single tokens
+ON_HICACHE = ON_SGLANG | {"engine": "sglang:hicache_ratio=2:hicache_write_policy=write_back"}
 NEEDED = pytest.mark.skipif(not MOONCAKE.exists(), reason="needs the trace")
 DEPLOYED = [
     *(
@@ -25,6 +26,7 @@ DEPLOYED = [
     ),
     pytest.param(str(MOONCAKE), WHERE, id="mooncake", marks=NEEDED),
     pytest.param("to-b.jsonl.gz", ON_SGLANG, id="to-b, sglang"),
+    pytest.param("to-c.jsonl.gz", ON_HICACHE, id="to-c, sglang with a host tier"),
 ]
 
 
@@ -58,6 +60,19 @@ def test_simulate_sets_the_guards_of_tune() -> None:
         alone = kvscope.simulate(trace, policy="tlru", capacity_blocks=3000).to_dict()
     assert [run["params"]["guard"] for run in runs] == [1, 1]
     assert free["results"][0]["params"]["guard"] == alone["results"][0]["params"]["guard"] == 0
+
+
+@pytest.mark.parametrize("where", [WHERE, ON_SGLANG, ON_HICACHE], ids=lambda each: str(len(each)))
+def test_a_recommendation_is_of_the_deployment(tmp_path: Path, where: dict[str, Any]) -> None:
+    """Replayed by itself it has LRU's hits and times there, copies of a host tier included."""
+    path = tmp_path / "recommendation.toml"
+    with kvscope.open_trace(data_folder("sample_traces") / "to-c.jsonl.gz") as trace:
+        kvscope.tune(trace, slo="1s", policy="lru", **where).save(path)
+        alone = kvscope.simulate(trace, recommendation=str(path)).to_dict()
+        named = kvscope.simulate(trace, slo="1s", policy="lru", **where).to_dict()
+    figures = [run["results"][0] for run in (alone, named)]
+    for figure in ("token_hit_rate", "ttft_ms", "queued_ttft_ms", "queued_tel_ms"):
+        assert figures[0][figure] == figures[1][figure], figure
 
 
 @pytest.mark.parametrize(("path", "where"), DEPLOYED)

@@ -26,7 +26,7 @@ from kvscope.deployment.engines import (
 from kvscope.latency.profile import LatencyProfile
 from kvscope.routers.balancers import SglangDp, SglangDpTokens
 from kvscope.routers.base import Router
-from kvscope.sglang_sim.replay import TreeService, serve_tree
+from kvscope.sglang_sim.replay import HostTier, TreeService, serve_tree
 from kvscope.vllm_sim.settings import StepCost
 from tests.long import long
 from tests.routers import views
@@ -173,7 +173,9 @@ def compare(
         most_running=load.most_running,
         order=order,
         paged=page > 1,
-        hicache=hicache,
+        host=None
+        if hicache is None
+        else HostTier(int(pages * page * hicache.ratio) // page + 1, hicache.write_policy),
     )
     hits, *times, retractions = (np.array(column) for column in zip(*theirs, strict=True))
     outside_s = PROFILE.request_s

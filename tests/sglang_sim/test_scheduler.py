@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvscope.deployment.engines import WRITE_POLICIES, HiCache, WritePolicy
+from kvscope.deployment.engines import WRITE_POLICIES, WritePolicy
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import by_name
 from kvscope.replay.traffic import Traffic
-from kvscope.sglang_sim.replay import TreeService, serve_tree
+from kvscope.sglang_sim.replay import HostTier, TreeService, serve_tree
 from tests.sglang_sim.chats import Chat, chats, traffic_of
 from tests.sglang_sim.in_order import replay_tree
 
@@ -119,10 +119,10 @@ def test_a_large_host_tier_hits_what_an_infinite_cache_does(write_policy: WriteP
     traffic = traffic._replace(arrival_s=1e6 * np.arange(200))
     small, blocks = 40, len(traffic.block_parent)
     hits = [
-        serve_tree(traffic, LRU, pool, PROFILE, paged=True, chunk_tokens=48, hicache=tier)
+        serve_tree(traffic, LRU, pool, PROFILE, paged=True, chunk_tokens=48, host=tier)
         for pool, tier in (
             (small, None),
-            (small, HiCache(blocks / small + 1, write_policy)),
+            (small, HostTier(blocks + small, write_policy)),
             (blocks + small, None),
         )
     ]
@@ -137,6 +137,16 @@ def test_loads_take_the_time_of_their_blocks_beside_the_batch() -> None:
     """60 blocks come back in 12 s, in which the last prompt token would take 1.1 s to compute."""
     first, other = _chat(100, 61, 1), _chat(200, 61, 1)
     traffic = _at_once([first, other, first])._replace(arrival_s=np.array([0.0, 100.0, 200.0]))
-    done = serve_tree(traffic, LRU, 70, PROFILE, hicache=HiCache(2.0), load_block_s=0.2)
+    done = serve_tree(traffic, LRU, 70, PROFILE, host=HostTier(140, copy_block_s=0.2))
     assert done.loaded_blocks.tolist() == [0, 0, 60]
     assert np.allclose(done.token_s - traffic.arrival_s, [7.1, 7.1, 12.0])
+
+
+def test_write_back_waits_for_its_copies() -> None:
+    """The first prompt leaves the pool before the second one is computed."""
+    traffic = _at_once([_chat(100, 61, 1), _chat(200, 61, 1)])
+    traffic = traffic._replace(arrival_s=np.array([0.0, 100.0]))
+    host = HostTier(140, "write_back", copy_block_s=0.2)
+    done = serve_tree(traffic, LRU, 70, PROFILE, host=host)
+    assert done.stored_blocks == 61
+    assert np.allclose(done.token_s - traffic.arrival_s, [7.1, 7.1 + 0.2 * 61])

@@ -13,6 +13,7 @@ import kvscope
 from kvscope.app.monitor import Monitor
 from kvscope.core.files import data_folder
 from kvscope.core.trace import Measurements
+from kvscope.deployment.models import resolve_model
 from kvscope.routers.registry import router_by_name
 from kvscope.tuning.comparison import Harm
 from kvscope.tuning.plan import TuningPlan
@@ -238,6 +239,29 @@ def test_memory_is_an_option_in_all_sizes() -> None:
     assert added["saves_per_hour"] == pytest.approx(
         (made["rows"][0]["utilization"] - added["utilization"]) * DEPLOYMENT["gpu_hour"]
     )
+
+
+def test_sglangs_host_tier_is_an_option(half: str) -> None:
+    """Judged as the deployment that has it, whose plan has no such option."""
+    plain = plan_of(half, "200ms", engine="sglang", num_gpu_blocks=200_000, policy="lru")
+    changes = [row["change"] for row in plain["rows"]]
+    at = next(at for at, each in enumerate(changes) if each["tier"] and each["replicas"] == 1)
+    row = plain["rows"][at]
+    assert row["change"]["tier"]["offload"] == "hicache"
+    model = resolve_model(DEPLOYMENT["model"])
+    ratio = row["change"]["tier"]["gib"] * 2**30 / model.kv_bytes_per_token(1) / 200_000
+    tiered = plan_of(
+        half,
+        "200ms",
+        engine=f"sglang:hicache_ratio={ratio}",
+        num_gpu_blocks=200_000,
+        policy="lru",
+    )
+    today = tiered["rows"][0]
+    assert not any(row["change"]["tier"] for row in tiered["rows"])
+    assert row["hit_rate"] == pytest.approx(today["hit_rate"], rel=1e-3)
+    assert row["ttft_ms"]["p50"] == pytest.approx(today["ttft_ms"]["p50"], rel=1e-3)
+    assert row["hit_rate"] > 1.05 * plain["rows"][0]["hit_rate"]
 
 
 def test_fewer_replicas_above_a_tier_are_an_option() -> None:

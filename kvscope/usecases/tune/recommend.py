@@ -34,6 +34,7 @@ from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, wri
 from kvscope.tuning.plan import Planner, ReplicaMachine
 from kvscope.tuning.replicas import router_of
 from kvscope.tuning.tiers import (
+    HICACHE,
     OnGroups,
     Options,
     TierCandidate,
@@ -359,16 +360,17 @@ def tier_offer(
     model, asked = request.model or where.model, request.tiers
     if model is None:
         return None
-    vllm_alone = where.engine.name == VLLM and not where.engine.shortens_hits
-    if asked is None and (model.hybrid or not vllm_alone or where.dp > 1):
+    has_tier = where.engine.hicache is not None
+    if asked is None and (model.hybrid or where.engine.shortens_hits or has_tier or where.dp > 1):
         return None
+    way = HICACHE if where.engine.name == SGLANG else own_offload(where.engine)
     groups = KvGroups.parse(kv_groups) if kv_groups else None
     block_bytes = model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size
     pool_bytes = where.pool.in_blocks_of(trace.block_size).blocks * block_bytes
     most_bytes = len(prompts.block_parent) * block_bytes * (len(groups.groups) if groups else 1)
     sizes = sizes_to_compare(pool_bytes, most_bytes, _POOLS)
     offer = TierOffer(
-        candidates=tuple(TierCandidate(own_offload(where.engine), size) for size in sizes),
+        candidates=tuple(TierCandidate(way, size) for size in sizes),
         block_bytes=block_bytes,
         gpus=where.tp,
         prices={"dram": tier_prices().dram},

@@ -88,6 +88,8 @@ class CategoryGain(Struct, frozen=True):
 class RowTier(Struct, frozen=True):
     """Memory below the pool of each replica; `offload` is how it works, as `--offload` has it.
 
+    Of SGLang it is `hicache`.
+
     `files_gib` are those of an SSD below CPU memory, or of a pool that all replicas share with
     `shared` (0: none), which files fill in `full_s`. A replica's price for an hour is
     `price_hour`, and `wear` times what its memory is rated for is written.
