@@ -16,7 +16,6 @@ from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.clocks import SessionStarts
-from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady, TailBelady
 from kvscope.policies.lru import Lru, LruRetention
 from kvscope.replay.curve import first_counted
@@ -284,13 +283,13 @@ class Tuner:
                 else Load(0.0, overloaded=False)
             )
             setting = self.validation.evaluator.workload.setting
-            most = lossless(self.windows.later.evaluator)  # the longest one
-            infinite = self.windows.judge(_keep_all(setting), most, lru)
+            infinite = _infinite(self.windows.validation, lru.validation)
+            limit = _infinite(self.windows.later, lru.later)
         # Where even an infinite cache does not keep up, no policy does.
-        searched = self._searched(options.variants if infinite.validation.keeps_up else ())
+        searched = self._searched(options.variants if infinite.keeps_up else ())
         comparison = self._compared(searched, lru)
         choice = comparison.choice
-        verdict = decide(target, lru, choice, infinite.validation)
+        verdict = decide(target, lru, choice, infinite)
         least_lru = least_any = None
         if verdict != "overloaded" and not options.scale_out:  # more replicas, not another pool
             with self.progress("searching the least capacity") as advance:
@@ -307,8 +306,8 @@ class Tuner:
             estimates=self.estimates,
             verdict=verdict,
             recommended=choice.held_out if choice else enough or lru.held_out,
-            infinite=infinite.validation,
-            limit=infinite.later,
+            infinite=infinite,
+            limit=limit,
             load=load,
             least_lru=least_lru,
             least_any=least_any,
@@ -414,8 +413,7 @@ class Tuner:
         choice = None
         if result.choice is not None:
             choice = windows.judge(result.choice.policy, capacity, lru)
-        most = lossless(windows.validation.evaluator)
-        infinite = windows.validation.measure(_keep_all(result.setting), most)
+        infinite = _infinite(windows.validation)
         eligible = None
         if choice is not None:
             eligible = eligible_at(end, choice, lru, result.grade)
@@ -553,9 +551,11 @@ def eligible_at(end: End, judged: Judged, before: Judged, grade: Grade) -> bool:
     return not (judged.harms if grade == "do-now" else judged.harms_by_value)
 
 
-def _keep_all(setting: RunSetting) -> Policy:
-    """Return the policy of an infinite cache: nothing that could be hit is dropped."""
-    return LruRetention() if setting.kv_groups else Lru()
+def _infinite(window: Window, baseline: WindowTrial | None = None) -> WindowTrial:
+    """Return a cache on a window that drops nothing which could be hit there."""
+    setting = window.evaluator.workload.setting
+    policy = LruRetention() if setting.kv_groups else Lru()
+    return window.measure(policy, lossless(window.evaluator), baseline)
 
 
 def lossless(evaluator: Evaluator) -> int:

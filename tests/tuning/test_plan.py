@@ -262,6 +262,10 @@ def test_sglangs_host_tier_is_an_option(half: str) -> None:
     assert row["hit_rate"] == pytest.approx(today["hit_rate"], rel=1e-3)
     assert row["ttft_ms"]["p50"] == pytest.approx(today["ttft_ms"]["p50"], rel=1e-3)
     assert row["hit_rate"] > 1.05 * plain["rows"][0]["hit_rate"]
+    assert row["change"]["tier"]["written_bytes_s"] > 0
+    small = "sglang:hicache_ratio=1.1"
+    rows = plan_of(half, "200ms", engine=small, num_gpu_blocks=200_000, policy="lru")["rows"]
+    assert not any(row["change"]["tier"] for row in rows)
 
 
 def test_fewer_replicas_above_a_tier_are_an_option() -> None:

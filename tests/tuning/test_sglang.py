@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from kvscope.core.hits import LIBCACHESIM, standard
 from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.deployment.engines import WRITE_POLICIES, WritePolicy
 from kvscope.fleet.outcome import Slo
 from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.ingest.pipeline import ingest
@@ -26,7 +28,7 @@ from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.report import overview
 from kvscope.report.words import share
 from kvscope.routers.balancers import LeastRequests
-from kvscope.sglang_sim.replay import serve_tree
+from kvscope.sglang_sim.replay import HostTier, serve_tree
 from kvscope.store.db import MEMORY, open_store
 from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, together
 from kvscope.tuning.target import Target
@@ -72,6 +74,24 @@ def test_replays_are_those_of_the_tree() -> None:
         assert not np.array_equal(on_blocks.hit_blocks, tree.hit_blocks)
     best = serve_replay(on_sglang, ReplayRequest(Belady(), CAPACITY)).served
     assert np.array_equal(best.hit_blocks, replay(on_sglang.traffic, Belady(), CAPACITY).hit_blocks)
+
+
+@pytest.mark.parametrize("write_policy", WRITE_POLICIES)
+def test_a_host_tier_is_part_of_the_engine(write_policy: WritePolicy) -> None:
+    """Of the stated size, written when it is stated, with hits and evictions of its own."""
+    text = f"sglang@0.5:hicache_ratio=1.5:hicache_write_policy={write_policy}"
+    on_sglang = _sglang(engine=text, max_num_seqs=2048, max_num_batched_tokens=512)
+    done = serve_replay(on_sglang, ReplayRequest(Lru(), CAPACITY))
+    host = HostTier(CAPACITY * 3 // 2, write_policy)
+    tree = serve_tree(
+        on_sglang.traffic, Lru(), CAPACITY, on_sglang.profile, chunk_tokens=512, host=host
+    )
+    assert np.array_equal(done.served.hit_blocks, tree.hit_blocks)
+    gpu, dram = done.tiers
+    assert dram.hit_blocks == tree.loaded_blocks.sum() > 0
+    assert gpu.hit_blocks == (tree.hit_blocks - tree.loaded_blocks).sum()
+    assert (gpu.evictions, dram.evictions) == (tree.evictions, tree.host_evictions)
+    assert done.served.stored_blocks == tree.stored_blocks
 
 
 def test_other_ways_to_count_are_replayed_on_blocks() -> None:
