@@ -8,7 +8,7 @@ from typing import Literal
 
 import streamlit as st
 
-from dashboard import connection, data, query_params, sidebar
+from dashboard import connection, data, job, query_params, sidebar
 from dashboard.wording import escape, in_page_words
 from kvscope.core.errors import KvscopeError, StoreBusyError
 from kvscope.report.report import TILES
@@ -94,7 +94,7 @@ def _await_store() -> None:
         return
     except KvscopeError:  # the page says it
         pass
-    st.rerun()
+    job.redraw()
 
 
 main()

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 import streamlit as st
 
 from dashboard import work
-from dashboard.job import Job, show_progress
+from dashboard.job import SOON_S, Job, show_progress
 from dashboard.wording import escape
 from kvscope.characterize.sources import Prefix
 from kvscope.core.errors import StoreBusyError
@@ -22,7 +22,6 @@ from kvscope.replay.metrics import LruAnywhere
 from kvscope.usecases.analyze import Analysis
 
 _MOST = 4  # traces
-_SOON_S = 0.8  # a page waits so long before it shows progress
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -113,7 +112,7 @@ def prefixes(trace: Trace) -> tuple[Prefix, ...]:
 
 def _finding(trace: Trace, name: str) -> Any:
     pending = findings(trace)
-    if not pending.await_finding(name, _SOON_S):
+    if not pending.await_finding(name, SOON_S):
         _end_page(trace, pending)
     return pending.get(name)
 

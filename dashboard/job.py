@@ -23,8 +23,8 @@ from kvscope.app.worker_process import in_process
 from kvscope.core import units
 from kvscope.core.errors import KvscopeError, Stopped, StoreBusyError
 
-_EVERY_S, _LATER_EVERY_S = 0.3, 1.0
-_SOON_S = 1.0  # progress of a longer job is drawn less often: that takes time from other pages
+SOON_S = 0.8  # a page waits so long before it shows progress
+_EVERY_S = 1.0  # drawing progress takes time from other pages
 _MOST_ENDED = 12  # jobs that are listed, with their results
 _FAILED = "kvscope failed here. The terminal that runs the dashboard shows the details."
 
@@ -205,7 +205,7 @@ def start(
     job.session = st.session_state.setdefault("session", object())
     _registry().add(job)
     attach(job)
-    job.wait(_EVERY_S)  # no progress bar for what is done by then
+    job.wait(SOON_S)
     st.rerun()
 
 
@@ -256,18 +256,23 @@ def answer(
     return job
 
 
+@st.fragment(run_every=_EVERY_S)
 def show_progress(job: Job, key: str) -> None:
     """Show how far a job is, and a stop button; draw the page anew when the job has ended."""
-    lasts = job.duration_s > _SOON_S
-    st.fragment(_progress, run_every=_LATER_EVERY_S if lasts else _EVERY_S)(job, key, lasts)
-
-
-def _progress(job: Job, key: str, lasts: bool) -> None:
-    if job.ended or (job.duration_s > _SOON_S) > lasts:
-        st.rerun()
+    if job.ended:
+        redraw()
     st.progress(job.share, text=escape(f"{_capitalized(job.progress)} …"))
     # As a callback: it is called though the progress is drawn anew at the same time.
     st.button("Stop", key=f"stop {key}", on_click=job.stop.set, disabled=job.stop.is_set())
+
+
+def redraw() -> None:
+    """Draw the whole page anew from a part that is drawn at intervals.
+
+    A click on another page that waits is followed first: `st.rerun` alone forgets it.
+    """
+    st.empty()
+    st.rerun()
 
 
 def _capitalized(text: str) -> str:

@@ -100,7 +100,7 @@ def _state(each: job.Job) -> str:
 def _redraw_on_change(stamp: object) -> None:
     """Draw the page anew once the store's file is another one than when it was read."""
     if data.store_stamp() != stamp:
-        st.rerun()
+        job.redraw()
 
 
 def _filters(stored: data.StoredResults) -> IsShown:

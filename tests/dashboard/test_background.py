@@ -83,7 +83,7 @@ def test_an_analysis_that_takes_long(db: str, monkeypatch: pytest.MonkeyPatch) -
     """The page says how far it is; others are usable; it stops on demand, and begins anew."""
     quick = work.analyze_trace
     monkeypatch.setattr(work, "analyze_trace", endless)
-    monkeypatch.setattr(background_cache, "_SOON_S", 0.05)
+    monkeypatch.setattr(background_cache, "SOON_S", 0.05)
     with monkeypatch.context() as patch:
         patch.setattr("tests.dashboard.shown.drawn", lambda app: app)
         app = shown(db, monkeypatch, "reuse")
