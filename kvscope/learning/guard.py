@@ -7,7 +7,7 @@ They replay the traffic as each candidate alone would have it. What they compute
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,21 +44,26 @@ AT_ONCE = 4  # requests served per event: an engine's step must not wait for a c
 class _Waiting(Struct):
     """A request that no shadow has served yet, as far as it is known."""
 
-    match: PrefixMatch
+    number: int
+    kinds: Sequence[Kind]
     prompt_tokens: int
     tables: Sequence[Scores]
-    request: ShadowRequest
+    arrival_s: float
+    forgotten: int
+    segments: list[tuple[int, int, int]]
+    blocks: int
+    output_tokens: int = 0
+    served: bool = True
     ended: bool = False
 
 
 class OnlineGuard:
     """Replays served requests in a shadow cache of each candidate, and decides between them.
 
-    `kinds_of` (match, prompt and output tokens) is a request's class and cuts for each candidate.
-    `tables` are theirs, until `use`. An engine serves many requests at a time, a shadow one after
-    the other in order of arrival: requests wait here until they and all before them have ended. The
-    first of more than 1,024 requests at a time, and one that has been served for longer than 5
-    minutes, counts without output, so that others need not wait for it.
+    `tables` are the candidates', until `use`. An engine serves many requests at a time, a shadow
+    one after the other in order of arrival: requests wait here until they and all before them have
+    ended. The first of more than 1,024 requests at a time, and one that has been served for longer
+    than 5 minutes, counts without output, so that others need not wait for it.
     """
 
     def __init__(
@@ -67,7 +72,6 @@ class OnlineGuard:
         block_size: int,
         capacity_blocks: int,
         tables: Sequence[Scores],
-        kinds_of: Callable[[PrefixMatch, int, int], Sequence[Kind]],
         *,
         slots: int = MOST_REQUESTS,
         evidence: GuardEvidence | None = None,
@@ -75,7 +79,7 @@ class OnlineGuard:
         """Begin with the `evidence` of a file, or with none."""
         self.capacity_blocks, self.every = capacity_blocks, 1
         self._policy, self._block_size, self._slots = policy, block_size, slots
-        self._tables, self._kinds_of = tables, kinds_of
+        self._tables = tables
         self._next, self._now_s, self._judged_s = 0, 0.0, 0.0
         begun = evidence.discounted() if evidence else GuardEvidence.none(len(tables))
         self.evidence: GuardEvidence = begun.each(np.ndarray.tolist)
@@ -91,29 +95,31 @@ class OnlineGuard:
     def arrive(
         self,
         match: PrefixMatch,
+        kinds: Sequence[Kind],
         prompt_tokens: int,
         arrival_s: float,
         every: int,
         forgotten: int,
     ) -> None:
-        """Add a new request; `every` and `forgotten` are those of `RecentBlocks`."""
+        """Add a new request of one of the `kinds` for each candidate.
+
+        `every` and `forgotten` are those of `RecentBlocks`.
+        """
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
             self.every = every
             self.evidence = GuardEvidence.none(len(self._tables)).each(np.ndarray.tolist)
             self.clear()
             return
-        request = ShadowRequest(
+        waiting = self._waiting[match.number] = _Waiting(
             match.number,
+            kinds,
+            prompt_tokens,
+            self._tables,
             arrival_s,
+            forgotten,
             _placed(match.segments, 0),
             match.followed,
-            prompt_tokens,
-            kinds=(),
-            forgotten=forgotten,
-        )
-        waiting = self._waiting[match.number] = _Waiting(
-            match, prompt_tokens, self._tables, request
         )
         self._queue.append(waiting)
         self._serve()
@@ -123,20 +129,16 @@ class OnlineGuard:
         waiting = self._waiting.get(number)
         if waiting is None:
             return
-        request = waiting.request
-        waiting.request = request._replace(
-            segments=[*request.segments, *_placed(segments, request.blocks)],
-            blocks=request.blocks + blocks,
-            history_tokens=waiting.prompt_tokens + output_tokens,
-        )
-        waiting.ended = True
+        waiting.segments += _placed(segments, waiting.blocks)
+        waiting.blocks += blocks
+        waiting.output_tokens, waiting.ended = output_tokens, True
         self._serve()
 
     def forget(self, number: int) -> None:
         """Note that a request ends unserved: its blocks are touched, none of them new."""
         waiting = self._waiting.get(number)
         if waiting is not None:
-            waiting.request, waiting.ended = waiting.request._replace(served=False), True
+            waiting.served, waiting.ended = False, True
             self._serve()
 
     def clear(self) -> None:
@@ -163,22 +165,30 @@ class OnlineGuard:
         queue, late_s = self._queue, self._now_s - PATIENCE_S
         for _ in range(AT_ONCE):
             if not queue or not (
-                queue[0].ended or len(queue) > MOST_WAITING or queue[0].request.arrival_s < late_s
+                queue[0].ended or len(queue) > MOST_WAITING or queue[0].arrival_s < late_s
             ):
                 break
             waiting = queue.popleft()
-            prompt_tokens, request = waiting.prompt_tokens, waiting.request
-            del self._waiting[request.number]
+            prompt_tokens, arrival_s = waiting.prompt_tokens, waiting.arrival_s
+            del self._waiting[waiting.number]
             self.shadows.use(waiting.tables)
-            outputs = request.history_tokens - prompt_tokens
-            kinds = self._kinds_of(waiting.match, prompt_tokens, outputs)
-            hits = self.shadows.serve(request._replace(kinds=kinds))
-            if request.served:
+            request = ShadowRequest(
+                waiting.number,
+                arrival_s,
+                waiting.segments,
+                waiting.blocks,
+                prompt_tokens + waiting.output_tokens,
+                waiting.kinds,
+                waiting.served,
+                waiting.forgotten,
+            )
+            hits = self.shadows.serve(request)
+            if waiting.served:
                 look = max(prompt_tokens - 1, 0) // self._block_size  # one token is computed
                 cached = [min(leading * self.every, look) for leading in hits]
                 tokens = [prompt_tokens - blocks * self._block_size for blocks in cached]
-                blocks = [request.blocks - blocks / self.every for blocks in cached]
-                passed_s, self._judged_s = request.arrival_s - self._judged_s, request.arrival_s
+                blocks = [waiting.blocks - blocks / self.every for blocks in cached]
+                passed_s, self._judged_s = arrival_s - self._judged_s, arrival_s
                 note_request(self.evidence, self._goal, passed_s, blocks, tokens)
                 self.now = decided(self.evidence, self.now)
 
@@ -225,10 +235,6 @@ class GuardedLearner(OnlineLearner):
         self.recent = RecentBlocks(memory, most_requests=self.slots, gaps_s=gaps_s)
         self.online_guard: OnlineGuard | None = None
 
-    def kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> Sequence[Kind]:
-        """Return the class and cuts of a request for each candidate: here one class for all."""
-        return [(0, ()), (0, ())]
-
     def called(self, candidate: int) -> str:
         """Return the name of a candidate, for the log."""
         return ("LRU", "its own order")[candidate]
@@ -242,7 +248,6 @@ class GuardedLearner(OnlineLearner):
             self.block_size,
             capacity_blocks,
             tables,
-            self.kinds,
             slots=self.slots,
             evidence=evidence,
         )
@@ -273,12 +278,17 @@ class GuardedLearner(OnlineLearner):
 
     def touch_prompt(self, request: Request, arrival_s: float) -> PrefixMatch:
         """Touch the blocks of a new prompt; return their match with earlier requests."""
-        tokens = request.num_prompt_tokens
-        match = self.recent.arrive(request.block_hashes[: tokens // self.block_size], arrival_s)
+        full = request.num_prompt_tokens // self.block_size
+        return self.recent.arrive(request.block_hashes[:full], arrival_s)
+
+    def show_guard(
+        self, match: PrefixMatch, prompt_tokens: int, arrival_s: float, *kinds: Kind
+    ) -> None:
+        """Show the guard a new request, with its class and cuts for each candidate after LRU."""
         if self.online_guard is not None:
-            forgotten = self.recent.forgotten
-            self.online_guard.arrive(match, tokens, arrival_s, self.recent.every, forgotten)
-        return match
+            every, forgotten = self.recent.every, self.recent.forgotten
+            kinds = (None, *kinds)
+            self.online_guard.arrive(match, kinds, prompt_tokens, arrival_s, every, forgotten)
 
     def category(self, request: Request, memo: ArrivedRequest) -> int:
         """Return the class that was known on arrival."""

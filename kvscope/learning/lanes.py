@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, TypeAlias
 
 from kvscope.core.arrays import Float64s
-from kvscope.policies.base import EARLY, MOST_TOKENS, LanePolicy, Turn
+from kvscope.policies.base import EARLY, LanePolicy, Turn
 
 LanePlan: TypeAlias = tuple[tuple[int, int], ...]
 """(depth, lane) from the deep end on: blocks that end beyond the depth are in that lane.
@@ -27,16 +27,19 @@ The last depth is 0. Depths count whatever the caller counts: blocks, or tokens.
 
 
 def lane_plan(
-    policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any
+    policy: LanePolicy, turn: Turn, blocks: int, cuts: Sequence[int], block_size: int, p: Any
 ) -> LanePlan:
-    """Return the lanes of a path's blocks; ascending `cuts` (in blocks) divide it into parts.
+    """Return the lanes of a path's `blocks`; ascending `cuts` (in blocks) divide it into parts.
 
     `turn` has the request's class; each part has a category of its own, see `Tables.classes`.
     """
     plan: list[tuple[int, int]] = []
-    parts, end = len(cuts) + 1, int(MOST_TOKENS)
+    parts, end = len(cuts) + 1, max(blocks, 1)
     for part in range(len(cuts), -1, -1):
-        cut, of_part = cuts[part - 1] if part else 0, _in_part(turn, parts, part)
+        cut = cuts[part - 1] if part else 0
+        if end <= cut:
+            continue
+        of_part = _in_part(turn, parts, part)
         while end > cut:
             begin, lane = policy.place(of_part, end, block_size, p)
             end = max(begin, cut)
@@ -77,8 +80,9 @@ class LaneHeap:
     """Lanes by the worth of their oldest block at `now_s`; of equals the one of the lowest number.
 
     `oldest` returns that number for a lane, and since when its oldest block is idle; None for an
-    empty one. A caller that changes the front of a lane adds it to `changed`. `next_step_s` is a
-    stepwise policy's; `steady` says that no lane's worth changes at all.
+    empty one. A caller that changes the front of a lane adds it to `changed`; `all_changed` stands
+    for every lane. `next_step_s` is a stepwise policy's; `steady` says that no lane's worth changes
+    at all.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class LaneHeap:
         next_step_s: Callable[[float], float] | None,
     ) -> None:
         self.changed: set[int] = set()
-        self._all_changed = False
+        self.all_changed = False
         self.now_s = 0.0
         self.steady = False
         self._lanes, self._oldest = lanes, oldest
@@ -121,19 +125,19 @@ class LaneHeap:
 
     def look_again(self) -> None:
         """Note that every lane's oldest block may be another."""
-        self._all_changed = True
+        self.all_changed = True
 
     def unsettled(self) -> set[int]:
         """Return the lanes to score for the next block; their oldest blocks may be set aside."""
-        if self._all_changed:
-            self._all_changed = False
+        if self.all_changed:
+            self.all_changed = False
             self.changed.update(range(len(self._lanes)))
         return self.changed
 
     def first(self) -> Entry | None:
         """Return the entry of the lane whose oldest block is worth least; None for no block."""
         heap, entries, changed = self._heap, self._entries, self.changed
-        if self._all_changed:
+        if self.all_changed:
             self.unsettled()
         while changed:
             self._rank(heap, changed.pop())
@@ -143,6 +147,11 @@ class LaneHeap:
                 return entry
             heappop(heap)  # another entry has taken its place
         return None
+
+    def limit(self) -> float:
+        """Return below which number the first lane stays first, if its worth stays the same."""
+        following = min(self._heap[1:3], default=None)  # another one's, or one that is out of date
+        return following[1] if following and following[0] == self._heap[0][0] else math.inf
 
     def _rank(self, heap: list[Entry], lane: int) -> None:
         """Put a lane where its oldest block belongs."""

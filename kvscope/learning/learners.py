@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any, Self
 
 from kvscope.core.arrays import Float64s
-from kvscope.learning.conversations import RequestHints
 from kvscope.learning.observer import Request
 from kvscope.policies.base import LanePolicy, Policy
 
@@ -53,7 +52,7 @@ class OnlineLearner:
         return None
 
     @abstractmethod
-    def arrive(self, request: Request, hints: RequestHints, arrival_s: float) -> tuple[bool, Any]:
+    def arrive(self, request: Request, arrival_s: float) -> tuple[bool, Any]:
         """Take a new request in; return whether the table has changed, and the memo."""
 
     @abstractmethod

@@ -145,9 +145,14 @@ class ShadowCache:
         if self.blocks > self.capacity:
             self._order.at(now_s)
         while self.blocks > self.capacity:
-            head = self._order.first()
-            if head is not None:
-                self._shrink(head[1])
+            if len(self._heaps) == 1:
+                oldest = self._oldest(0)
+                least = None if oldest is None else oldest[0]
+            else:
+                first = self._order.first()
+                least = None if first is None else first[1]
+            if least is not None:
+                self._shrink(least)
             elif not self._force(number):
                 break
 
@@ -237,8 +242,11 @@ class ShadowCache:
         return False
 
 
-Kind: TypeAlias = tuple[int, tuple[int, ...]]
-"""A request's class, and the cuts of its path into parts with rows of their own."""
+Kind: TypeAlias = tuple[int, tuple[int, ...]] | None
+"""A request's class, and the cuts of its path into parts with rows of their own.
+
+None under LRU, which has one lane.
+"""
 
 FORGOTTEN_AT_ONCE = 256  # requests: a whole window is forgotten at one time, which can wait
 
@@ -319,9 +327,12 @@ class ShadowCaches:
 
     def _plan(self, request: ShadowRequest, kind: Kind) -> tuple[Turn, LanePlan]:
         """Return a request as one of this class, and where it leaves its blocks."""
-        number, cuts = kind
+        number, cuts = kind or (0, ())
         turn = Turn(request.number, request.arrival_s, request.history_tokens, number, ENDS)
-        plan = lane_plan(self._policy, turn, cuts, self._block_size, self._p)
+        if kind is None:
+            return turn, ((0, 0),)
+        blocks = request.blocks * self._every
+        plan = lane_plan(self._policy, turn, blocks, cuts, self._block_size, self._p)
         if self._every > 1:
             plan = tuple((-(-depth // self._every), lane) for depth, lane in plan)
         return turn, plan

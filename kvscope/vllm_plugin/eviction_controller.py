@@ -87,18 +87,17 @@ class EvictionController(Observer):
         """Note the arrival and, for policies with a table, learn from it."""
         if request.request_id in self._requests:  # more input of one that streams it
             return
-        hints = read_hints(request) if self.learner is not None or self._trace_clock else None
-        if self._trace_clock and hints is not None:
-            if hints.arrival_s is None:
+        if self._trace_clock:
+            if (arrival_s := read_hints(request).arrival_s) is None:
                 return
-            self._trace_s = max(self._trace_s, hints.arrival_s)
+            self._trace_s = max(self._trace_s, arrival_s)
         if not self._arrived:
             self._start_s = self.clock()
         number, self._arrived = self._arrived, self._arrived + 1
         state = RequestState(number, self.clock() - self._start_s, request.num_prompt_tokens)
         self._requests[request.request_id] = state
-        if self.learner is not None and hints is not None:
-            changed, state.memo = self.learner.arrive(request, hints, state.arrival_s)
+        if self.learner is not None:
+            changed, state.memo = self.learner.arrive(request, state.arrival_s)
             if changed:
                 self.use(self.learner.table)
 
@@ -185,7 +184,8 @@ class EvictionController(Observer):
         if not request.is_finished():  # preempted: it will be back at once
             self.free.plan = ((0, head_lane(self.policy, turn, cuts, self.block_size, self.p)),)
             return
-        plan = lane_plan(self.policy, turn, cuts, self.block_size, self.p)
+        blocks = -(-turn.history_tokens // self.block_size)
+        plan = lane_plan(self.policy, turn, blocks, cuts, self.block_size, self.p)
         self.free.plan = tuple((depth * self.block_size, lane) for depth, lane in plan)
         if self.end(request, state) and not self.policy.admits(turn, self.p, self.table):
             for block in self._blocks_of(request.request_id)[state.hit_blocks :]:

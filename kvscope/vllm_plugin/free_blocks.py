@@ -10,6 +10,7 @@ Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue). The
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -95,16 +96,36 @@ class FreeBlocks:
         if count > self.num_free_blocks:
             raise ValueError(f"{count} blocks wanted, {self.num_free_blocks} are free")
         taken = self._pop_unhashed(count)
-        for _ in range(count - len(taken)):
-            block = self._choose() or self._oldest_set_aside()
-            self._heap.changed.add(self._lane[block.block_id])
-            _unlink(block)
-            self.evictions += 1
-            if self._prefixes is not None:
-                self._forget(block)  # now, as the next choice depends on it
-            taken.append(block)
+        self.evictions += count - len(taken)
+        while len(taken) < count:
+            self._evict(taken, count)
         self.num_free_blocks -= count
         return taken
+
+    def _evict(self, taken: list[Block], count: int) -> None:
+        """Take the block that is worth least, and those behind it that were freed together with it.
+
+        They are worth the same. Ends with `count` blocks taken, and once anything else changes.
+        """
+        block, limit = self._choose()
+        heap, prefixes, freed, freed_s = self._heap, self._prefixes, self._freed, self._freed_s
+        lane, since_s = self._lane[block.block_id], freed_s[block.block_id]
+        ring = self.lanes[lane]
+        while True:
+            before, after = block.prev_free_block, block.next_free_block
+            before.next_free_block, after.prev_free_block = after, before
+            block.prev_free_block = block.next_free_block = None
+            if prefixes is not None:
+                self._forget(block)  # now, as the next choice depends on it
+            taken.append(block)
+            block = after
+            if len(taken) == count or block is ring or heap.changed or heap.all_changed:
+                break
+            if freed[block.block_id] >= limit or freed_s[block.block_id] != since_s:
+                break
+            if prefixes is not None and prefixes.has_orphans(block.block_hash):
+                break
+        heap.changed.add(lane)
 
     def _pop_unhashed(self, most: int) -> list[Block]:
         """Take so many blocks without a hash, or all there are."""
@@ -228,15 +249,22 @@ class FreeBlocks:
         at = block.block_id
         return self._freed[at], self._freed_s[at]
 
-    def _choose(self) -> Block | None:
-        """Return the oldest block of the lane where it is worth least; of equals the oldest."""
+    def _choose(self) -> tuple[Block, float]:
+        """Return the oldest block of the lane where it is worth least; of equals the oldest.
+
+        And below which free-sequence number others of this lane and worth are the next ones.
+        """
+        heap = self._heap
         if self._prefixes is not None:
             self._park_prefixes(self._prefixes)
         if len(self.lanes) == 1:
+            heap.changed.clear()
             (ring,) = self.lanes
-            return None if ring.next_free_block is ring else ring.next_free_block
-        entry = self._heap.first()
-        return None if entry is None else self.lanes[entry[2]].next_free_block
+            if ring.next_free_block is not ring:
+                return ring.next_free_block, math.inf
+        elif (entry := heap.first()) is not None:
+            return self.lanes[entry[2]].next_free_block, heap.limit()
+        return self._oldest_set_aside(), 0.0
 
     def _oldest_set_aside(self) -> Block:
         """Return the oldest of the blocks that were set aside, for when no other block is free.

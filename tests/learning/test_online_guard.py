@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from kvscope.core.hits import standard
 from kvscope.learning import guard as guarding
-from kvscope.learning.conversations import read_hints
 from kvscope.learning.evidence import Goal, GuardEvidence, decided, note_request
 from kvscope.learning.guard import OnlineGuard
 from kvscope.learning.lanes import Scores
@@ -72,7 +71,7 @@ def watched(
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
     kinds = []
-    for one in candidates:
+    for one in candidates[1:]:
         assert one.cuts is not None
         cuts = map(tuple, one.cuts.tolist())
         kinds.append(list(zip(one.category(of).tolist(), cuts, strict=True)))
@@ -83,7 +82,6 @@ def watched(
         of.block_size,
         capacity,
         tuple(each[0] for each in tables),
-        lambda seen, *_: [each[seen.number] for each in kinds],
     )
     familiar.every = made.every = every
     made._begin(0)
@@ -94,7 +92,10 @@ def watched(
         taken.append(made.now)
         full = one.num_prompt_tokens // of.block_size
         seen = familiar.arrive(one.block_hashes[:full], arrival_s)
-        made.arrive(seen, one.num_prompt_tokens, arrival_s, familiar.every, familiar.forgotten)
+        kind = [None, *(each[number] for each in kinds)]
+        made.arrive(
+            seen, kind, one.num_prompt_tokens, arrival_s, familiar.every, familiar.forgotten
+        )
         blocks, segments = familiar.end(one.block_hashes[full:], number)
         made.end(number, one.num_tokens - one.num_prompt_tokens, blocks, segments)
     for shadow in made.shadows.each:
@@ -270,7 +271,7 @@ def side_by_side(
     """Serve a trace, so many requests at a time, which end in any order; some are given up."""
     draw, running = random.Random(1), list[tuple[FakeRequest, object]]()
     for one, arrival_s in asked_in(of):
-        _, asked = made.arrive(one, read_hints(one), arrival_s)
+        _, asked = made.arrive(one, arrival_s)
         running.append((one, asked))
         while len(running) > most or (running and draw.random() < 0.3):
             done, known = running.pop(draw.randrange(len(running)))
@@ -349,7 +350,7 @@ def test_evidence_of_other_blocks_is_void() -> None:
     made, watching = small(200)
     watching.now, watching.evidence.gain[OWN] = OWN, 5.0
     match = made.recent.arrive(list(range(20)), 0.0)
-    watching.arrive(match, 320, 0.0, 2, 0)
+    watching.arrive(match, (), 320, 0.0, 2, 0)
     assert (watching.now, watching.every, watching.evidence.gain) == (OWN, 2, [0.0] * 3)
 
 
@@ -363,7 +364,7 @@ def test_a_request_without_an_end_leaves_what_was_cached(monkeypatch: pytest.Mon
     keys, costs = list(range(20)), noted(monkeypatch)
     for number, (blocks, gone) in enumerate([(10, False), (20, True), (20, False)]):
         one = FakeRequest(str(number), 16 * blocks, 1, keys[:blocks])
-        _, asked = made.arrive(one, read_hints(one), float(number))
+        _, asked = made.arrive(one, float(number))
         if gone:
             made.forget(asked)
         else:
@@ -433,10 +434,10 @@ def test_a_slow_request_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         watching.shadows, "serve", lambda visit: (served.append(visit.number), serve(visit))[1]
     )
-    made.arrive(slow := hashed(0, 30), read_hints(slow), 0.0)
+    made.arrive(hashed(0, 30), 0.0)
     for number in range(1, 400):
         before = len(served)
-        _, asked = made.arrive(one := hashed(number, 20), read_hints(one), float(number))
+        _, asked = made.arrive(one := hashed(number, 20), float(number))
         assert len(served) - before <= guarding.AT_ONCE
         made.end(one, asked)
         assert len(served) - before <= 2 * guarding.AT_ONCE
@@ -448,10 +449,10 @@ def test_what_is_streamed_in_later_is_touched_too(monkeypatch: pytest.MonkeyPatc
     """A prompt that grew while it was served: the next turn finds all of it."""
     made, watching = small(200)
     costs = noted(monkeypatch)
-    _, asked = made.arrive(one := hashed(0, 10), read_hints(one), 0.0)
+    _, asked = made.arrive(one := hashed(0, 10), 0.0)
     made.end(hashed(0, 101, prompt_tokens=16 * 90), asked)
     assert [shadow.blocks for shadow in watching.shadows.each] == [101] * 3
-    _, asked = made.arrive(one := hashed(1, 101), read_hints(one), 1.0)
+    _, asked = made.arrive(one := hashed(1, 101), 1.0)
     made.end(one, asked)
     assert costs == [[160] * 3, [16] * 3]  # one token at least is computed
 
@@ -460,13 +461,13 @@ def test_a_cache_that_is_emptied_empties_the_shadows(monkeypatch: pytest.MonkeyP
     """What was served before is found by nobody; what is being served then is not counted."""
     made, watching = small(200)
     costs = noted(monkeypatch)
-    _, first = made.arrive(one := hashed(0, 50), read_hints(one), 0.0)
+    _, first = made.arrive(one := hashed(0, 50), 0.0)
     made.end(one, first)
-    _, during = made.arrive(two := hashed(1, 50), read_hints(two), 1.0)
+    _, during = made.arrive(two := hashed(1, 50), 1.0)
     made.cleared()
     made.end(two, during)
     assert [shadow.blocks for shadow in watching.shadows.each] == [0] * 3
-    _, last = made.arrive(three := hashed(2, 50), read_hints(three), 2.0)
+    _, last = made.arrive(three := hashed(2, 50), 2.0)
     made.end(three, last)
     assert costs == [[800] * 3] * 2
 

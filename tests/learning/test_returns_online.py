@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.learning import recent_blocks
-from kvscope.learning.conversations import read_hints
 from kvscope.learning.offline.features import chained, prefix_features
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import ROWS
@@ -44,7 +43,7 @@ class Served:
         self.since, self.tables = [0], list[Float64s]()
         self.most = 0
         for number, (one, arrival_s) in enumerate(asked_in(of)):
-            changed, seen = self.learner.arrive(one, read_hints(one), arrival_s)
+            changed, seen = self.learner.arrive(one, arrival_s)
             if changed:
                 self.since.append(number)
             if changed or not self.tables:
@@ -89,7 +88,7 @@ def test_what_was_not_touched_for_a_window_is_forgotten() -> None:
     sizes = []
     for number in range(400):
         one = FakeRequest(str(number), 160, 16, [(number, place) for place in range(11)])
-        _, seen = learner.arrive(one, read_hints(one), float(number))
+        _, seen = learner.arrive(one, float(number))
         learner.end(one, seen)
         sizes.append(learner.recent.keys)
         assert seen.match.known_blocks == 0
@@ -106,7 +105,7 @@ def test_a_table_of_a_file_stays_unless_it_says_otherwise() -> None:
         learner = ReturnsLearner(Gittins({"refit_requests": EVERY}), of.block_size, by)
         for number, arrival_s in enumerate(of.arrival_s[:500].tolist()):
             one = FakeRequest(str(number), 600, 20, [(number, place) for place in range(40)])
-            assert not learner.arrive(one, read_hints(one), arrival_s)[0]
+            assert not learner.arrive(one, arrival_s)[0]
         assert np.array_equal(learner.table, by.values)
     assert "fitted once to 501 requests, and after" in learner.in_words
     assert "without a guard" in learner.in_words
@@ -122,12 +121,12 @@ def test_returns_to_a_request_that_is_being_served_count_at_once() -> None:
     def returned() -> float:
         return float(sum(of[0].sum() for of in estimator._bins.values()))
 
-    _, one = learner.arrive(first, read_hints(first), 1.0)
-    _, two = learner.arrive(again, read_hints(again), 5.0)
+    _, one = learner.arrive(first, 1.0)
+    _, two = learner.arrive(again, 5.0)
     assert returned() == 10
     learner.end(first, one)
     assert returned() == 10
-    _, three = learner.arrive(gone, read_hints(gone), 6.0)
+    _, three = learner.arrive(gone, 6.0)
     assert returned() == 20
     learner.end(again, two)
     learner.forget(three)

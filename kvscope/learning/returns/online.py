@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int64s
-from kvscope.learning.conversations import RequestHints
 from kvscope.learning.guard import REVERTS, ArrivedRequest, GuardedLearner
 from kvscope.learning.lanes import Scores
 from kvscope.learning.observer import Request
@@ -37,7 +36,6 @@ from kvscope.learning.returns.formulas import (
     bin_requests,
     return_table,
 )
-from kvscope.learning.shadow_cache import Kind
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, LEVELS
 
@@ -200,19 +198,18 @@ class ReturnsLearner(GuardedLearner):
         more = ", and after as many to what is served" if fitted.refits else ""
         return f"fitted once to {fitted.requests} requests{more}, {guarded}"
 
-    def arrive(
-        self, request: Request, hints: RequestHints, arrival_s: float
-    ) -> tuple[bool, ArrivedRequest]:
+    def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
         """Touch the prompt's blocks, by which its class is known."""
         changed = self._refit(arrival_s)
         changed |= self.switched()
         if changed:
             self.table = self._in_force()
-        match = self.touch_prompt(request, arrival_s)
-        kind = self._class(match, request.num_prompt_tokens)
+        match, tokens = self.touch_prompt(request, arrival_s), request.num_prompt_tokens
+        kind = self._class(match, tokens)
+        self.show_guard(match, tokens, arrival_s, (0, ()), (kind, match.cuts))
         if self._estimator is not None:
             self._estimator.arrive(match, kind, arrival_s, self.recent.every)
-        return changed, ArrivedRequest(match, kind, request.num_prompt_tokens)
+        return changed, ArrivedRequest(match, kind, tokens)
 
     def _refit(self, now_s: float) -> bool:
         """Refit the table if its time has come; return whether the one gone by has changed."""
@@ -248,10 +245,6 @@ class ReturnsLearner(GuardedLearner):
         for name, edges in FEATURES:
             number = number * (len(edges) + 1) + bisect_right(edges, values[name])
         return number
-
-    def kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[Kind]:
-        """Return the class and cuts of a request for each candidate of the guard."""
-        return [(0, ()), (0, ()), (self._class(match, prompt_tokens), match.cuts)]
 
     def end(self, request: Request, memo: ArrivedRequest) -> None:
         """Touch the output's blocks."""

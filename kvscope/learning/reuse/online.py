@@ -5,7 +5,6 @@ The counts are those that the `offline` module takes from a trace, gathered as r
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
@@ -17,8 +16,8 @@ from kvscope.learning.conversations import (
     MOST_CATEGORIES,
     Categories,
     Lineage,
-    RequestHints,
     Sessions,
+    read_hints,
 )
 from kvscope.learning.evidence import FALLBACK
 from kvscope.learning.guard import MEMORY, REVERTS, ArrivedRequest, GuardedLearner
@@ -26,9 +25,8 @@ from kvscope.learning.lanes import Scores
 from kvscope.learning.learners import FittedTable, computed_blocks
 from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Key
-from kvscope.learning.recent_blocks import MOST_KEYS, PrefixMatch
+from kvscope.learning.recent_blocks import MOST_KEYS
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
-from kvscope.learning.shadow_cache import Kind
 from kvscope.policies.base import LanePolicy
 
 REUSED, WAITED_S, TOUCHED_AGAIN = 0, 1, 2
@@ -176,7 +174,6 @@ class ReuseLearner(GuardedLearner):
         self.in_words = REVERTS if self._guarded else ""
         self._estimator = ReuseEstimator(policy.values["refit_s"], MOST_CATEGORIES)
         self._lru = np.zeros_like(self._estimator.table)  # all categories are worth the same
-        self._category_of = array("i", bytes(4 * self.slots))  # of the latest requests
         self._categories, self._sessions = Categories(), Sessions()
         self._lineage = Lineage(block_size)
         self._arrived = 0
@@ -195,20 +192,14 @@ class ReuseLearner(GuardedLearner):
     def _candidates(self) -> tuple[Scores, Scores]:
         return Scores(self._lru), Scores(self._estimator.table)
 
-    def kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[Kind]:
-        """Return the category and no cuts, for both orders."""
-        kind = self._category_of[match.number % self.slots], ()
-        return [kind, kind]
-
-    def arrive(
-        self, request: Request, hints: RequestHints, arrival_s: float
-    ) -> tuple[bool, ArrivedRequest]:
+    def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
         """Find the category, which is known at once."""
         changed = self._estimator.at(arrival_s)
         if changed and self.online_guard is not None:
             self.online_guard.use(self._candidates())
         changed |= self.switched()
         number, self._arrived = self._arrived, self._arrived + 1
+        hints = read_hints(request)
         if hints.session is not None:
             _, turn = self._sessions.begin(hints.session, number, hints.turn)
         else:
@@ -217,8 +208,8 @@ class ReuseLearner(GuardedLearner):
         category = self._categories.number(hints.type, turn)
         match = None
         if self._guarded:
-            self._category_of[self.recent.requests % self.slots] = category
             match = self.touch_prompt(request, arrival_s)
+            self.show_guard(match, request.num_prompt_tokens, arrival_s, (category, ()))
         return changed, ArrivedRequest(match, category, request.num_prompt_tokens, arrival_s, turn)
 
     def end(self, request: Request, memo: ArrivedRequest) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.arrays import Float64s
-from kvscope.learning.conversations import RequestHints
 from kvscope.learning.evidence import FALLBACK
 from kvscope.learning.guard import MEMORY, REVERTS, ArrivedRequest, GuardedLearner
 from kvscope.learning.lanes import Scores
@@ -31,13 +30,12 @@ class RevertingLearner(GuardedLearner):
         """Start the guard, for a cache of `capacity_blocks`."""
         self.start_guard(capacity_blocks, [Scores(table) for table in self._tables])
 
-    def arrive(
-        self, request: Request, hints: RequestHints, arrival_s: float
-    ) -> tuple[bool, ArrivedRequest]:
+    def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
         """Touch the prompt's blocks."""
         if switched := self.switched():
             self.table = self._tables[self.candidate]
         match = self.touch_prompt(request, arrival_s)
+        self.show_guard(match, request.num_prompt_tokens, arrival_s, (0, ()))
         return switched, ArrivedRequest(match, 0, request.num_prompt_tokens)
 
 
