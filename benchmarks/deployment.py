@@ -67,8 +67,9 @@ class PoolLine:
     activation_gib: float | None
     rule_activation_gib: float
     half: str
-    """Of the lines of vLLM 0.20 and newer: "development", which the rule may be set by, or "held
-    out"; drawn by random.Random(45) before the rule was touched."""
+    """Of the lines of vLLM 0.20 and newer: "development", which the rule may be set by, "held out"
+    or, of those found later, "fresh"; drawn by random.Random(45) and (46) before the rule was
+    touched."""
 
     @property
     def inside(self) -> bool:
@@ -121,7 +122,7 @@ def pool_lines() -> tuple[PoolLine, ...]:
 
 
 def _pool_line(line: dict[str, Any]) -> PoolLine:
-    model = published_model(line["model"], line.get("weight_dtype"))
+    model = published_model(line["model"], line.get("weight_dtype"), line.get("kv_dtype"))
     gpu = resolve_gpu(line["gpu"])
     if "total_gib" in line:
         gpu = replace(gpu, total_bytes=round(line["total_gib"] * GIB))
@@ -288,10 +289,10 @@ def step_s(profile: LatencyProfile, chunks: Sequence[tuple[int, float]]) -> floa
 
 
 @cache
-def published_model(name: str, weight_dtype: Any = None) -> Model:
+def published_model(name: str, weight_dtype: Any = None, kv_dtype: Any = None) -> Model:
     """Return a model of the figures: one of `configs/`, or a preset."""
     folder = FIGURES / "configs" / name
-    return resolve_model(str(folder) if folder.is_dir() else name, None, weight_dtype)
+    return resolve_model(str(folder) if folder.is_dir() else name, kv_dtype, weight_dtype)
 
 
 def _profile(row: dict[str, str], request_s: float) -> LatencyProfile:
@@ -324,7 +325,7 @@ def _pool_table(lines: Sequence[PoolLine]) -> Table:
         lambda line: line.source != PLANNER and not line.half,
         lambda line: line.error,
     )
-    for half in ("development", "held out"):
+    for half in ("development", "held out", "fresh"):
         of_half = partial(_of_half, half)
         row(f"pool, 0.20 and newer, {half}", of_half, lambda line: line.error)
     row(

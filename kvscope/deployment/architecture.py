@@ -31,8 +31,15 @@ BITS: Mapping[WeightDtype, float] = {
     "nvfp4": 4.5,  # an 8-bit scale for each group of 16 values
     "mxfp4": 4.25,  # an 8-bit scale for each group of 32 values
 }
-_UNQUANTIZED_BITS = 16  # embedding, head, router and vision encoder
-_PARTS = {"attention": "_attn", "mlp": r"mlp\.[gud]", "experts": r"\.experts", "shared": "shared_"}
+_UNQUANTIZED_BITS = 16  # embedding, router and vision encoder
+_PARTS = {
+    "attention": "_attn",
+    "mlp": r"mlp\.[gud]",
+    "experts": r"\.experts",
+    "shared": "shared_",
+    "head": "lm_head",
+}
+_IMAGE_TOKENS = 16_384  # the largest image of Qwen's processors, of 4 patches each
 _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of the experts to it
 
 WINDOWED = ("sliding_attention", "chunked_attention")
@@ -63,6 +70,7 @@ _UNGATED = (
     "mpt",
     "nemotron_h",
 )
+_GATED_VISION = ("pixtral", "gemma4_vision")
 _STATE_SPACE = ("attn_layer_period", "hybrid_override_pattern")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = (
@@ -141,6 +149,36 @@ class WeightBits(Struct, frozen=True):
     mlp: float = 16
     experts: float = 16
     shared: float = 16
+    head: float = 16
+
+
+class VisionEncoder(Struct, frozen=True):
+    """An encoder of images: its parameters and widths, all 0 without one.
+
+    `patch_values` are the pixels of a patch, 0 where the largest image is not known: Qwen's image
+    processors end at 16,384 tokens of 2 x 2 patches.
+    """
+
+    parameters: int = 0
+    hidden_size: int = 0
+    width: int = 0
+    patch_values: int = 0
+
+    def peak_bytes(self, batched: int, tp: int) -> float:
+        """Return the peak of encoding the largest images in a step of `batched` tokens, 0 unknown.
+
+        Attention holds its input, its norm, the positions and the output whole, and keys, queries
+        and values before and after the rotation, and their result, divided.
+
+        Source: vLLM 0.32.0, vllm/multimodal/encoder_budget.py, and the vision blocks of
+        vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py.
+        """
+        if not self.patch_values:
+            return 0.0
+        images = max(1, batched // _IMAGE_TOKENS)
+        attention = 4 * self.hidden_size + 8 * self.hidden_size / tp
+        mlp = 3 * self.hidden_size + 2 * self.width / tp
+        return 2 * images * 4 * _IMAGE_TOKENS * (max(attention, mlp) + self.patch_values)
 
 
 class Architecture(Struct, frozen=True):
@@ -169,7 +207,7 @@ class Architecture(Struct, frozen=True):
     expert_parameters: int = 0
     shared_parameters: int = 0
     router_parameters: int = 0
-    vision_parameters: int = 0
+    vision: VisionEncoder = VisionEncoder()
     layer_embedding_parameters: int = 0
     latent_size: int | None = None
 
@@ -183,7 +221,7 @@ class Architecture(Struct, frozen=True):
         """All parameters."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
         body = self.attention_parameters + self.mlp_parameters + self.expert_parameters
-        others = self.shared_parameters + self.router_parameters + self.vision_parameters
+        others = self.shared_parameters + self.router_parameters + self.vision.parameters
         return body + others + embeddings + self.layer_embedding_parameters
 
     @property
@@ -198,7 +236,7 @@ class Architecture(Struct, frozen=True):
 
         Source: vLLM 0.33.0, vllm/model_executor/models/deepseek_mtp.py and llama_eagle.py.
         """
-        embeddings = self.embedding_parameters * (1 if self.tied else 2) + self.vision_parameters
+        embeddings = self.embedding_parameters * (1 if self.tied else 2) + self.vision.parameters
         layers = self.parameters - embeddings - self.layer_embedding_parameters
         elsewhere = self.expert_parameters * (1 - 1 / dp)
         return 2 * ((layers - elsewhere) / self.layers + 2 * self.hidden_size**2)
@@ -233,9 +271,10 @@ class Architecture(Struct, frozen=True):
             projections = 2 * self.kv_heads * self.query_size * self.hidden_size * self.layers
             attention += bits.attention * projections * (tp / self.kv_heads - 1) / 8
         mlp = (bits.mlp * self.mlp_parameters + shared) / 8
-        embeddings = self.embedding_parameters * (1 if self.tied else 2) + self.vision_parameters
+        head = 0 if self.tied else bits.head * self.embedding_parameters / 8
+        embeddings = self.embedding_parameters + self.vision.parameters
         embeddings += self.layer_embedding_parameters
-        divided = attention + mlp + experts + embeddings * _UNQUANTIZED_BITS / 8
+        divided = attention + mlp + experts + head + embeddings * _UNQUANTIZED_BITS / 8
         replicated = self.router_parameters * _UNQUANTIZED_BITS / 8
         return divided / tp + replicated + bits.attention * self.replicated_parameters / 8
 
@@ -254,7 +293,8 @@ class Architecture(Struct, frozen=True):
             + self.shared_parameters * bits.shared
             + self.expert_parameters * share * bits.experts
         )
-        return (body + self.embedding_parameters * _UNQUANTIZED_BITS) / 8
+        head = _UNQUANTIZED_BITS if self.tied else bits.head
+        return (body + self.embedding_parameters * head) / 8
 
 
 def layer_kinds(config: ConfigFields) -> LayerKinds:
@@ -456,7 +496,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
         return "intermediate_size is missing"
     matrices = 2 if ungated else 3
     moe_layers = _moe_layers(config, layers) if experts else 0
-    dense_layers = layers - moe_layers
+    dense_layers = layers if config.get("enable_moe_block") else layers - moe_layers
     if isinstance(pattern := config.get("hybrid_override_pattern"), str):
         dense_layers, moe_layers = pattern.count("-"), pattern.count("E")
         experts = experts if moe_layers else 0
@@ -496,7 +536,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
         expert_parameters=routed * experts,
         shared_parameters=shared,
         router_parameters=moe_layers * hidden * experts,
-        vision_parameters=_vision(config),
+        vision=_vision(config),
         layer_embedding_parameters=_layer_embeddings(config, layers),
         **sizes,
     )
@@ -684,21 +724,34 @@ def head_size(config: ConfigFields) -> int:
 
 
 def _layer_embeddings(config: ConfigFields, layers: int) -> int:
-    """Return the parameters of embeddings that each layer looks up on its own."""
+    """Return the parameters of embeddings that each layer looks up on its own, and projects."""
     vocabulary = config.count("vocab_size_per_layer_input", "vocab_size")
     if not config.get("hidden_size_per_layer_input"):
         return 0
-    return vocabulary * layers * config.count("hidden_size_per_layer_input")
+    width = config.count("hidden_size_per_layer_input")
+    return layers * width * (vocabulary + 3 * config.count("hidden_size"))
 
 
-def _vision(config: ConfigFields) -> int:
-    """Return the parameters of a vision encoder's layers."""
+def _vision(config: ConfigFields) -> VisionEncoder:
+    """Return the vision encoder, with the parameters of an audio encoder of Gemma's beside it."""
+    audio = config.get("audio_config")
+    heard = 0
+    if isinstance(audio, Mapping):  # conformers: two feed-forward parts, attention, a convolution
+        audio_fields = ConfigFields(config.where, audio)
+        heard = 24 * audio_fields.count_or(0, "hidden_size") ** 2
+        heard *= audio_fields.count_or(0, "num_hidden_layers", "conf_num_hidden_layers")
     stated = config.get("vision_config")
     if not isinstance(stated, Mapping):
-        return 0
+        return VisionEncoder(heard)
     vision = ConfigFields(config.where, stated)
     hidden = vision.count_or(0, "hidden_size")
     width = vision.count_or(4 * hidden, "intermediate_size")
     layers = vision.count_or(0, "num_hidden_layers", "depth")
-    gated = str(stated.get("model_type")) == "pixtral"
-    return layers * hidden * (4 * hidden + (3 if gated else 2) * width)
+    matrices = 3 if str(stated.get("model_type")) in _GATED_VISION else 2
+    patch = 3 * vision.count_or(0, "patch_size") ** 2 * vision.count_or(1, "temporal_patch_size")
+    return VisionEncoder(
+        heard + layers * hidden * (4 * hidden + matrices * width),
+        hidden,
+        width,
+        patch if vision.has("spatial_merge_size") and vision.has("temporal_patch_size") else 0,
+    )

@@ -238,6 +238,8 @@ def _delta_net(config: ConfigFields) -> LinearState:
         values * value_size * key_size,
         4 if wide else 2,
         export=StateExport(64, (0, 33), _FLASH if key_size == 128 else _FLASH[:1]),
+        parameters=config.count("hidden_size")
+        * (2 * keys * key_size + 3 * values * value_size + 2 * values),
         convolved=kernel - 1,
     )
 

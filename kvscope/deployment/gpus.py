@@ -20,6 +20,7 @@ from msgspec import Struct
 from kvscope.core.errors import UsageError
 from kvscope.core.units import GIB
 
+_LARGEST_WORKSTATION = 130 * GIB
 Family = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna"]
 
 
@@ -60,6 +61,11 @@ class Gpu(Struct, frozen=True):
         """
         sizes = ((160, 16_384), (60, 8192), (35, 4096))
         return next((size for least, size in sizes if self.total_bytes >= least * GIB), 2048)
+
+    @property
+    def in_server(self) -> bool:
+        """Whether it has more memory than GPUs of workstations of its family."""
+        return self.total_bytes > _LARGEST_WORKSTATION
 
     def _by_memory(self, largest: int, large: int, others: int) -> int:
         if self.total_bytes >= 160 * GIB:

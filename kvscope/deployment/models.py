@@ -49,7 +49,6 @@ _CONFIG_DTYPES: Mapping[str, KvDtype] = {
     "float8_e5m2": "fp8",
 }
 _USUAL_BLOCK = 16
-_LARGEST_WORKSTATION = 130 * 2**30  # bytes: GPUs of Blackwell with more are in servers
 _LATENT_BLOCK = 128  # the least block of MLA beside linear attention
 _SPARSE_BLOCK = 128  # of sparse attention beside keys and values
 _INDEX_SCALED, _SCALE_BYTES = 128, 4  # an indexer's keys have a scale for so many values
@@ -227,7 +226,7 @@ class Model(Struct, frozen=True):
         if self.indexers.bytes:  # sparse attention
             return 64
         if gpu.family == "blackwell":  # FlashInfer, but on workstations
-            return 32 if gpu.total_bytes > _LARGEST_WORKSTATION else _USUAL_BLOCK
+            return 32 if gpu.in_server else _USUAL_BLOCK
         return 64 if self.dtype == "fp8" else _USUAL_BLOCK  # FlashMLA, else FlashAttention
 
     def block_tokens(self, engine_block: int, tp: int = 1) -> int:
@@ -292,7 +291,7 @@ class Model(Struct, frozen=True):
     @property
     def vision(self) -> bool:
         """Whether the model has a vision encoder."""
-        return self.architecture is not None and self.architecture.vision_parameters > 0
+        return self.architecture is not None and self.architecture.vision.hidden_size > 0
 
     @property
     def uniform(self) -> bool:

@@ -5,7 +5,7 @@ vLLM profiles one forward pass and keeps, on each GPU,
     utilization x total - weights - activation peak - other memory - CUDA graphs
 
 for blocks; the smallest rank decides. SGLang keeps what is free after loading, less a share of the
-total. kvscope counts the terms by rule, each with a band, and names them all. Measured against 79
+total. kvscope counts the terms by rule, each with a band, and names them all. Measured against 95
 published pools in docs/evidence/deployment.md.
 
 Block 0 of vLLM stands for "no block" and is never handed to a request, so the `blocks` of a pool,
@@ -57,15 +57,19 @@ from kvscope.deployment.engines import (
     parse_engine,
 )
 from kvscope.deployment.gpus import Gpu
-from kvscope.deployment.models import Model
+from kvscope.deployment.models import HeadKv, Model
 
 PoolOrigin = Literal["stated", "engine log", "metrics", "derived"]
 
 _WEIGHTS_BAND = 0.01  # 9 of 10 published weights are closer than this
 _ACTIVATION_BAND = round(0.32 * GIB)
-_NEWER_ACTIVATION_BAND = GIB  # what a first start, which compiles, took more than the next one
 _OTHER_BAND = round(0.2 * GIB)
 _GRAPHS_BAND = round(0.5 * GIB)
+_FIRST_GRAPH, _GRAPH = 100 * MIB, 5.5 * MIB  # read off the development lines of 0.20 and newer
+_UNIFIED_HOST = round(2.7 * GIB)  # by one development line
+_COUNTED = 0.12 * GIB  # that the first runner takes more: by two development lines
+_LARGEST_GRAPH = 512  # tokens
+_FLASHINFER_WORKSPACE = 394 * MIB
 _UNKNOWN_KV_BAND, _UNKNOWN_WEIGHTS_BAND = 0.5, 0.1  # by fields of config.json
 _SGLANG_BAND = 0.05  # of the pool: two published checks were 3.5 % and 5 % off
 _UNCERTAIN = 0.1  # of the total: a smaller pool is a small difference of large terms
@@ -224,24 +228,59 @@ def _vllm_terms(
     tp, dp = parallel
     weights = round(model.weight_bytes(tp, dp))
     activations = round(activation_bytes(model, engine, sequences, batched, tp, dp))
-    band = _NEWER_ACTIVATION_BAND if engine.version > _CHECKED_UNTIL else _ACTIVATION_BAND
+    band = _ACTIVATION_BAND
     profiled = f"profiled with {sequences:,} requests and {batched:,} tokens"
     if dp > 1:
         band, profiled = max(band, activations // 2), f"{profiled} of each rank"
+    other = _outside(engine, gpu, tp * dp)
+    if _on_second_runner(model, engine):  # counts each request's tokens, for penalties
+        other += 4 * sequences * model.shaped().vocabulary - _COUNTED
+    compiled = max(0, _compiled_bytes(model, engine, batched, tp) - activations)
     terms = [
         Term("memory for the engine", round(share * gpu.total_bytes), 0, f"{share:g} x total"),
         Term("weights", -weights, round(_WEIGHTS_BAND * weights), _weights_rule(model, tp, dp)),
         Term("activations", -activations, band, profiled),
-        Term("other memory", -round(_outside(engine, gpu, tp * dp)), _OTHER_BAND, "CUDA and NCCL"),
+        Term("other memory", -round(other), _OTHER_BAND, "CUDA and NCCL"),
     ]
+    if compiled:
+        terms.append(Term("first start", -compiled, compiled, "compiles; the next one does not"))
     if engine.shortens_hits:
         drafter = round(model.shaped().drafter_bytes(dp) / tp)
         rule = "one layer in bf16, and what joins it to the model"
         terms.append(Term("drafter", -drafter, drafter, rule))
     unestimated = _on_second_runner(model, engine) and not engine.has(SECOND_RUNNER_GRAPHS)
     if engine.has(GRAPHS) and not unestimated:
-        terms.append(Term("CUDA graphs", -GIB, _GRAPHS_BAND, "deducted since 0.20"))
+        count, taken = _graphs(model, gpu, engine, sequences, batched)
+        terms.append(Term("CUDA graphs", -round(taken), _GRAPHS_BAND, f"{count} of them"))
     return tuple(terms)
+
+
+def _graphs(
+    model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int
+) -> tuple[int, float]:
+    """Return how many CUDA graphs vLLM captures, and the bytes that it expects of them.
+
+    It captures steps of 1, 2, 4, 8, 16, ... tokens in pieces, and decode steps whole: these need
+    FlashInfer's workspace where that is the backend, which with drafts captures none.
+
+    Source: vLLM 0.32.0, vllm/config/vllm.py (_set_cudagraph_sizes), v1/worker/gpu_model_runner.py
+    (profile_cudagraph_memory) and v1/attention/backends/flashinfer.py.
+    """
+    query = 1 + (engine.drafter.tokens if engine.drafter else 0)
+    largest = min(2 * query * sequences, _LARGEST_GRAPH, batched)
+    served = gpu.family == "blackwell" and gpu.in_server
+    flashinfer = isinstance(model.shape, HeadKv) and (
+        served or (model.dtype == "fp8" and gpu.family != "hopper")
+    )
+    whole = 0 if flashinfer and query > 1 else _captured(min(query * sequences, largest))
+    count = _captured(largest) + whole
+    workspace = _FLASHINFER_WORKSPACE if flashinfer and whole else 0
+    return count, _FIRST_GRAPH + count * _GRAPH + workspace
+
+
+def _captured(largest: int) -> int:
+    """Return how many sizes vLLM captures up to `largest` tokens: steps of 8, from 256 on of 16."""
+    return sum(size <= largest for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
 
 
 def _unknown_term(model: Model, terms: Sequence[Term]) -> Term:
@@ -263,13 +302,15 @@ def _on_second_runner(model: Model, engine: Engine) -> bool:
 def activation_bytes(
     model: Model, engine: Engine, sequences: int, batched: int, tp: int, dp: int = 1
 ) -> float:
-    """Return the peak of vLLM's profiling pass: the sampler's logits, or the widest layer.
+    """Return the peak of vLLM's profiling pass: the sampler's logits, the widest layer, or images.
 
     Tensor parallelism does not divide the sampler's copies. With `dp` ranks each GPU gathers the
     tokens of all of them, and has room for every expert of each, whole experts wide: other ways
     of `--all2all-backend` than the default take less.
 
     The second runner profiles logits in 16 and 32 bits; indexers have room for 40 long prompts.
+    A feed-forward layer keeps its two inputs, both of its products (that of fp8 weights in 8 bits
+    afterwards) and two hidden states.
 
     Source: vLLM 0.32.0, vllm/model_executor/layers/fused_moe: prepare_finalize/naive_dp_ep.py,
     and workspace_shapes of experts/deep_gemm_moe.py (fp8) and triton_moe.py; vllm/v1: worker/gpu
@@ -277,11 +318,12 @@ def activation_bytes(
     """
     shape = model.shaped()
     recent = engine.has(LEAN_SAMPLER)
-    each = 6 if _on_second_runner(model, engine) else 14.3 if recent else 38.5
+    second = _on_second_runner(model, engine)
+    each = 6 if second else 14.3 if recent else 38.5
     sampler = each * min(sequences, batched) * shape.vocabulary
     hidden = shape.hidden_size
-    queries = shape.heads * shape.query_size / tp
-    dense = 2 * batched * (3 * hidden + queries + 3 * shape.mlp_width / tp)
+    product = 1 if model.bits.mlp < 16 and model.weight_dtype == "fp8" else 2
+    dense = batched * (4 * hidden + (4 + product) * shape.mlp_width / tp)
     routed = 0.0
     if shape.moe:
         expert = 3 * shape.expert_width / tp + 2 * hidden
@@ -290,18 +332,39 @@ def activation_bytes(
             width, first = shape.expert_width, 1 if model.weight_dtype == "fp8" else 2
             expert = first * max(width, hidden) + 2 * max(2 * width, hidden)
             routed = dp * batched * (shape.experts_per_token * expert + (first + 2) * hidden)
-    fixed = 0.14 + (0.3 if shape.moe and recent else 0) + (0.3 if model.vision else 0)
-    return max(sampler, dense, routed) + fixed * GIB + 40 * model.indexers.longest_bytes
+    fixed = GIB * ((0 if second else 0.14) + (0.3 if shape.moe and recent else 0))
+    embedded = 4 * batched * hidden if model.vision else 0  # of the step's tokens, and its images
+    images = shape.vision.peak_bytes(batched, tp)
+    peak = max(max(sampler, routed) + fixed + embedded, dense + embedded, images)
+    return peak + 40 * model.indexers.longest_bytes
+
+
+def _compiled_bytes(model: Model, engine: Engine, batched: int, tp: int) -> int:
+    """Return the peak of a first start's compilation, which tries out merged kernels.
+
+    On one GPU they look tokens up in a copy of the embedding, but not beside an encoder of images.
+
+    Source: vLLM 0.32.0, vllm/config/compilation.py (benchmark_combo_kernel); published logs of a
+    first start and the next one.
+    """
+    if tp > 1 or model.vision or not engine.has(GRAPHS):
+        return 0
+    shape = model.shaped()
+    return 2 * (shape.embedding_parameters + 2 * batched * shape.hidden_size)
 
 
 def _outside(engine: Engine, gpu: Gpu, tp: int) -> float:
     """Return the bytes that CUDA, NCCL and a fused all-reduce take outside of PyTorch, by logs.
 
-    Source: vLLM 0.32.0, vllm/config/vllm.py (enable_allreduce_rms_fusion).
+    Where host and GPU share their memory, what the process has on the host counts too.
+
+    Source: vLLM 0.32.0, vllm/config/vllm.py (enable_allreduce_rms_fusion) and utils/mem_utils.py
+    (MemorySnapshot).
     """
     fused = gpu.family in ("hopper", "blackwell") and gpu.link_bytes_s >= _NVLINK_BYTES_S
     alone, several = (0.25, 2.1 if fused else 0.55) if engine.has(MORE_NCCL) else (0.13, 0.55)
-    return (alone if tp == 1 else several) * GIB
+    host = _UNIFIED_HOST if gpu.name == "gb10" else 0
+    return (alone if tp == 1 else several) * GIB + host
 
 
 def _sglang_terms(model: Model, gpu: Gpu, tp: int, fraction: float | None) -> tuple[Term, ...]:
@@ -363,7 +426,7 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, parallel: tuple[int,
         )
     elif engine.version > _CHECKED_UNTIL:
         notes.append(
-            "22 pools of vLLM 0.20 to 0.31 were compared, 6 were over 10 % off; one start and its"
+            "38 pools of vLLM 0.20 to 0.31 were compared, 7 were over 10 % off; one start and its"
             " log settle yours (--engine-log)"
         )
     if tp > 1 and gpu.link_bytes_s < _NVLINK_BYTES_S:
