@@ -261,6 +261,9 @@ class ReplicaOptions(Options, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = Tokens(
         "Limit of tokens per step.", default="by GPU, as vLLM"
     )
+    max_model_len: int | None = Tokens(
+        "Longest request, prompt and output, that the engine takes.", default="the model's"
+    )
     engine: str | None = Called("Engine and version.", "ENGINE", default="vllm@0.33")
     speculative: str | None = Called(
         "Speculative decoding: mtp, eagle, eagle3 or ngram, with the tokens that a step drafts and,"

@@ -58,9 +58,10 @@ class Deployment(Struct, frozen=True, kw_only=True):
     With `dp` the engine has so many data-parallel ranks of `tp` GPUs, which divide the experts:
     each is a replica with a pool of its own, and vLLM's own balancer is in front of them.
     `traffic` says whether the trace is that of the whole fleet or of one replica. `gpu_hour` is the
-    price of one GPU for an hour. `num_gpu_blocks` is the engine's own count, block 0 included;
-    `engine_log` is a log or saved metrics that report the pool. `prefix_match_unit` is vLLM's
-    option, the tokens of a hash. `speculative` is a drafter, as `parse_drafter` reads it.
+    price of one GPU for an hour. `max_model_len` are the tokens of the longest request.
+    `num_gpu_blocks` is the engine's own count, block 0 included; `engine_log` is a log or saved
+    metrics that report the pool. `prefix_match_unit` is vLLM's option, the tokens of a hash.
+    `speculative` is a drafter, as `parse_drafter` reads it.
     """
 
     gpu: str | None = None
@@ -74,6 +75,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
     block_size: int | None = None
     prefix_match_unit: int | None = None
     engine: str = DEFAULT_ENGINE
@@ -90,6 +92,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
             "replicas",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "max_model_len",
             "block_size",
             "prefix_match_unit",
         ):
@@ -304,20 +307,11 @@ def resolve(
     _check_ranks(deployment, engine)
     with placed("--gpu"):
         gpu = None if deployment.gpu is None else resolve_gpu(deployment.gpu)
-    model = None
-    if deployment.model is not None:
-        with placed("--model"):
-            model = resolve_model(deployment.model, deployment.kv_dtype, deployment.weight_dtype)
-        model = model.served_by(engine, gpu)
-        _check_heads(model, deployment.tp)
-    elif deployment.weight_dtype or deployment.kv_dtype:
-        name = "weight_dtype" if deployment.weight_dtype else "kv_dtype"
-        raise UsageError("needs a model", where=option(name), remedy="name one with --model")
+    model = _served(deployment, engine, gpu)
     _check_drafter(deployment, engine, model)
     sequences = deployment.max_num_seqs or engine.default_num_seqs(gpu)
-    batched = deployment.max_num_batched_tokens
-    batched = batched or (engine.default_batched_tokens(gpu) if gpu else _BATCHED)
-    pool = _pool(deployment, engine, model, gpu)
+    batched = _step_tokens(deployment, engine, model, gpu, sequences)
+    pool = _pool(deployment, engine, model, gpu, batched)
     engine = engine.in_blocks_of(pool.block_size)
     if fitted is None:
         latency, origin, doubts = _latency(deployment, engine, model, gpu)
@@ -371,7 +365,7 @@ def resolve(
 
 
 def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str]:
-    """Yield that the pool is smaller than the model's longest request, where vLLM does not start.
+    """Yield that the pool is smaller than the longest request, where vLLM does not start.
 
     Not where a log says that it did. Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py
     (check_enough_kv_cache_memory).
@@ -381,7 +375,7 @@ def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str
     if longest and pool.low_tokens < longest:
         holds = "may not hold" if longest <= pool.tokens else "does not hold"
         yield (
-            f"the pool {holds} a request of {longest:,} tokens, the model's longest: vLLM starts"
+            f"the pool {holds} a request of {longest:,} tokens, the longest: vLLM starts"
             f" with {AUTO_LENGTH}, or a length that fits"
         )
 
@@ -415,6 +409,38 @@ def _check_ranks(deployment: Deployment, engine: Engine) -> None:
             where=option("replicas"),
             remedy="take --replicas 1 and the traffic of one engine, or --dp 1",
         )
+
+
+def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | None:
+    """Return the model as the engine serves it. Raises UsageError for options that need one."""
+    if deployment.model is None:
+        for name in ("weight_dtype", "kv_dtype", "max_model_len"):
+            if getattr(deployment, name):
+                remedy = "name one with --model"
+                raise UsageError("needs a model", where=option(name), remedy=remedy)
+        return None
+    with placed("--model"):
+        model = resolve_model(deployment.model, deployment.kv_dtype, deployment.weight_dtype)
+    model = model.served_by(engine, gpu)
+    if deployment.max_model_len is not None:
+        model = model.up_to(deployment.max_model_len)
+    _check_heads(model, deployment.tp)
+    return model
+
+
+def _step_tokens(
+    deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None, sequences: int
+) -> int:
+    """Return the limit of tokens per step, by default no more than `sequences` requests have.
+
+    Source: vLLM 0.32.0, vllm/engine/arg_utils.py, where nothing states the limit.
+    """
+    if deployment.max_num_batched_tokens is not None:
+        return deployment.max_num_batched_tokens
+    usual = engine.default_batched_tokens(gpu) if gpu else _BATCHED
+    if model is None or model.longest_tokens is None or engine.name != "vllm":
+        return usual
+    return min(usual, sequences * model.longest_tokens)
 
 
 def _block_tokens(
@@ -473,7 +499,9 @@ def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | Non
     (groups or KvGroups((KvGroup("full", size),))).matching(unit)
 
 
-def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None) -> KvPool:
+def _pool(
+    deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None, batched: int
+) -> KvPool:
     size = _block_tokens(deployment, engine, model, gpu)
     stated = deployment.block_size
     if model is not None and model.kinds.state is not None and engine.name == "vllm":
@@ -499,7 +527,7 @@ def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu 
         dp=deployment.dp,
         utilization=deployment.gpu_memory_utilization,
         max_num_seqs=deployment.max_num_seqs,
-        max_num_batched_tokens=deployment.max_num_batched_tokens,
+        max_num_batched_tokens=batched,
         block_size=size,
     )
 

@@ -59,6 +59,7 @@ class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
     gpu_memory_utilization: Finite | None = None
     max_num_seqs: AboveZero | None = None
     max_num_batched_tokens: AboveZero | None = None
+    max_model_len: AboveZero | None = None
     block_size: AboveZero | None = None
     prefix_match_unit: AboveZero | None = None
     engine: str | None = None

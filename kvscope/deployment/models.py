@@ -378,6 +378,19 @@ class Model(Struct, frozen=True):
             )
         return self.architecture
 
+    def up_to(self, tokens: int) -> Model:
+        """Return the model for requests of at most `tokens` tokens.
+
+        Raises UsageError where its own longest are shorter, as vLLM does.
+        """
+        longest = self.longest_tokens
+        if longest is not None and tokens > longest:
+            what = f"{self.name} takes requests of {longest:,} tokens at most, not {tokens:,}"
+            raise UsageError(what, where="--max-model-len", remedy=f"give {longest} or fewer")
+        buffered = self.indexers.longest_bytes * tokens // (longest or tokens)
+        indexers = replace(self.indexers, longest_bytes=buffered)
+        return replace(self, longest_tokens=tokens, indexers=indexers)
+
     def quantized_to(self, dtype: WeightDtype) -> Model:
         """Return the model with weights of another precision than its config states."""
         bits = weight_bits(dtype, moe=self.moe)

@@ -17,6 +17,7 @@ import shlex
 from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.deployment.engines import (
     AUTO_LENGTH,
@@ -74,6 +75,8 @@ class EngineLaunch(Struct, frozen=True):
     def of(cls, where: ResolvedDeployment, groups: KvGroups | None) -> Self:
         """Return how a deployment's engine is started: what was stated, in the engine's words."""
         stated, vllm = where.stated, where.engine.name == NEWEST.name
+        if where.shortens_requests:
+            stated = replace(stated, max_model_len=None)
         moe = where.model is not None and where.model.moe
         words = stated_words(stated, vllm=vllm, moe=moe) | {
             "--max-num-seqs" if vllm else "--max-running-requests": where.max_num_seqs,
@@ -111,6 +114,7 @@ def stated_words(
         "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
         "--prefix-match-unit": stated.prefix_match_unit,
         "--speculative-config": _speculative_config(stated),
+        "--max-model-len" if vllm else "--context-length": stated.max_model_len,
         "--schedule-policy": engine.order if engine.order != "fcfs" else None,
         **_hicache_words(engine),
         "--gpu-memory-utilization" if vllm else "--mem-fraction-static": (

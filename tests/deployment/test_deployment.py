@@ -95,6 +95,7 @@ def test_a_preset_of_the_same_model_is_not_warned_of() -> None:
         ({"gpu": "l4", "model": "llama3-8b", "num_gpu_blocks": 513}, None),
         ({"gpu": "l4", "model": "llama3.1-8b", "engine": "sglang"}, None),
         ({"gpu": "l40s", "model": "mistral-small-24b", "kv_dtype": "fp8", "tp": 2}, None),
+        ({"gpu": "l4", "model": "llama3.1-8b", "max_model_len": 65_536}, "does not hold"),
     ],
 )
 def test_a_pool_that_holds_less_than_the_longest_request(
@@ -108,6 +109,25 @@ def test_a_pool_that_holds_less_than_the_longest_request(
     assert all(f"the pool {holds} a request of" in note for note in notes)
     assert str(started.vllm).endswith(" --max-model-len auto") == (holds is not None)
     assert "max-model-len" not in str(started.sglang) or holds is not None
+
+
+def test_the_longest_request_is_stated() -> None:
+    """Engines start with it; it limits the step by default, and what indexers buffer."""
+    stated = Deployment(gpu="l4", model="llama3.1-8b", max_model_len=512, max_num_seqs=2)
+    where = resolve(stated)
+    assert where.max_num_batched_tokens == 1024
+    started = flags(Lru(), EngineLaunch.of(where, None))
+    assert "--max-model-len 512" in str(started.vllm)
+    assert not where.shortens_requests
+    on_sglang = resolve(replace(stated, engine="sglang"))
+    started = flags(Lru(), EngineLaunch.of(on_sglang, None))
+    assert "--context-length 512" in str(started.sglang)
+    glm = resolve_model(str(Path(__file__).parent / "configs" / "glm-5.2"))
+    assert glm.up_to(1024).indexers.longest_bytes == 132 * 1024
+    with pytest.raises(UsageError, match="takes requests of 131,072 tokens at most, not 200,000"):
+        resolve(replace(stated, max_model_len=200_000))
+    with pytest.raises(UsageError, match="--max-model-len: needs a model"):
+        resolve(Deployment(num_gpu_blocks=100, max_model_len=1024, latency="llama2-7b-a100"))
 
 
 def test_a_log_says_that_it_started(tmp_path: Path) -> None:
@@ -221,6 +241,7 @@ WHOLE = Deployment(
     gpu_memory_utilization=0.9,
     max_num_seqs=256,
     max_num_batched_tokens=4096,
+    max_model_len=8192,
     block_size=32,
     prefix_match_unit=16,
     engine="vllm@0.21",
