@@ -150,7 +150,7 @@ def test_pages_open_with_the_newest_stored_answer(page: Page, tuned: Shown) -> N
     for name, said in (
         ("Recommendation", "Recommendation: canary first"),
         ("Fleets", f"{tuned.fleet['chosen']} replicas behind session"),
-        ("Policy lab", "Most hits at 55.6 GiB: wa"),
+        ("Policy lab", "Most hits at 55.5 GiB: wa"),
     ):
         visit(page, name)
         text = page.get_by_test_id("stMain")
