@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T", bound=tuple[Any, ...])
 
 APART = "compiled_apart"
-"""Attribute of functions that are not compiled in where kernels call them."""
+"""Attribute of functions that are not compiled in where kernels call them, and are kept small."""
 
 _OWN = "kvscope."
 _lock = RLock()
@@ -181,7 +181,7 @@ def called_by_kernels(function: F) -> F:
     """Let kernels call `function`, and compile it once instead of inlining it at each call.
 
     For large functions, and small ones that large ones call often in their text; their NamedTuples
-    of arrays are references.
+    of arrays are references, and loops in them are not unrolled.
     """
     function.__dict__[APART] = True  # part of the kernel's digest
     return callable_in_kernels(function)

@@ -106,7 +106,7 @@ from kvscope.core import kernel_types, pipeline  # noqa: E402
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
-_FORMAT = 6  # of a file, and of how functions are called
+_FORMAT = 7  # of a file, and of how functions are called
 # Of functions that are never called from Python.
 _CALLED_OPTIONS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
 # What kernels of a wheel are compiled for, and what a CPU needs to run them: x86-64-v3. Replays are
@@ -316,6 +316,7 @@ def _entry(function: FunctionType) -> FunctionType:
     exec(f"{source}    return call({passed})\n  return {function.__name__}", scope)  # noqa: S102
     entry: FunctionType = scope["make"](function, kernel_types.unwrapped)
     entry.__module__ = function.__module__
+    entry.__dict__.update(function.__dict__)
     return entry
 
 

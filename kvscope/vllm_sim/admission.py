@@ -6,7 +6,7 @@ allocate_slots) and vllm/v1/core/sched/scheduler.py (Scheduler.schedule).
 
 from __future__ import annotations
 
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT
 from kvscope.replay.kernels.loop import advance_table
@@ -16,7 +16,7 @@ from kvscope.vllm_sim.groups import allocate, cut, fits, hash_planned, known_tok
 from kvscope.vllm_sim.state import NONE, Machine
 
 
-@callable_in_kernels
+@called_by_kernels
 def arrive(machine: Machine) -> None:
     """Queue the requests that have arrived by now, and take the policy's table of that time."""
     requests, state = machine.requests, machine.state[0]

@@ -93,7 +93,7 @@ def link_chunk(off: Offload, node: int, place: int, behind: int) -> None:
     resize(off, place, 1)
 
 
-@callable_in_kernels
+@called_by_kernels
 def move_to_end(off: Offload, node: int, place: int) -> None:
     """Make a chunk the most recent one of a list, with a rank above all others."""
     unlink_chunk(off, node)
@@ -102,7 +102,7 @@ def move_to_end(off: Offload, node: int, place: int) -> None:
     link_chunk(off, node, place, off.chunks[sentinel(off, place)].before)
 
 
-@callable_in_kernels
+@called_by_kernels
 def rank_provisionally(off: Offload, request: int, node: int, at: int) -> None:
     """Give a chunk, the request's at place `at`, its rank: its tail is older than its head.
 
@@ -132,7 +132,7 @@ def take_rank(off: Offload, request: int) -> None:
         off.members[request].rank = off.state[0].ranks
 
 
-@callable_in_kernels
+@called_by_kernels
 def see(off: Offload, request: int, path: Int32s, at: int) -> None:
     """Note that a request accesses a chunk of its; its first access ranks it in 0.33's LRU."""
     mark = off.members[request].access + at

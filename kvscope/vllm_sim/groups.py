@@ -78,7 +78,7 @@ def first_held(machine: Machine, request: int, group: int) -> int:
     return skipped_blocks(machine, group, machine.requests[request].skipped_for)
 
 
-@callable_in_kernels
+@called_by_kernels
 def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
     """Free those of blocks begin..end of a block table that go in front: the last one goes first.
 
@@ -90,7 +90,7 @@ def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
             give_back(machine, block, 0)
 
 
-@callable_in_kernels
+@called_by_kernels
 def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int) -> None:
     """Free blocks begin..end of a group, the last one first, to the only lane."""
     row = machine.requests[request].slot * len(machine.groups) + group
@@ -281,7 +281,7 @@ def hash_exports(machine: Machine, request: int, tokens: int, exported: int, wri
             hash_export(machine, request, group, tokens, machine.table[row, exported], written)
 
 
-@callable_in_kernels
+@called_by_kernels
 def hash_export(
     machine: Machine, request: int, group: int, tokens: int, block: int, written: int
 ) -> None:
@@ -358,7 +358,7 @@ def unverified(machine: Machine, request: int) -> int:
     return record.drafts + (record.drafted if record.coming > 0 else 0)  # type: ignore[no-any-return]
 
 
-@callable_in_kernels
+@called_by_kernels
 def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
     """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
 
@@ -480,7 +480,7 @@ def turn_of(machine: Machine, request: int, part: int) -> Turn:
     )
 
 
-@callable_in_kernels
+@called_by_kernels
 def last_part(machine: Machine, request: int, finished: bool) -> int:
     """Return the part of a path that its last block is in; of one that is preempted the first."""
     end = columns(machine, request, 0) - 1 if finished else 0
@@ -626,7 +626,7 @@ def move_contents(machine: Machine, source: int, copy: int) -> None:
         machine.nodes[content].written = planned_step(machine)
 
 
-@callable_in_kernels
+@called_by_kernels
 def free_copied(machine: Machine) -> None:
     """Free the blocks that the planned step copies, and the copies, where no request has them."""
     groups, copies = machine.groups, machine.copies

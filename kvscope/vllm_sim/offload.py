@@ -530,7 +530,7 @@ def schedule_above_tier(machine: Machine) -> None:
     store_step(machine)
 
 
-@callable_in_kernels
+@called_by_kernels
 def run_above_tier(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
     """Run an engine with a CPU tier, as `run_steps`; one that is stuck does nothing any more."""
     state, off = machine.state[0], machine.offload.state[0]

@@ -201,7 +201,7 @@ def decoded_alone(machine: Machine) -> bool:
     return all_planned and state.prefill_tokens == 0 and state.ttl_s == np.inf  # type: ignore[no-any-return]
 
 
-@callable_in_kernels
+@called_by_kernels
 def run_steps(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
     """Run an engine with any policy: plan up to so many steps.
 

@@ -221,7 +221,7 @@ def flush(off: Offload) -> None:
     state.asked = 0
 
 
-@callable_in_kernels
+@called_by_kernels
 def forget_answers(machine: Machine, request: int) -> None:
     """Forget what storage answered to a request that has ended, and to no other one."""
     off, record, front = machine.offload, machine.requests[request], len(machine.path) - 1
