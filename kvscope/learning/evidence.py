@@ -125,7 +125,8 @@ def decided(evidence: GuardEvidence, now: int) -> int:
         now = FALLBACK
     best = FALLBACK
     for at in range(1, len(evidence.gain)):
-        if evidence.gain[at] > max(evidence.gain[best], sure_gain(evidence, at)):
+        gain = evidence.gain[at]
+        if gain > evidence.gain[best] and gain > sure_gain(evidence, at):
             lost = evidence.loss[at] > largest_loss(evidence, at) / 2
             if at == now or not (lost or evidence.late[at] < 0.0):
                 best = at

@@ -134,10 +134,6 @@ class ShadowCache:
         """Add a request's run, which ends in front of `end`; then evict down to the capacity."""
         at = number & self._runs.mask
         self._plans[at] = plan
-        for _, lane in plan:
-            while lane >= len(self._heaps):
-                self._heaps.append([])
-                self._most.append(_SPARE)
         self.end[at] = end
         self.blocks += end
         if end > 0 and self._floor(at, end) < end:
@@ -145,12 +141,7 @@ class ShadowCache:
         if self.blocks > self.capacity:
             self._order.at(now_s)
         while self.blocks > self.capacity:
-            if len(self._heaps) == 1:
-                oldest = self._oldest(0)
-                least = None if oldest is None else oldest[0]
-            else:
-                first = self._order.first()
-                least = None if first is None else first[1]
+            least = self._least()
             if least is not None:
                 self._shrink(least)
             elif not self._force(number):
@@ -167,6 +158,14 @@ class ShadowCache:
             if parent is not None:
                 self._lose_child(parent)
         self.end[at] = 0
+
+    def _least(self) -> int | None:
+        """Return the request whose run is worth least of those that may shrink, if any may."""
+        if len(self._heaps) == 1:
+            oldest = self._oldest(0)
+            return None if oldest is None else oldest[0]
+        first = self._order.first()
+        return None if first is None else first[1]
 
     def _lane(self, at: int) -> int:
         return lane_at(self._plans[at], self.end[at])[1]
@@ -191,6 +190,9 @@ class ShadowCache:
             self._push(branch.owner, self._lane(at))
 
     def _push(self, number: int, lane: int) -> None:
+        while lane >= len(self._heaps):
+            self._heaps.append([])
+            self._most.append(_SPARE)
         heap = self._heaps[lane]
         heappush(heap, number)
         if heap[0] == number:
@@ -208,7 +210,7 @@ class ShadowCache:
 
     def _oldest(self, lane: int) -> tuple[int, float] | None:
         """Return a lane's oldest run that is not empty, and when it was touched."""
-        heap = self._heaps[lane]
+        heap = self._heaps[lane] if lane < len(self._heaps) else None
         while heap and self._empty(heap[0]):
             heappop(heap)
         return (heap[0], self._runs.arrival_s[heap[0] & self._runs.mask]) if heap else None
@@ -291,6 +293,7 @@ class ShadowCaches:
     ) -> None:
         self._policy, self._block_size, self._every = policy, block_size, every
         self._p: Any = policy.settings().tolist()
+        self._admits_all = type(policy).admits is LanePolicy.admits
         self._runs, self._ttl_s = ShadowRuns(slots, first), policy.values.get("ttl_s", float("inf"))
         blocks = max(round(capacity_blocks / every), 1)
         self.each = [ShadowCache(at, self._runs, policy, blocks) for at in range(candidates)]
@@ -321,7 +324,9 @@ class ShadowCaches:
             if kind not in plans:
                 plans[kind] = self._plan(request, kind)
             turn, plan = plans[kind]
-            stays = request.served and self._policy.admits(turn, self._p, shadow.table)
+            stays = request.served and (
+                self._admits_all or self._policy.admits(turn, self._p, shadow.table)
+            )
             shadow.join(number, request.arrival_s, plan, request.blocks if stays else leading)
         return hits
 
