@@ -192,10 +192,12 @@ def _deployment(stated: Deployment, gpu: str, problems: list[str]) -> dict[str, 
 
     What the file states cannot be unset here, only replaced, as on the command line.
     """
-    counts = {}
-    for key, label in (("tp", "GPUs per replica"), ("replicas", "Replicas")):
+    counts, about = {}, {"dp": "Ranks of one engine that divide a model's experts (`--dp`)."}
+    for key, label in (("tp", "GPUs per replica"), ("dp", "Ranks"), ("replicas", "Replicas")):
         with query_params.synced(key, getattr(stated, key), int, allowed=COUNTS):
-            counts[key] = st.number_input(label, COUNTS.start, COUNTS.stop - 1, key=key)
+            counts[key] = st.number_input(
+                label, COUNTS.start, COUNTS.stop - 1, key=key, help=about.get(key)
+            )
     traffic = option(DeploymentOptions, "traffic", "Traffic", stated.traffic)
     weights = option(
         DeploymentOptions,
@@ -208,10 +210,9 @@ def _deployment(stated: Deployment, gpu: str, problems: list[str]) -> dict[str, 
     # Not the key of a cache study: its latency is another model's.
     latency = _latency("timing", (stated.latency or DERIVED, FROM_TRACE, *PRESETS), problems)
     price = "" if stated.gpu_hour is None else f"{stated.gpu_hour:g}"
-    about = "Prices replicas and gains, in any currency."
-    label = "Price per GPU hour"
+    label, priced = "Price per GPU hour", "Prices replicas and gains, in any currency."
     with query_params.synced("gpu_hour", price):
-        text = st.text_input(label, key="gpu_hour", help=about, placeholder=price)
+        text = st.text_input(label, key="gpu_hour", help=priced, placeholder=price)
     return counts | {
         "gpu": None if gpu == FROM_FILE else gpu,
         "traffic": traffic,

@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import data
 from kvscope.cli.app import run
 from kvscope.core import units
-from kvscope.deployment.deployment import Deployment
+from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.file import FILE, write_deployment
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
@@ -252,6 +252,21 @@ def test_a_file_fills_the_defaults(db: str, here: Path, monkeypatch: pytest.Monk
         app = shown(db, monkeypatch, page, gpu="none")
         assert not app.error
         assert app.session_state["choices"].deployment is None
+
+
+def test_ranks_divide_the_experts(db: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a pool of its own, as on the command line; two engines of them are not simulated."""
+    asked = {"gpu": "h200", "model": "deepseek-v3", "tp": "1", "dp": "16"}
+    app = shown(db, monkeypatch, **asked)
+    assert not app.exception
+    assert not app.error
+    where = app.session_state["choices"].deployment
+    assert where.pool.blocks == resolve(where.stated).pool.blocks
+    assert (where.dp, where.pool.blocks > 10_000) == (16, True)
+    assert "16 ranks of 1 x" in " ".join(each.value for each in app.caption)
+    app = shown(db, monkeypatch, **asked, replicas="2")
+    (error,) = (each.value for each in app.error)
+    assert "2 engines of 16 ranks each" in error
 
 
 def test_a_file_may_state_a_pool_without_a_gpu(
