@@ -110,10 +110,18 @@ def timed(
 ) -> tuple[Timed, TraceLatency]:
     """Return the request with the latency for this trace, and note where that is its TTFTs'.
 
-    Note too what is uncertain of the deployment's engine.
+    Note too what is uncertain of the deployment's engine, and requests that it would refuse.
     """
     for doubt in request.deployment.engine_doubts if request.deployment else ():
         monitor.note(doubt)
+    longest = request.deployment.stated.max_model_len if request.deployment else None
+    if longest is not None:
+        refused = np.count_nonzero(prompts.input_tokens + prompts.output_tokens > longest)
+        if refused:
+            monitor.note(
+                f"{refused:,} of {len(prompts.input_tokens):,} requests have more tokens than"
+                f" --max-model-len {longest}: the engine refuses or cuts them, here they are served"
+            )
     profile = setting_profile(request.setting)
     latency = latency_for(trace, profile, request.deployment, lambda: prompts)
     if latency.note:

@@ -51,6 +51,17 @@ def test_hybrid_models_say_why_no_flags(capsys: Streams) -> None:
     assert notes[1].startswith("- no engine flags: gpt-oss-20b has layers of several kinds")
 
 
+@pytest.mark.parametrize("command", ["tune --slo 200ms", "explain", "fleet --slo 200ms"])
+def test_requests_that_the_engine_refuses_are_named(
+    folder: Path, capsys: Streams, command: str
+) -> None:
+    """They are replayed all the same; without a stated length there is nothing to say."""
+    asked = [*command.split(), write_short(folder), "--gpu", "h100", "--model", "llama3.1-8b"]
+    told = "requests have more tokens than --max-model-len 4096: the engine refuses or cuts them"
+    assert told in streams_of(capsys, *asked, "--max-model-len", "4096").err
+    assert "more tokens" not in streams_of(capsys, *asked, "--max-model-len", "100000").err
+
+
 def test_created_shown_checked(folder: Path, capsys: Streams) -> None:
     """What `create` writes is what the others read; a file that is there is not replaced."""
     assert run(["deployment", "create", *FLEET]) == ExitCode.DONE
