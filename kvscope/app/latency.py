@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -105,6 +105,19 @@ def latency_for(
     return TraceLatency(timed, deployment, fitted, f"TTFT is {timed.source}.")
 
 
+def beyond_length(deployment: ResolvedDeployment | None, prompts: Prompts) -> Iterator[str]:
+    """Yield how many requests are longer than a stated `max_model_len`, if any are."""
+    longest = deployment.stated.max_model_len if deployment else None
+    if longest is None:
+        return
+    refused = np.count_nonzero(prompts.input_tokens + prompts.output_tokens > longest)
+    if refused:
+        yield (
+            f"{refused:,} of {len(prompts.input_tokens):,} requests have more tokens than"
+            f" --max-model-len {longest}: the engine refuses or cuts them, here they are served"
+        )
+
+
 def timed(
     request: Timed, trace: Trace, prompts: Prompts, monitor: Monitor
 ) -> tuple[Timed, TraceLatency]:
@@ -114,14 +127,8 @@ def timed(
     """
     for doubt in request.deployment.engine_doubts if request.deployment else ():
         monitor.note(doubt)
-    longest = request.deployment.stated.max_model_len if request.deployment else None
-    if longest is not None:
-        refused = np.count_nonzero(prompts.input_tokens + prompts.output_tokens > longest)
-        if refused:
-            monitor.note(
-                f"{refused:,} of {len(prompts.input_tokens):,} requests have more tokens than"
-                f" --max-model-len {longest}: the engine refuses or cuts them, here they are served"
-            )
+    for beyond in beyond_length(request.deployment, prompts):
+        monitor.note(beyond)
     profile = setting_profile(request.setting)
     latency = latency_for(trace, profile, request.deployment, lambda: prompts)
     if latency.note:

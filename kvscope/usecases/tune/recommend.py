@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from kvscope.app.latency import TraceLatency, latency_for
+from kvscope.app.latency import TraceLatency, beyond_length, latency_for
 from kvscope.app.monitor import Monitor, replays_on
 from kvscope.app.traces import require_arrivals, routers_for
 from kvscope.app.values import TierSize
@@ -190,6 +190,8 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
     tuning, trace = tuned.tuning, tuned.trace
     if latency.note:
         yield latency.note
+    for too_long in beyond_length(latency.deployment, prompts):
+        yield f"{too_long}."
     rejected = tuning.lru.validation.rejected + tuning.lru.held_out.rejected
     if rejected:
         counted = tuning.split.validation_requests + tuning.split.held_out_requests
