@@ -7,7 +7,7 @@ unified_radix_cache.py (_evict_components, load_back).
 
 from __future__ import annotations
 
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.sglang_sim.host import bring, count_hit, store, store_one
 from kvscope.sglang_sim.tree import (
     GPU,
@@ -24,7 +24,7 @@ from kvscope.sglang_sim.tree import (
 )
 
 
-@callable_in_kernels
+@called_by_kernels
 def look_up(tree: PrefixTree, first: int, blocks: int) -> int:
     """Return the node where the longest cached prefix of a path ends; it counts as used."""
     node, depth = ROOT, 0
@@ -44,7 +44,7 @@ def look_up(tree: PrefixTree, first: int, blocks: int) -> int:
     return node
 
 
-@callable_in_kernels
+@called_by_kernels
 def insert(
     tree: PrefixTree,
     first: int,

@@ -12,7 +12,7 @@ _execute_kv_backup, backup_node_for_write_back, loading_check), unified_cache/un
 
 from __future__ import annotations
 
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.sglang_sim.tree import (
     GPU,
     HOST,
@@ -49,7 +49,7 @@ def store(tree: PrefixTree, node: int) -> None:
             return
 
 
-@callable_in_kernels
+@called_by_kernels
 def store_one(tree: PrefixTree, node: int) -> bool:
     """Store one node on the host, whose leaves make room; return whether it has."""
     record, state = tree.nodes[node], tree.state[0]
@@ -70,7 +70,7 @@ def store_one(tree: PrefixTree, node: int) -> bool:
     return True
 
 
-@callable_in_kernels
+@called_by_kernels
 def drop_copies(tree: PrefixTree, wanted: int, spare_leaves: bool) -> int:
     """Drop from the host what the GPU has too, until so many blocks are free; return how many."""
     nodes, state, dropped = tree.nodes, tree.state[0], 0

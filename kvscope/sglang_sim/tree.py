@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s, Records, record_type
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.core.prefix import Paths
 
 NONE = -1
@@ -136,7 +136,7 @@ def heap_of(tree: PrefixTree, node: int) -> int:
     return HOST if record.children == 0 else NONE
 
 
-@callable_in_kernels
+@called_by_kernels
 def place(tree: PrefixTree, node: int) -> None:
     """Put a node where it belongs among the leaves, or out of them if it is none any more."""
     record, counts = tree.nodes[node], tree.leaf_counts
@@ -198,7 +198,7 @@ def new_node(tree: PrefixTree, parent: int, start: int, length: int, priority: i
     return node  # type: ignore[no-any-return]
 
 
-@callable_in_kernels
+@called_by_kernels
 def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> int:
     """Split a node behind so many blocks, and return the new node, which has those.
 
@@ -239,7 +239,7 @@ def child_on(tree: PrefixTree, first: int, blocks: int, child: int) -> int:
     return child if common == record.length else split(tree, child, common, block, behind)
 
 
-@callable_in_kernels
+@called_by_kernels
 def drop(tree: PrefixTree, node: int) -> None:
     """Delete a node without others below it from the tree."""
     record, state = tree.nodes[node], tree.state[0]

@@ -2,7 +2,7 @@
 
 Kernels get these tables in one tuple. Records keep that tuple short: numba compiles and passes few
 large arrays much faster than many small ones. Whole numbers have 64 bits, but for what grows with
-the trie.
+the trie or the pool.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ KINDS = get_args(GroupKind)
 FULL, SLIDING, CHUNKED, LINEAR = range(len(KINDS))
 PARKED = -2  # in no queue: free, but it has a cached child and the policy keeps such blocks
 
-BLOCK = record_type("after before queue lane users content twin_after twin_before freed", "freed_s")
+_BLOCK = "after before queue lane users content twin_after twin_before"
+BLOCK = np.dtype(
+    [(name, np.int32) for name in _BLOCK.split()] + [("freed", np.int64), ("freed_s", np.float64)]
+)
 """A block, or behind the last one the sentinel of a queue.
 
 `after` and `before` make a ring of the queue that it is in. `content` is the node that its hash
