@@ -96,26 +96,26 @@ def note_request(
     """
     most = 0
     for count in blocks:
-        most = max(most, count)
+        if count > most:
+            most = count
     turnovers = min(most / goal.capacity_blocks, 1.0 / LEAST_REQUESTS)
     keep, keep_loss = 0.5 ** (turnovers / GAIN_TURNOVERS), 0.5 ** (turnovers / LOSS_TURNOVERS)
+    keep_square, late_tokens = keep * keep, goal.slo_tokens if goal.slo_tokens > 0.0 else math.inf
     done = passed_s * goal.tokens_per_s if goal.tokens_per_s > 0.0 else math.inf
-    lru_late = 0.0
+    lru_beyond, lru_late = max(tokens[FALLBACK] - goal.xi_tokens, 0.0), 0.0
     for at in range(len(evidence.gain)):
         evidence.backlog[at] = max(evidence.backlog[at] - done, 0.0) + tokens[at]
-        late = 1.0 if 0.0 < goal.slo_tokens < evidence.backlog[at] else 0.0
+        late = 1.0 if evidence.backlog[at] > late_tokens else 0.0
         if at == FALLBACK:
             lru_late = late
             continue
-        beyond = max(tokens[at] - goal.xi_tokens, 0.0)
-        more = max(tokens[FALLBACK] - goal.xi_tokens, 0.0) - beyond
+        more = lru_beyond - max(tokens[at] - goal.xi_tokens, 0.0)
         evidence.gain[at] = keep * evidence.gain[at] + more
-        evidence.square[at] = keep * keep * evidence.square[at] + more * more
-        evidence.largest[at] = max(keep * keep * evidence.largest[at], more * more)
+        evidence.square[at] = keep_square * evidence.square[at] + more * more
+        evidence.largest[at] = max(keep_square * evidence.largest[at], more * more)
         evidence.loss[at] = max(keep_loss * evidence.loss[at] - more, 0.0)
         evidence.late[at] = keep * evidence.late[at] + lru_late - late
-        both = keep * keep * evidence.late_square[at] + abs(lru_late - late)
-        evidence.late_square[at] = both
+        evidence.late_square[at] = keep_square * evidence.late_square[at] + abs(lru_late - late)
 
 
 @callable_in_kernels

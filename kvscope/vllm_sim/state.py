@@ -28,7 +28,7 @@ from kvscope.replay.structures.bitset import words_for
 from kvscope.replay.structures.recent import nothing_recent
 from kvscope.replay.traffic import Traffic, traffic, with_named_blocks
 from kvscope.vllm_sim.offload_state import Offload, empty_offload, no_offload
-from kvscope.vllm_sim.settings import EngineSettings, StepCost
+from kvscope.vllm_sim.settings import NO_LIMIT, EngineSettings, StepCost
 
 NONE = -1
 ROOT = 0  # as a content: none, the block has no hash
@@ -192,7 +192,8 @@ def idle_machine(
 ) -> Machine:
     """Return an idle engine that waits for the trace's first request; all its blocks are free.
 
-    `tables` are for policies that read them. Raises UsageError for a policy without lanes.
+    `tables` are for policies that read them. Raises UsageError for a policy without lanes, and for
+    more blocks than have numbers.
     """
     kind = lane_class(policy)
     if settings.groups is not None:
@@ -207,6 +208,13 @@ def idle_machine(
     room = tokens_kept(known) + _tokens_ahead(known, settings)
     tokens = int(room[requests.oversized == 0].max(initial=1))
     layouts = _groups(settings, groups, len(known.block_parent), known.block_size)
+    numbers = max(len(known.block_parent) * len(layouts), settings.usable_blocks + lanes)
+    if numbers >= NO_LIMIT:  # they are in 32 bits
+        raise UsageError(
+            f"{numbers:,} blocks of a trace or a pool are more than an engine's replay counts",
+            where="--capacity-model engine",
+            remedy="replay a part of the trace (--from, --until), or state a smaller pool",
+        )
     nodes = np.zeros(len(known.block_parent) * len(layouts), dtype=NODE).view(np.recarray)
     nodes.parent[: len(known.block_parent)], nodes.first = known.block_parent, NONE
     state = _state(settings, groups, cost)

@@ -121,6 +121,19 @@ def test_only_lru_orders_blocks_of_several_kinds() -> None:
         served(told(asks(PATH, 32)), KvGroups((FULL, WINDOW)), policy=TLru({"xi_tokens": 10}))
 
 
+@pytest.mark.parametrize(("blocks", "numbers"), [(8, 101), (60, 122)])
+def test_blocks_have_numbers_of_32_bits(
+    blocks: int, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pool of 100 each has one, of a trace one a group; with one too many none is replayed."""
+    wanted = told(asks("".join(map(chr, range(blocks))), 4 * blocks)), KvGroups((FULL, WINDOW))
+    monkeypatch.setattr("kvscope.vllm_sim.state.NO_LIMIT", numbers + 1)
+    served(*wanted)
+    monkeypatch.setattr("kvscope.vllm_sim.state.NO_LIMIT", numbers)
+    with pytest.raises(UsageError, match=f"{numbers} blocks of a trace or a pool"):
+        served(*wanted)
+
+
 def test_a_trace_whose_blocks_do_not_divide_the_models_is_refused() -> None:
     """Four tokens a block in the trace, groups of 6 and 12."""
     groups = KvGroups((KvGroup("full", 12), KvGroup("sliding", 6, 6)))
