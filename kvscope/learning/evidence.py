@@ -96,8 +96,7 @@ def note_request(
     """
     most = 0
     for count in blocks:
-        if count > most:
-            most = count
+        most = max(most, count)
     turnovers = min(most / goal.capacity_blocks, 1.0 / LEAST_REQUESTS)
     keep, keep_loss = 0.5 ** (turnovers / GAIN_TURNOVERS), 0.5 ** (turnovers / LOSS_TURNOVERS)
     keep_square, late_tokens = keep * keep, goal.slo_tokens if goal.slo_tokens > 0.0 else math.inf
