@@ -110,7 +110,6 @@ class FreeBlocks:
         block, limit = self._choose()
         heap, prefixes, freed, freed_s = self._heap, self._prefixes, self._freed, self._freed_s
         lane, since_s = self._lane[block.block_id], freed_s[block.block_id]
-        ring = self.lanes[lane]
         while True:
             before, after = block.prev_free_block, block.next_free_block
             before.next_free_block, after.prev_free_block = after, before
@@ -119,7 +118,7 @@ class FreeBlocks:
                 self._forget(block)  # now, as the next choice depends on it
             taken.append(block)
             block = after
-            if len(taken) == count or block is ring or heap.changed or heap.all_changed:
+            if len(taken) == count or type(block) is Ring or heap.changed or heap.all_changed:
                 break
             if freed[block.block_id] >= limit or freed_s[block.block_id] != since_s:
                 break

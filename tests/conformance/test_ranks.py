@@ -159,6 +159,6 @@ def test_room_for_the_tokens_of_all_ranks(dtype: Any, monkeypatch: pytest.Monkey
     )
     gathered = tokens * shape.hidden_size * (1 if dtype == "fp8" else 2)
     held = 2 * (max(prod(first), prod(output)) + prod(second) + prod(output)) + gathered
-    fixed = 0.44 * GIB
+    fixed = 0.3 * GIB  # of models with experts
     known = activation_bytes(model, parse_engine("vllm@0.33"), 1024, 8192, 1, 8) - fixed
     assert known == pytest.approx(held, rel=0.01)
