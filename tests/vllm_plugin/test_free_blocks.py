@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvscope.learning.prefixes import Prefixes
@@ -85,6 +85,60 @@ def test_a_head_that_was_set_aside_returns_to_its_place_by_age() -> None:
     assert free.popleft_n(1)[0] is child_b
     assert list(free.lanes[1]) == [head_p, head_a, head_x]
     assert [free.popleft_n(1)[0] for _ in range(3)] == [head_p, head_a, head_x]
+
+
+Visit = tuple[int, int, int, float]
+"""A request: its blocks, how many of them it frees, where its deep lane begins, seconds before."""
+
+
+def after(visits: list[Visit], worths: tuple[int, ...], leaf: bool) -> FreeBlocks:
+    """Return a queue after these requests; blocks that one does not free stay in use.
+
+    A block is worth what its lane is, less the seconds that it is idle.
+    """
+    free, _ = queue(lambda lane, idle_s: float(worths[lane] - round(idle_s)), 24, leaf)
+    now_s = 0.0
+    for number, (length, freed, deep_beyond, waited_s) in enumerate(visits):
+        now_s += waited_s
+        free.at(now_s)
+        if length > len(list(free.unhashed)):
+            break
+        taken, name = free.popleft_n(length), "abcdefgh"[number]
+        for depth, block in enumerate(taken, start=1):
+            block.hold(name * depth, depth)
+            free.gained(name * depth, name * (depth - 1) or None)
+        free.plan = ((deep_beyond, 0), (0, 1 + number % 2))
+        free.append_n(taken[:freed][::-1])
+        free.plan = None
+    free.at(now_s + 1.0)
+    return free
+
+
+VISIT = st.tuples(
+    st.integers(1, 6), st.integers(0, 6), st.integers(0, 4), st.sampled_from((0.0, 1.0))
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(VISIT, max_size=8),
+    st.tuples(*[st.integers(0, 2)] * 3),
+    st.integers(0, 24),
+    st.booleans(),
+)
+@example(
+    visits=[(2, 1, 9, 0.0)] * 3, worths=(0, 0, 0), wanted=24, leaf=True
+)  # heads of blocks in use
+def test_blocks_taken_together_are_those_taken_one_by_one(
+    visits: list[Visit], worths: tuple[int, ...], wanted: int, leaf: bool
+) -> None:
+    """The same blocks in the same order, and the same order of those that are left."""
+    together, alone = after(visits, worths, leaf), after(visits, worths, leaf)
+    wanted = min(len(list(together.unhashed)) + wanted, together.num_free_blocks)
+    taken = [block.block_id for block in together.popleft_n(wanted)]
+    assert taken == [alone.popleft_n(1)[0].block_id for _ in range(wanted)]
+    assert held(together) == held(alone)
+    assert together.evictions == alone.evictions
 
 
 def test_what_is_not_free_cannot_be_removed_nor_more_taken_than_there_is() -> None:
