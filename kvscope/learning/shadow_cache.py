@@ -293,7 +293,6 @@ class ShadowCaches:
     ) -> None:
         self._policy, self._block_size, self._every = policy, block_size, every
         self._p: Any = policy.settings().tolist()
-        self._admits_all = type(policy).admits is LanePolicy.admits
         self._runs, self._ttl_s = ShadowRuns(slots, first), policy.values.get("ttl_s", float("inf"))
         blocks = max(round(capacity_blocks / every), 1)
         self.each = [ShadowCache(at, self._runs, policy, blocks) for at in range(candidates)]
@@ -324,9 +323,7 @@ class ShadowCaches:
             if kind not in plans:
                 plans[kind] = self._plan(request, kind)
             turn, plan = plans[kind]
-            stays = request.served and (
-                self._admits_all or self._policy.admits(turn, self._p, shadow.table)
-            )
+            stays = request.served and self._policy.admits(turn, self._p, shadow.table)
             shadow.join(number, request.arrival_s, plan, request.blocks if stays else leading)
         return hits
 

@@ -208,12 +208,13 @@ def idle_machine(
     room = tokens_kept(known) + _tokens_ahead(known, settings)
     tokens = int(room[requests.oversized == 0].max(initial=1))
     layouts = _groups(settings, groups, len(known.block_parent), known.block_size)
-    numbers = max(len(known.block_parent) * len(layouts), settings.usable_blocks + lanes)
+    records = settings.usable_blocks * (1 + hits_within_blocks(settings)) + lanes
+    numbers = max(len(known.block_parent) * len(layouts), records)
     if numbers >= NO_LIMIT:  # they are in 32 bits
         raise UsageError(
             f"{numbers:,} blocks of a trace or a pool are more than an engine's replay counts",
-            where="--capacity-model engine",
-            remedy="replay a part of the trace (--from, --until), or state a smaller pool",
+            where="engine",
+            remedy="replay a part, which `kvscope analyze --from TIME` stores, or a smaller pool",
         )
     nodes = np.zeros(len(known.block_parent) * len(layouts), dtype=NODE).view(np.recarray)
     nodes.parent[: len(known.block_parent)], nodes.first = known.block_parent, NONE
