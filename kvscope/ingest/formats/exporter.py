@@ -57,11 +57,11 @@ def rows(
 def as_traced(
     store: Store, trace: Trace, first_request: int = 0, after: int | None = None
 ) -> Iterator[list[Request]]:
-    """Yield the requests as a trace has them: without ids where conversations were inferred."""
+    """Yield the requests as a trace has them: without parents where these were inferred."""
     for requests in rows(store, trace, first_request, after):
         for request in requests:
             if trace.lineage != "given":
-                request.chat_id = request.parent_chat_id = request.waits_for = None
+                request.parent_chat_id = None
             elif request.parent_chat_id is None:
                 request.parent_chat_id = ROOT
         yield requests

@@ -214,6 +214,17 @@ def test_conversations_of_one_turn_stay_given(store: Store, tmp_path: Path, to: 
     assert Content(store, back).conversations()["turns"] == [1, 1, 1]
 
 
+def test_waiting_needs_no_parents(store: Store, tmp_path: Path) -> None:
+    """Which request one waits for comes back where no request says what it continues."""
+    told = [
+        Request(input_tokens=1, output_tokens=0, chat_id=0),
+        Request(input_tokens=1, output_tokens=0, chat_id=1, waits_for=0),
+    ]
+    back = again(store, small_traces.stored(store, told, 1), "parquet", tmp_path / "back")
+    assert [row.waits_for for row in next(rows(store, back))] == [None, 0]
+    assert back.lineage == "none"
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_the_ending_compresses(store: Store, tmp_path: Path, suffix: str) -> None:
     """Compressed or not, the content is one and the same trace."""
