@@ -38,7 +38,7 @@ from kvscope.routers.base import MemorySizes, Router, View
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.engine import engine_function
 from kvscope.vllm_sim.replay import loaded_blocks, never_start
-from kvscope.vllm_sim.state import Machine, engine_traffic, idle_machine
+from kvscope.vllm_sim.state import engine_traffic, idle_machine
 
 _SLICE = 1000  # arrivals between two checks for an interrupt
 Route = Callable[[int, int], int]
@@ -86,7 +86,7 @@ def replay_engines(
     addresses = rows.ctypes.data + rows.strides[0] * np.arange(len(rows))
     view = no_view(replicas, settings.usable_blocks, size, scrape_s > 0, lag_s > 0)
     longest = int(max(routed.blocks.max(initial=0), requests.length.max(initial=0))) + 1
-    parents = _parents(known)
+    parents = known.parents
     sizes = MemorySizes(
         replicas, count, len(parents), longest, size, settings.usable_blocks, parents
     )
@@ -147,12 +147,6 @@ def _route(route: Route, begin: int, end: int) -> None:
                 f"{end - begin:,} requests never arrive: they follow others that never end"
             )
         begin = reached
-
-
-def _parents(known: Machine) -> Int32s:
-    """Return the parents of the trie's nodes, which are the first ones of a machine."""
-    parents: Int32s = known.nodes.parent[: len(known.nodes) // len(known.groups)].copy()
-    return parents
 
 
 def _nothing_sent(replicas: int, count: int, *, closed: bool) -> SentRequests:

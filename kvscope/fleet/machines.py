@@ -6,6 +6,8 @@ runs one of them takes views of its rows.
 
 from __future__ import annotations
 
+import mmap as memory_maps
+from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, NamedTuple
 
@@ -17,13 +19,15 @@ from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_sim import EngineSettings
 from kvscope.vllm_sim.offload_state import CHUNK, FILE, Offload
-from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine
+from kvscope.vllm_sim.state import BLOCK, REQUEST, Machine
 
 NEVER = 2**62
+_HUGE = getattr(memory_maps, "MADV_HUGEPAGE", None)  # of Linux alone
 _WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is ever in memory
     {"requests", "cuts", "table", "path", "running", "preempted", "batch", "yields", "copies"}
 )
-_SHARED = frozenset({"tables", "functions", "offload"})  # in part
+_ZEROS = frozenset({"blocks", "holders", "children", "written"})  # but for what `blocks` ends with
+_SHARED = frozenset({"parents", "tables", "functions", "offload"})  # in part
 _OF_POOL = frozenset({"files", "pool", "pool_links"})  # which replicas may share
 
 
@@ -55,10 +59,17 @@ def idle_machines(known: Machine, replicas: int, sets: int = 1) -> Machines:
     count = sets * replicas
     pools = sets if known.offload.pool.shared[0] else count
     own = {
-        name: _room(column, count) if name in _WRITTEN_FIRST else _rows(column, count)
+        name: _room(column, count)
+        if name in _WRITTEN_FIRST
+        else _room(column, count, huge=True)
+        if name in _ZEROS
+        else _rows(column, count)
         for name, column in known._asdict().items()
         if name not in _SHARED
     }
+    begin, lanes = int(known.state[0].blocks), int(known.state[0].lanes)
+    sentinels = slice(begin, begin + lanes + 1)
+    own["blocks"][:, sentinels] = known.blocks[sentinels]
     offload = Offload(
         **{
             name: _rows(column, pools if name in _OF_POOL else count)
@@ -66,7 +77,7 @@ def idle_machines(known: Machine, replicas: int, sets: int = 1) -> Machines:
         }
     )
     tables = _table_rows(known.tables, count)
-    each = Machine(**own, tables=tables, functions=known.functions, offload=offload)
+    each = known._replace(**own, tables=tables, offload=offload)
     each.requests.arrival_s[:, :1] = np.inf
     each.tables.since[:, 1:] = NEVER
     idle_s = np.full(count, np.inf)
@@ -80,7 +91,9 @@ def machines_bytes(traffic: Traffic, settings: EngineSettings, count: int) -> in
     Counted from their arrays; those of slots are in memory as far as requests run at once.
     """
     tries = 1 if settings.groups is None else len(settings.groups.groups)
-    node = NODE.itemsize + (0 if settings.offload is None else CHUNK.itemsize + FILE.itemsize)
+    node = 8  # `holders`, and `children` or `written`
+    if settings.offload is not None:
+        node += CHUNK.itemsize + FILE.itemsize
     own = node * tries * len(traffic.block_parent) + BLOCK.itemsize * settings.usable_blocks
     return count * own + 2 * REQUEST.itemsize * len(traffic.leaf)  # those of the trace, and sent
 
@@ -89,12 +102,16 @@ def _rows(column: Any, count: int) -> Any:
     return np.repeat(column[None], count, axis=0).view(type(column))
 
 
-def _room(column: Any, count: int) -> Any:
-    """Return rows in memory that is taken as they are written to, in small pages.
+def _room(column: Any, count: int, *, huge: bool = False) -> Any:
+    """Return rows of zeros in memory that is taken as they are written to, and given back at once.
 
-    NumPy asks for huge ones: a row of every slot would then be in memory.
+    In small pages, or `huge` ones where most of them will be written to: those cost a fault in
+    2 MiB. NumPy asks for huge ones: a row of every slot would then be in memory.
     """
     pages = mmap(-1, max(1, count * column.nbytes), MAP_PRIVATE | MAP_ANONYMOUS)
+    if huge and _HUGE is not None:
+        with suppress(OSError):  # of a kernel without them
+            pages.madvise(_HUGE)
     rows = np.ndarray((count, *column.shape), column.dtype, buffer=pages)
     return rows.view(type(column))
 
@@ -126,10 +143,9 @@ def _machine_at(each: Machine, number: int, count: int) -> Machine:
     """Return one of `count` machines, as views of its rows."""
     rows = {name: column[number] for name, column in each._asdict().items() if name not in _SHARED}
     since, in_force = each.tables.since[number], each.tables.in_force[number]
-    return Machine(
+    return each._replace(
         **rows,
         tables=each.tables._replace(since=since, in_force=in_force),
-        functions=each.functions,
         offload=Offload(*(column[number * len(column) // count] for column in each.offload)),
     )
 
@@ -148,7 +164,9 @@ def renew(machines: Machines, number: int, known: Machine) -> None:
     each.state[number] = new
     for rows, empty in (
         (each.blocks, known.blocks),
-        (each.nodes, known.nodes),
+        (each.holders, known.holders),
+        (each.children, known.children),
+        (each.written, known.written),
         (each.busy, known.busy),
         (each.recent, known.recent),
     ):
@@ -187,11 +205,11 @@ def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
     Of a hybrid model, those of full attention count, or of its first group: the prefix that KV
     events report. Windows and states may let fewer hit.
     """
-    nodes, held = each.nodes, 0
+    held = 0
     layout = each.groups[number, each.specs[number, 0].begin]
     size, first = layout.nodes_per_block, layout.first_content
     while (held + 1) * size <= look and (
-        nodes[number, path[(held + 1) * size - 1] + first].first != NONE
+        each.holders[number, path[(held + 1) * size - 1] + first] > 0
     ):
         held += 1
     return int(held * size)
@@ -200,11 +218,11 @@ def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
 @callable_in_kernels
 def unused_blocks(each: Machine, number: int, path: Int32s, length: int) -> int:
     """Return how many blocks of a path no request uses that a machine serves."""
-    nodes, unused = each.nodes, 0
+    unused = 0
     layout = each.groups[number, each.specs[number, 0].begin]
     size, first = layout.nodes_per_block, layout.first_content
     for depth in range(size - 1, length, size):
-        block = nodes[number, path[depth] + first].first
-        if block == NONE or each.blocks[number, block].users == 0:
+        holder = each.holders[number, path[depth] + first]
+        if holder <= 0 or each.blocks[number, holder - 1].users == 0:
             unused += size
     return int(unused + length % size)

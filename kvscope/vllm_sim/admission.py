@@ -45,7 +45,7 @@ def peek_waiting(machine: Machine) -> int:
     if state.front != request:
         row = machine.path[len(machine.path) - 1]
         record = requests[request]
-        write_path(machine.nodes.parent, record.leaf, row, 0, record.length)
+        write_path(machine.parents, record.leaf, row, 0, record.length)
         state.front = request
     return request  # type: ignore[no-any-return]
 
@@ -55,7 +55,7 @@ def write_front(machine: Machine, request: int) -> None:
     """Write out the path of a waiting request."""
     if machine.state[0].front != request:
         row, record = machine.path[len(machine.path) - 1], machine.requests[request]
-        write_path(machine.nodes.parent, record.leaf, row, 0, record.length)
+        write_path(machine.parents, record.leaf, row, 0, record.length)
         machine.state[0].front = request
 
 

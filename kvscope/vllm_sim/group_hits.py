@@ -7,7 +7,7 @@ vllm/v1/core/single_type_kv_cache_manager.py (find_longest_cache_hit of each man
 from __future__ import annotations
 
 from kvscope.core.jit import callable_in_kernels, called_by_kernels
-from kvscope.vllm_sim.pool import lose_content
+from kvscope.vllm_sim.pool import holder_of, lose_content
 from kvscope.vllm_sim.state import CHUNKED, FULL, LINEAR, NONE, ROOT, SLIDING, Machine
 
 
@@ -40,8 +40,8 @@ def second_of(machine: Machine, block: int) -> int:
 @callable_in_kernels
 def block_of(machine: Machine, content: int) -> int:
     """Return the oldest block with a content."""
-    record, state = machine.nodes[content].first, machine.state[0]
-    return record if record < state.blocks else record - state.blocks - state.lanes - 1  # type: ignore[no-any-return]
+    record, state = holder_of(machine, content), machine.state[0]
+    return record if record < state.blocks else record - state.blocks - state.lanes - 1
 
 
 @callable_in_kernels
@@ -55,6 +55,13 @@ def forget(machine: Machine, block: int) -> None:
 
 
 @callable_in_kernels
+def was_held(machine: Machine, content: int) -> bool:
+    """Return whether a block ever had a content, or a state was written for it."""
+    written = len(machine.written) > 0 and machine.written[content] > 0
+    return written or machine.holders[content] != 0  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
 def is_cached(machine: Machine, spec: int, depth: int, ever: bool) -> bool:
     """Return whether all groups of a spec have the front path's block that ends at node `depth`.
 
@@ -62,8 +69,8 @@ def is_cached(machine: Machine, spec: int, depth: int, ever: bool) -> bool:
     """
     last = machine.path[len(machine.path) - 1, depth - 1]
     for group in range(machine.specs[spec].begin, machine.specs[spec].end):
-        node = machine.nodes[last + machine.groups[group].first_content]
-        if node.first == NONE and (not ever or node.written == 0):
+        content = last + machine.groups[group].first_content
+        if holder_of(machine, content) == NONE and not (ever and was_held(machine, content)):
             return False
     return True
 
@@ -168,8 +175,8 @@ def count_written(machine: Machine, most: int) -> int:
     """
     front, group, blocks = len(machine.path) - 1, machine.specs[0].begin, 0
     layout = machine.groups[group]
-    while (blocks + 1) * layout.nodes_per_block <= most and machine.nodes[
-        content_at(machine, front, group, blocks)
-    ].written:
+    while (blocks + 1) * layout.nodes_per_block <= most and was_held(
+        machine, content_at(machine, front, group, blocks)
+    ):
         blocks += 1
     return blocks * layout.nodes_per_block  # type: ignore[no-any-return]

@@ -36,7 +36,15 @@ from kvscope.vllm_sim.group_hits import (
     second_of,
 )
 from kvscope.vllm_sim.offload_state import WAITING
-from kvscope.vllm_sim.pool import give_back, give_content, goes_in_front, lose_content, take, use
+from kvscope.vllm_sim.pool import (
+    give_back,
+    give_content,
+    goes_in_front,
+    holder_of,
+    lose_content,
+    take,
+    use,
+)
 from kvscope.vllm_sim.state import (
     ALWAYS,
     CHUNKED,
@@ -187,7 +195,7 @@ def note_states(machine: Machine, request: int, at: int, written: int) -> None:
         if machine.groups[group].kind != LINEAR or at < first_held(machine, request, group):
             continue
         if machine.table[slot * len(machine.groups) + group, at] != NONE:
-            machine.nodes[content_at(machine, slot, group, at)].written = written
+            machine.written[content_at(machine, slot, group, at)] = written
 
 
 @callable_in_kernels
@@ -229,7 +237,7 @@ def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None
                         forget(machine, block)
                     give_content(machine, block, content)
                     if linear:
-                        machine.nodes[content].written = written
+                        machine.written[content] = written
         record.hashed = filled
     if within:
         hash_prompt_end(machine, request, tokens, exported, written)
@@ -268,7 +276,7 @@ def hash_prompt_end(
             content = content_after(machine, record.slot, group, boundary)
             forget(machine, machine.table[row, at])
             give_content(machine, machine.table[row, at], content)
-            machine.nodes[content].written = written
+            machine.written[content] = written
             record.copy_at = at
 
 
@@ -293,7 +301,7 @@ def hash_export(
     if kept or (exported % size == 0 and ends_segment(machine, group, exported // size - 1)):
         content = content_after(machine, record.slot, group, exported)
         give_content(machine, block, content)
-        machine.nodes[content].written = written
+        machine.written[content] = written
 
 
 @callable_in_kernels
@@ -386,7 +394,7 @@ def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
     """
     layout = machine.groups[group]
     if not machine.state[0].hybrid:
-        return machine.nodes[machine.path[row, at]].first  # type: ignore[no-any-return]
+        return holder_of(machine, machine.path[row, at])
     cached = machine.specs[0].cached_tokens if layout.kind == FULL else hit
     if (at + 1) * layout.block_tokens <= cached:
         return block_of(machine, content_at(machine, row, group, at))
@@ -421,8 +429,8 @@ def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserv
             whole = min(whole, hits + states_whole) + layout.scratch
             skipped = skipped_blocks(machine, group, hit)
             if hits > 0:
-                node = machine.nodes[content_after(machine, front, group, hit)]
-                if node.written == planned_step(machine):
+                written = machine.written[content_after(machine, front, group, hit)]
+                if written == planned_step(machine):
                     return False
         else:
             whole = min(whole, layout.most_blocks)
@@ -623,7 +631,7 @@ def move_contents(machine: Machine, source: int, copy: int) -> None:
     if content != ROOT:
         lose_content(machine, source)
         give_content(machine, copy, content)
-        machine.nodes[content].written = planned_step(machine)
+        machine.written[content] = planned_step(machine)
 
 
 @called_by_kernels

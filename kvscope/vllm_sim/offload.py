@@ -211,7 +211,7 @@ def offer_step(machine: Machine) -> None:
             request = off.ended[row]
         record, path = machine.requests[request], machine.path[front]
         if at >= running:
-            write_path(machine.nodes.parent, record.leaf, path, 0, record.length)
+            write_path(machine.parents, record.leaf, path, 0, record.length)
         else:
             path, row = machine.path[record.slot], record.slot
         count = 1
@@ -235,7 +235,7 @@ def store_step(machine: Machine) -> None:
     for at in range(state.ended):
         request = off.ended[at]
         record = requests[request]
-        write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
+        write_path(machine.parents, record.leaf, front, 0, record.length)
         tokens = max(record.prompt, record.prompt + record.generated - 1)
         commit_accesses(off, request, front, tokens // size // state.unit_nodes * state.groups)
         off.members[request].stage = ENDED

@@ -1,10 +1,10 @@
 """The block pool of an engine: blocks in use, their content, and the queues of free ones.
 
 A free block keeps its content until it is allocated again. Free blocks without a hash are in a
-queue of their own, the last one freed in front; those with a hash are in the lanes of the policy,
-the last one freed at the end. Before vLLM 0.24 those without a hash join the lanes too, once a
-request has used them. The next block to allocate is one without a hash, else the head of
-the lane that scores lowest.
+queue of their own, the last one freed in front, and behind it those that no request ever took;
+those with a hash are in the lanes of the policy, the last one freed at the end. Before vLLM 0.24
+those without a hash join the lanes too, once a request has used them. The next block to allocate is
+one without a hash, else the head of the lane that scores lowest.
 
 Source: vLLM 0.32.0, vllm/v1/core/block_pool.py (BlockPool, BlockHashToBlockMap) and
 vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue).
@@ -18,6 +18,7 @@ from kvscope.core.jit import callable_in_kernels, called_by_kernels, lowest_bit
 from kvscope.vllm_sim.offload_state import ANY
 from kvscope.vllm_sim.state import (
     ALWAYS,
+    LOST,
     NONE,
     PARKED,
     PINNED,
@@ -84,19 +85,24 @@ def unpark(machine: Machine, block: int) -> None:
     machine.state[0].taken_lane = NONE
 
 
+@callable_in_kernels
+def holder_of(machine: Machine, content: int) -> int:
+    """Return the oldest block with a content, or second record of one; NONE if none has it."""
+    return max(machine.holders[content], 0) - 1  # type: ignore[no-any-return]
+
+
 @called_by_kernels
 def give_content(machine: Machine, block: int, content: int) -> None:
     """Hash a block: look-ups for its content now find it, or an older block of the same content."""
-    blocks, nodes, new = machine.blocks, machine.nodes, machine.blocks[block]
+    blocks, new = machine.blocks, machine.blocks[block]
     new.content = content
-    oldest = nodes[content].first
+    oldest = holder_of(machine, content)
     if oldest == NONE:
-        nodes[content].first = block
-        nodes[content].written = 1
+        machine.holders[content] = block + 1
         new.twin_after = block
         new.twin_before = block
         if machine.state[0].leaf:
-            nodes[nodes[content].parent].children += 1
+            machine.children[machine.parents[content]] += 1
         return
     youngest = blocks[oldest].twin_before
     blocks[youngest].twin_after = block
@@ -112,21 +118,22 @@ def give_content(machine: Machine, block: int, content: int) -> None:
 @called_by_kernels
 def lose_content(machine: Machine, block: int) -> None:
     """Remove a block's hash."""
-    blocks, nodes, old = machine.blocks, machine.nodes, machine.blocks[block]
-    node = nodes[old.content]
+    blocks, old = machine.blocks, machine.blocks[block]
+    content = old.content
     old.content = ROOT
     if old.twin_after != block:
         blocks[old.twin_before].twin_after = old.twin_after
         blocks[old.twin_after].twin_before = old.twin_before
-        if node.first == block:
-            node.first = old.twin_after
+        if holder_of(machine, content) == block:
+            machine.holders[content] = old.twin_after + 1
         return
-    node.first = NONE
+    machine.holders[content] = LOST
     if machine.state[0].leaf:
-        above = nodes[node.parent]
-        above.children -= 1
-        if above.children == 0 and above.first != NONE and blocks[above.first].queue == PARKED:
-            unpark(machine, above.first)
+        parent = machine.parents[content]
+        machine.children[parent] -= 1
+        above = holder_of(machine, parent)
+        if machine.children[parent] == 0 and above != NONE and blocks[above].queue == PARKED:
+            unpark(machine, above)
 
 
 @callable_in_kernels
@@ -134,7 +141,7 @@ def has_orphans(machine: Machine, block: int) -> bool:
     """Return whether cached nodes would lose the way to the root without this block."""
     content = machine.blocks[block].content
     single = machine.blocks[block].twin_after == block
-    return content != ROOT and single and machine.nodes[content].children > 0  # type: ignore[no-any-return]
+    return content != ROOT and single and machine.children[content] > 0  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -266,14 +273,19 @@ def take(machine: Machine, again: bool) -> int:
     block = head_of(machine, UNHASHED)
     if not again:
         state.taken_lane = NONE
-    if block == NONE:
-        block = choose_again(machine)
-        if machine.blocks[block].content != ROOT:
-            if machine.blocks[block].twin_after != block:
-                state.taken_lane = NONE  # its twin, at the front of a lane, may have to stay now
-            lose_content(machine, block)
-            state.evictions += 1
-    unlink(machine, block)
+    if block == NONE and state.fresh < state.blocks:
+        block = state.fresh
+        state.fresh += 1
+        machine.blocks[block].queue = PINNED
+    else:
+        if block == NONE:
+            block = choose_again(machine)
+            if machine.blocks[block].content != ROOT:
+                if machine.blocks[block].twin_after != block:
+                    state.taken_lane = NONE  # its twin, at the front of a lane, may have to stay
+                lose_content(machine, block)
+                state.evictions += 1
+        unlink(machine, block)
     machine.blocks[block].users = 1
     state.free -= 1
     if has_tier(machine):

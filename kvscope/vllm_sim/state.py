@@ -37,13 +37,14 @@ PINNED = -1  # in no queue: a request uses it
 ALWAYS = 2**62
 KINDS = get_args(GroupKind)
 FULL, SLIDING, CHUNKED, LINEAR = range(len(KINDS))
+LOST = -1  # what held it was evicted
 PARKED = -2  # in no queue: free, but it has a cached child and the policy keeps such blocks
 
 _BLOCK = "after before queue lane users content twin_after twin_before"
 BLOCK = np.dtype(
     [(name, np.int32) for name in _BLOCK.split()] + [("freed", np.int64), ("freed_s", np.float64)]
 )
-"""A block, or behind the last one the sentinel of a queue.
+"""A block, or behind the last one the sentinel of a queue; all zeros as long as no request took it.
 
 `after` and `before` make a ring of the queue that it is in. `content` is the node that its hash
 stands for; blocks with the same content are a ring through `twin_after` and `twin_before`, oldest
@@ -52,14 +53,6 @@ when, and `freed` its free-sequence number.
 
 Where hits end within blocks, a second record for each block follows the sentinels: a full block
 may also be found by the end of a prompt inside it, the second one's `content`.
-"""
-
-NODE = np.dtype([(name, np.int32) for name in ("parent", "first", "children", "written")])
-"""A node of the trie: the oldest block that holds it, and how many nodes right below it are held.
-
-`written` is above 0 once a block has held it, evicted or not; of a state, it says in which step.
-
-`children` is kept up only where the policy evicts leaves.
 """
 
 REQUEST = record_type(
@@ -108,7 +101,7 @@ Of what a drafter's groups have, the last `dropped_tokens` are computed again.
 
 STATE = record_type(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
-    "free evictions freed running preempted next arrived front in_progress "
+    "free fresh evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states "
     "hybrid hash_tokens hashes_always unhashed_last export_tokens draft_tokens leaf selects "
@@ -119,22 +112,22 @@ STATE = record_type(
 )
 """One record: the settings of the engine, and counts.
 
-`free` blocks now; `evictions`, `freed` blocks, `steps`, `finished` and `admitted` requests so far.
-`running` requests run and `preempted` ones wait to start over; `next` is the first one that was
-never admitted, of the `arrived` ones. The path of `front` is written out. `in_progress` and
-`planned` are the sizes of the two batches, `budget` the tokens that the latter may still get and
-`cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends, and from
-`ready_s` on the next one can be planned. `period` is the policy's table in force. Blocks get their
-hash every `hash_tokens` tokens, or `hashes_always` may change in a step. `hybrid`: not one group of
-full attention; then hits are multiples of `alignment_tokens`; windows are kept at every multiple of
-`segment_tokens` (0: at none) and, with `keeps_boundaries`, at those of requests. Steps end at
-multiples of `state_tokens` where it has linear attention, else it is 0; where that is more than
-`alignment_tokens`, hits end within blocks. With `export_tokens` a step that ends a prompt writes
-the last state that a hit can end at, too, at a multiple of so many tokens.
-`rehashes_states` and `unhashed_last` as in `EngineSettings`. A drafter has `draft_tokens` computed
-with each token that is decoded. Of the policy, `leaf`: only leaves
-leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last block was
-taken from `taken_lane`; NONE if other lanes may have changed since. Of those the first block to
+`free` blocks now, of which those from `fresh` on were never taken; `evictions`, `freed` blocks,
+`steps`, `finished` and `admitted` requests so far. `running` requests run and `preempted` ones wait
+to start over; `next` is the first one that was never admitted, of the `arrived` ones. The path of
+`front` is written out. `in_progress` and `planned` are the sizes of the two batches, `budget` the
+tokens that the latter may still get and `cost_s` its duration, with `prefill_tokens` of prompts;
+`end_s` is when the former ends, and from `ready_s` on the next one can be planned. `period` is the
+policy's table in force. Blocks get their hash every `hash_tokens` tokens, or `hashes_always` may
+change in a step. `hybrid`: not one group of full attention; then hits are multiples of
+`alignment_tokens`; windows are kept at every multiple of `segment_tokens` (0: at none) and, with
+`keeps_boundaries`, at those of requests. Steps end at multiples of `state_tokens` where it has
+linear attention, else it is 0; where that is more than `alignment_tokens`, hits end within blocks.
+With `export_tokens` a step that ends a prompt writes the last state that a hit can end at, too, at
+a multiple of so many tokens. `rehashes_states` and `unhashed_last` as in `EngineSettings`. A
+drafter has `draft_tokens` computed with each token that is decoded. Of the policy, `leaf`: only
+leaves leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last block
+was taken from `taken_lane`; NONE if other lanes may have changed since. Of those the first block to
 leave is worth `second_worth`, with its free-sequence number `second_freed`.
 """
 
@@ -142,11 +135,14 @@ leave is worth `second_worth`, with its free-sequence number `second_freed`.
 class Machine(NamedTuple):
     """An engine with n blocks and S slots that serves R requests over a trie of N nodes.
 
-    `blocks` (n and a sentinel for each queue), `nodes` (N + 1), `requests` (R) and `state` (1) are
-    records as above; `busy` has a bit a lane, set where it may have blocks; `cuts` (R x P) is as in
-    `Traffic`. Row s of `table` lists the blocks of the
-    request in slot s, row s of `path` the nodes it fills; row S of `path` belongs to the request
-    that waits in front. `running` is in order of admission; `preempted` is a stack, and so are the
+    `blocks` (n and a sentinel for each queue), `requests` (R) and `state` (1) are records as above.
+    Of contents, the nodes of the trie (N + 1): `holders` has 1 + the oldest block that holds each
+    one, 0 if none ever has and `LOST` if none does now; `parents` its parent, and `children`, where
+    the policy evicts leaves, how many right below it are held. Of a model with states,
+    `written` says in which step each was written. `busy` has a bit a lane, set where it may have
+    blocks; `cuts` (R x P) is as in `Traffic`. Row s of `table` lists the blocks of the request in
+    slot s, row s of `path` the nodes it fills; row S of `path` belongs to the request that waits in
+    front. `running` is in order of admission; `preempted` is a stack, and so are the
     free `slots`. Row 0 of `batch` lists the requests that the step in progress computes for, row 1
     those of the planned one, and
     `yields` which of them get a token. `recent` are the uncached tokens of recent requests,
@@ -154,14 +150,17 @@ class Machine(NamedTuple):
 
     `groups` (G) are the groups of layers, one of full attention but for hybrid models, and `specs`
     which of them are looked up together. There are G rows of `table` for each slot, G * (N + 1)
-    nodes, and `path` counts trie nodes; row g of `copies` lists the blocks that the step being
+    contents, and `path` counts trie nodes; row g of `copies` lists the blocks that the step being
     planned copies, each before its copy. With a CPU tier (`offload`) there
     are slots for loading requests too.
     """
 
     blocks: Records
     busy: NDArray[np.uint64]
-    nodes: Records
+    holders: Int32s
+    parents: Int32s
+    children: Int32s
+    written: Int32s
     requests: Records
     cuts: Int32s
     state: Records
@@ -208,16 +207,15 @@ def idle_machine(
     room = tokens_kept(known) + _tokens_ahead(known, settings)
     tokens = int(room[requests.oversized == 0].max(initial=1))
     layouts = _groups(settings, groups, len(known.block_parent), known.block_size)
+    contents = len(known.block_parent) * len(layouts)
     records = settings.usable_blocks * (1 + hits_within_blocks(settings)) + lanes
-    numbers = max(len(known.block_parent) * len(layouts), records)
+    numbers = max(contents, records)
     if numbers >= NO_LIMIT:  # they are in 32 bits
         raise UsageError(
             f"{numbers:,} blocks of a trace or a pool are more than an engine's replay counts",
             where="engine",
             remedy="replay a part, which `kvscope analyze --from TIME` stores, or a smaller pool",
         )
-    nodes = np.zeros(len(known.block_parent) * len(layouts), dtype=NODE).view(np.recarray)
-    nodes.parent[: len(known.block_parent)], nodes.first = known.block_parent, NONE
     state = _state(settings, groups, cost)
     state.lanes, state.block_size, state.max_num_seqs = lanes, known.block_size, slots
     state.leaf, state.adaptive = policy.evicts == "leaf", kind.adaptive
@@ -229,7 +227,7 @@ def idle_machine(
         slots += max(slots, 16)  # requests that load hold blocks and do not run
         offload = empty_offload(
             settings.offload,
-            len(nodes),
+            contents,
             requests.length,
             settings.usable_blocks,
             slots,
@@ -240,7 +238,10 @@ def idle_machine(
     return Machine(
         blocks=_blocks(settings.usable_blocks, lanes, twice=hits_within_blocks(settings)),
         busy=np.zeros(words_for(lanes), dtype=np.uint64),
-        nodes=nodes,
+        holders=np.zeros(contents, dtype=np.int32),
+        parents=known.block_parent,
+        children=np.zeros(contents if state[0].leaf else 0, dtype=np.int32),
+        written=np.zeros(contents if state[0].state_tokens else 0, dtype=np.int32),
         requests=requests,
         cuts=known.cuts,
         state=state,
@@ -397,18 +398,14 @@ def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Recor
 
 
 def _blocks(usable: int, lanes: int, *, twice: bool) -> Records:
-    """Return all blocks in the queue of those without a hash, in their order; no lane has any.
+    """Return blocks that no request took, and sentinels of empty queues.
 
     `twice`: with their second records.
     """
     records = usable + lanes + 1 + usable * twice
     blocks = np.zeros(records, dtype=BLOCK).view(np.recarray)
-    ring = np.arange(len(blocks))
-    unhashed = np.roll(ring[: usable + 1], 1)  # from the sentinel on
-    for name in ("after", "before", "twin_after", "twin_before"):
-        blocks[name] = ring
-    blocks.after[unhashed] = np.roll(unhashed, -1)
-    blocks.before[unhashed] = np.roll(unhashed, 1)
+    sentinels = np.arange(usable, usable + lanes + 1)
+    blocks.after[sentinels] = blocks.before[sentinels] = sentinels
     return blocks
 
 

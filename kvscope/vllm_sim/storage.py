@@ -226,7 +226,7 @@ def forget_answers(machine: Machine, request: int) -> None:
     """Forget what storage answered to a request that has ended, and to no other one."""
     off, record, front = machine.offload, machine.requests[request], len(machine.path) - 1
     path, access = machine.path[front], off.members[request].access
-    write_path(machine.nodes.parent, record.leaf, path, 0, record.length)
+    write_path(machine.parents, record.leaf, path, 0, record.length)
     machine.state[0].front = NONE
     for at in range(record.length // off.state[0].blocks_per_chunk):
         if off.marks[access + at] & ASKED:

@@ -18,7 +18,7 @@ class Contents:
 
     def learn(self, model: Model, number: int, request: Request) -> None:
         """Pair a finished request's hashes with its path."""
-        path, parent = model.machine.requests[number], model.machine.nodes.parent
+        path, parent = model.machine.requests[number], model.machine.parents
         node = int(path.leaf)
         for depth in range(int(path.length) - 1, -1, -1):
             block_hash = bytes(request.block_hashes[depth])
@@ -52,7 +52,7 @@ def compared(
     Free blocks are compared after each `every`-th request: what is off once stays off.
     """
     requests, groups = model.machine.requests, model.settings.groups
-    contents = Contents(len(model.machine.nodes) // len(groups.groups) if groups else 0)
+    contents = Contents(len(model.machine.holders) // len(groups.groups) if groups else 0)
     hit_tokens = []
     for number, tokens in enumerate(trace):
         if requests.oversized[number]:

@@ -70,4 +70,5 @@ def _walk(machine: Machine, queue: int) -> list[tuple[int, int]]:
     while at < usable:
         blocks.append((at, int(content[at])))
         at = int(after[at])
-    return blocks
+    fresh = range(int(machine.state[0].fresh), usable) if queue == 0 else ()
+    return blocks + [(block, 0) for block in fresh]

@@ -21,7 +21,7 @@ from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import Fetch, MemorySizes, Prompt, ReplicaLoad, Router, Truth, View
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.engine import runner
-from kvscope.vllm_sim.state import NONE, Machine, idle_machine
+from kvscope.vllm_sim.state import Machine, idle_machine
 
 _NEVER = 2**62
 
@@ -93,14 +93,14 @@ class Engine:
     def held(self, path: Sequence[int]) -> int:
         """Return how many leading blocks of a path it holds."""
         for depth, node in enumerate(path):
-            if self.machine.nodes[node].first == NONE:
+            if self.machine.holders[node] <= 0:
                 return depth
         return len(path)
 
     def uses(self, node: int) -> bool:
         """Return whether a request uses a block."""
-        block = self.machine.nodes[node].first
-        return bool(block != NONE and self.machine.blocks[block].users > 0)
+        holder = self.machine.holders[node]
+        return bool(holder > 0 and self.machine.blocks[holder - 1].users > 0)
 
 
 @dataclass
@@ -257,7 +257,7 @@ def simulate(
     count, size, parents, routed = (
         len(prompts.leaf),
         prompts.block_size,
-        known.nodes.parent,
+        known.parents,
         asked(prompts),
     )
     engines, late = [Engine(known)], [Engine(known)]

@@ -60,12 +60,12 @@ def queue(machine: Machine, number: int) -> list[int]:
     while at < usable:
         found.append(at)
         at = int(blocks[at].after)
-    return found
+    return found + [*range(int(machine.state[0].fresh), usable)] * (number == 0)
 
 
 def check_books(machine: Machine, leaf: bool) -> None:
     """Every block is where it should be, once, and all counts are what a recount gives."""
-    state, nodes = machine.state[0], machine.nodes
+    state, holders = machine.state[0], machine.holders
     blocks = machine.blocks[: state.blocks]
     queued = [block for number in range(state.lanes + 1) for block in queue(machine, number)]
     parked = np.flatnonzero(blocks.queue == PARKED).tolist()
@@ -83,20 +83,19 @@ def check_books(machine: Machine, leaf: bool) -> None:
     ]
     assert blocks.users.tolist() == _counts(used, len(blocks))
     assert all(blocks.content[queue(machine, 0)] == 0)
-    held = np.flatnonzero(nodes.first != NONE)
+    held = np.flatnonzero(holders > 0)
     assert sorted(held.tolist()) == sorted(set(blocks.content[blocks.content > 0].tolist()))
     for node in held:
-        first = int(nodes[node].first)
+        first = int(holders[node]) - 1
         ring, at = [first], int(blocks[first].twin_after)
         while at != first:
             ring.append(at)
             at = int(blocks[at].twin_after)
         assert sorted(ring) == np.flatnonzero(blocks.content == node).tolist()
     if leaf:
-        assert nodes.children.tolist() == _counts([nodes.parent[held].tolist()], len(nodes))
-        assert all(
-            nodes[node].parent == 0 or nodes.first[nodes.parent[node]] != NONE for node in held
-        )
+        assert machine.children.tolist() == _counts([machine.parents[held].tolist()], len(holders))
+        above = machine.parents[held]
+        assert all((above == 0) | (holders[above] > 0))
 
 
 def _counts(lists: Sequence[list[int]], length: int) -> list[int]:

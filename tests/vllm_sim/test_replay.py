@@ -126,7 +126,7 @@ def test_duplicates_stay() -> None:
     seen = served(asks("ab", 8), asks("ab", 8, at=9), blocks=9)
     last, *others = seen.blocks.content[queue(seen, LANE)].tolist()
     assert (others.count(last), len(others)) == (1, 2)
-    assert seen.nodes[last].first == 1  # the older one is found
+    assert seen.holders[last] - 1 == 1  # the older one is found
 
 
 def test_oversized_requests_are_turned_away() -> None:
