@@ -300,6 +300,8 @@ class Architecture(Struct, frozen=True):
 def layer_kinds(config: ConfigFields) -> LayerKinds:
     """Return how many layers are of which kind. Raises InputError where the config contradicts."""
     total = config.count("num_hidden_layers", "n_layer", "num_layers")
+    if config.has("compress_ratios"):
+        return LayerKinds(total)
     window = config.get("sliding_window", "sliding_window_size", "attention_chunk_size")
     window = window if isinstance(window, int) else None
     state = linear_state(config)
@@ -476,8 +478,6 @@ def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
 def architecture(config: ConfigFields) -> Architecture | str:
     """Return the shape that a config.json describes, or in words what it lacks."""
     state = linear_state(config)
-    if config.has("compress_ratios"):
-        return "compress_ratios: compressed attention, whose cache kvscope cannot count"
     stated = next(filter(config.has, _STATE_SPACE), None)
     if stated is not None and state is None:
         return f"{stated}: layers of a kind whose weights kvscope cannot count"
@@ -516,6 +516,10 @@ def architecture(config: ConfigFields) -> Architecture | str:
             count * heads.parameters(hidden)
             for count, heads in zip((full, windowed), kinds.unlike_heads, strict=True)
         )
+    unquantized = moe_layers * hidden * experts
+    if config.has("compress_ratios"):
+        attention, replicated, of_compression = _compressed_attention(config, hidden)
+        unquantized += of_compression
     expert_hidden = config.count_or(hidden, "moe_latent_size", "routed_expert_hidden_size")
     routed = moe_layers * matrices * expert_hidden * expert_width
     shared = moe_layers * matrices * hidden * shared_width
@@ -535,7 +539,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
         expert_width=expert_width,
         expert_parameters=routed * experts,
         shared_parameters=shared,
-        router_parameters=moe_layers * hidden * experts,
+        router_parameters=unquantized,
         vision=_vision(config),
         layer_embedding_parameters=_layer_embeddings(config, layers),
         **sizes,
@@ -568,6 +572,8 @@ def quantization(config: ConfigFields, *, moe: bool) -> tuple[WeightDtype, Weigh
         return "bf16", WeightBits(), f"{note}; override with --weight-dtype"
     mixed = stated.get("quantized_layers")
     bits = _mixed_bits(mixed) if isinstance(mixed, Mapping) else weight_bits(dtype, moe=moe)
+    if config.get("expert_dtype") == "fp4":
+        bits = replace(bits, experts=BITS["mxfp4"])
     left_out = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
     names = [str(name) for key in left_out for name in stated.get(key) or ()]
     layers = config.count("num_hidden_layers", "n_layer", "num_layers")
@@ -678,6 +684,17 @@ def _shared_width(config: ConfigFields, expert_width: int) -> int:
 def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, Any]]:
     """Return a layer's parameters, those that each GPU holds whole, and the heads' sizes."""
     heads = config.count("num_attention_heads", "n_head")
+    if config.has("compress_ratios"):
+        size = config.count("head_dim")
+        return (
+            0,
+            0,
+            dict.fromkeys(("query_size", "value_size", "latent_size"), size)
+            | {
+                "heads": heads,
+                "kv_heads": heads,
+            },
+        )
     if config.has("kv_lora_rank"):
         latent, rope = config.count("kv_lora_rank"), config.count("qk_rope_head_dim")
         plain, value = config.count("qk_nope_head_dim"), config.count("v_head_dim")
@@ -691,6 +708,28 @@ def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, A
     own, gated = layer_heads(config), bool(config.get("attn_output_gate", "attention_output_gate"))
     sizes = {"kv_heads": own.kv_heads, "query_size": own.key_size, "value_size": own.value_size}
     return own.parameters(hidden, gated=gated), 0, {"heads": heads, **sizes}
+
+
+def _compressed_attention(config: ConfigFields, hidden: int) -> tuple[int, int, int]:
+    """Return the parameters of all layers, those of a layer that each GPU holds whole, and others.
+
+    The others are the compressors, in 16 bits, and what mixes the streams of hidden states, in 32.
+
+    Source: vLLM 0.32.0, vllm/models/deepseek_v4: attention.py, compressor.py, nvidia/model.py.
+    """
+    layers, ratios = config.count("num_hidden_layers"), config.get("compress_ratios")
+    heads, size = config.count("num_attention_heads"), config.count("head_dim")
+    rank, streams = config.count("q_lora_rank"), config.count_or(1, "hc_mult")
+    down = hidden * (rank + size)
+    out = config.count("o_groups") * config.count("o_lora_rank")
+    up = rank * heads * size + heads * size * config.count("o_lora_rank") + out * hidden
+    key = config.count("index_head_dim")
+    index = rank * config.count("index_n_heads") * key
+    sparse, dense = (ratios[:layers].count(ratio) for ratio in (4, 128))
+    compressors = hidden * (sparse * 4 * (size + key) + dense * 2 * size)
+    mixing = 2 * 2 * (2 + streams) * streams * streams * hidden * layers
+    replicated = down + index * sparse // layers
+    return layers * (down + up) + index * sparse, replicated, compressors + mixing
 
 
 def layer_heads(config: ConfigFields) -> Heads:

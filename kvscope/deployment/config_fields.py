@@ -49,6 +49,7 @@ _IRRELEVANT = re.compile(
 )
 # Fields that say nothing more where a config states the first.
 _IMPLIED = {
+    "compress_ratios": ("num_key_value_heads", "num_hash_layers"),
     "kv_lora_rank": ("num_key_value_heads", "head_dim", "qk_head_dim", "v_head_dim"),
     "layer_types": (
         *("full_attention_interval", "sliding_window_pattern", "_sliding_window_pattern"),

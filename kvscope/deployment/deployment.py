@@ -372,6 +372,8 @@ def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str
     """
     asked = model is not None and engine.name == "vllm" and pool.origin != "engine log"
     longest = model.longest_tokens if model and asked else None
+    groups = model.kv_groups(1) if model and model.compressed else None
+    pool = pool if groups is None else replace(pool, layer_share=groups.layer_share).of_all_layers
     if longest and pool.low_tokens < longest:
         holds = "may not hold" if longest <= pool.tokens else "does not hold"
         yield (
@@ -422,6 +424,9 @@ def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | 
     with placed("--model"):
         model = resolve_model(deployment.model, deployment.kv_dtype, deployment.weight_dtype)
     model = model.served_by(engine, gpu)
+    if model.compressed and engine.name != "vllm":
+        what = f"the compressed attention of {model.name} is not simulated in {engine.name}"
+        raise UsageError(what, where="--engine", remedy=f"take {DEFAULT_ENGINE}")
     if deployment.max_model_len is not None:
         model = model.up_to(deployment.max_model_len)
     _check_heads(model, deployment.tp)
@@ -504,7 +509,7 @@ def _pool(
 ) -> KvPool:
     size = _block_tokens(deployment, engine, model, gpu)
     stated = deployment.block_size
-    if model is not None and model.kinds.state is not None and engine.name == "vllm":
+    if model is not None and (model.kinds.state or model.compressed) and engine.name == "vllm":
         size = stated = model.block_tokens(size, deployment.tp)
     if deployment.engine_log is not None:
         path = Path(deployment.engine_log)

@@ -210,9 +210,20 @@ class KvGroups(Struct, frozen=True):
     def _sizes(self) -> str:
         return ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
 
+    def contents(self, trace_block: int) -> int:
+        """Return how many blocks of all groups end in a block of the trace, at most."""
+        return sum(max(1, trace_block // group.block_tokens) for group in self.groups)
+
     def undivided(self, trace_block: int) -> UsageError | None:
-        """Return why a trace with blocks of so many tokens cannot be replayed, None if it can."""
-        finest = math.gcd(self.block_tokens, self.hit_tokens)
+        """Return why a trace with blocks of so many tokens cannot be replayed, None if it can.
+
+        Windows may lie in smaller blocks, of which a block of the trace then has several: hits end
+        where blocks of all groups do.
+        """
+        windows = (group.block_tokens for group in self.groups if group.kind == "sliding")
+        sizes = (group.block_tokens for group in self.groups if group.kind != "sliding")
+        smaller = (size for size in windows if trace_block % size)
+        finest = math.gcd(self.hit_tokens, *sizes, *smaller)
         if finest % trace_block == 0:
             return None
         what = f"the model's of {self._sizes}"

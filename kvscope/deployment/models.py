@@ -31,6 +31,7 @@ from kvscope.deployment.architecture import (
     usual_fields,
     weight_bits,
 )
+from kvscope.deployment.compressed import BLOCK, CompressedKv
 from kvscope.deployment.config_fields import ConfigFields, check_family, has_mtp
 from kvscope.deployment.engines import Engine
 from kvscope.deployment.gpus import Gpu
@@ -164,7 +165,7 @@ class Model(Struct, frozen=True):
 
     DOCUMENT: ClassVar[str] = "name dtype bytes_per_token notes"
     name: str
-    shape: HeadKv | LatentKv | UnlikeKv
+    shape: HeadKv | LatentKv | UnlikeKv | CompressedKv
     dtype: KvDtype
     source: str
     notes: tuple[str, ...] = ()
@@ -187,7 +188,12 @@ class Model(Struct, frozen=True):
     @property
     def hybrid(self) -> bool:
         """Whether some layers cache something else than the KV of all tokens."""
-        return self.kinds.hybrid
+        return self.kinds.hybrid or self.compressed is not None
+
+    @property
+    def compressed(self) -> CompressedKv | None:
+        """The caches of compressed attention, None for other models."""
+        return self.shape if isinstance(self.shape, CompressedKv) else None
 
     @property
     def layers_per_block(self) -> int | None:
@@ -205,6 +211,8 @@ class Model(Struct, frozen=True):
         vLLM is started with blocks of `engine_block` tokens: by default those of the trace, or with
         linear attention vLLM's own default, which then grow as `block_tokens` says.
         """
+        if self.compressed:
+            return self.compressed.kv_groups()
         usual = trace_block if self.kinds.state is None else _USUAL_BLOCK
         times = self.shape.times(tp) if isinstance(self.shape, UnlikeKv) else (1, 1)
         return kv_groups(self.kinds, self.block_tokens(engine_block or usual, tp), *times)
@@ -221,6 +229,8 @@ class Model(Struct, frozen=True):
         """
         if self.indexers.bytes and isinstance(self.shape, HeadKv):
             return _SPARSE_BLOCK
+        if self.compressed:
+            return BLOCK
         if not isinstance(self.shape, LatentKv) or gpu.family not in {"hopper", "blackwell"}:
             return _USUAL_BLOCK
         if self.indexers.bytes:  # sparse attention
@@ -233,10 +243,12 @@ class Model(Struct, frozen=True):
         """Return the tokens of a block where vLLM is started with blocks of `engine_block` tokens.
 
         A block of linear attention is one state, and all blocks have equal bytes: vLLM enlarges
-        those of attention until a state fits. Source: vLLM 0.33.0, vllm/platforms/interface.py
-        (_align_hybrid_block_size).
+        those of attention until a state fits. Of the sizes that compressed attention has, the least
+        counts. Source: vLLM 0.33.0, vllm/platforms/interface.py (_align_hybrid_block_size).
         """
         state = self.kinds.state
+        if self.compressed:
+            return self.compressed.kv_groups().block_tokens
         if state is None or kv_groups(self.kinds, engine_block) is None:
             return engine_block
         least = max(engine_block, _LATENT_BLOCK if isinstance(self.shape, LatentKv) else 1)
@@ -250,7 +262,7 @@ class Model(Struct, frozen=True):
         That is the layer of a drafter, whose KV lies beside the model's, and of linear layers the
         states that they export.
         """
-        if engine.shortens_hits and not isinstance(self.shape, UnlikeKv):
+        if engine.shortens_hits and not isinstance(self.shape, UnlikeKv | CompressedKv):
             kinds, drafter = replace(self.kinds, full=self.kinds.full + 1), engine.drafter
             if kinds.state is not None and drafter is not None:
                 kinds = replace(kinds, state=kinds.state.with_drafts(drafter.tokens))
@@ -279,6 +291,8 @@ class Model(Struct, frozen=True):
     def _of_layers(self, layers: int) -> Model:
         if isinstance(self.shape, UnlikeKv):
             return replace(self, shape=self.shape.of_block(layers))
+        if self.compressed:
+            return replace(self, shape=replace(self.compressed, of_block=True))
         indexed = min(layers, self.indexers.layers)
         indexers = replace(self.indexers, layers=indexed)
         return replace(self, shape=replace(self.shape, layers=layers), indexers=indexers)
@@ -419,6 +433,9 @@ def resolve_model(
         model = replace(read_config(known), name=text)
     else:
         model = preset(text)
+    if model.compressed and dtype not in {None, "fp8"}:
+        what = f"compressed attention caches 8 bits a value, not {dtype}"
+        raise UsageError(what, where="--kv-dtype", remedy="leave it out")
     model = replace(model, dtype=dtype) if dtype else model
     return model.quantized_to(weight_dtype) if weight_dtype else model
 
@@ -512,8 +529,8 @@ def _model(name: str, config: ConfigFields, total: object) -> Model:
             f"fields of config.json that kvscope does not know: {', '.join(unknown)};"
             " the engine's log settles what they change (--engine-log)"
         )
-    elif config.has("compress_ratios"):
-        notes.append(f"{known}: sizes in bytes are not to be relied on")
+    if isinstance(shape, CompressedKv):
+        dtype, doubts = "fp8", []
     return Model(
         name,
         shape,
@@ -550,7 +567,9 @@ def _longest(config: ConfigFields) -> int | None:
     return tokens or None
 
 
-def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv:
+def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv | CompressedKv:
+    if config.has("compress_ratios"):
+        return CompressedKv.of(config)
     kinds = layer_kinds(config)
     if kinds.unlike_heads is not None:
         full, windowed = kinds.unlike_heads
@@ -591,6 +610,8 @@ def _indexers(config: ConfigFields, layers: int) -> Indexers:
     elif each > 1:
         layers = sum(max(at - skipped + 1, 0) % each == 0 for at in range(layers))
     size += size // _INDEX_SCALED * _SCALE_BYTES
+    if config.has("compress_ratios"):  # the keys are among the entries; one for 4 tokens
+        return Indexers(0, 0, size * config.count_or(0, "max_position_embeddings") // 4)
     return Indexers(layers, size, size * config.count_or(0, "max_position_embeddings"))
 
 

@@ -43,6 +43,30 @@ def _gpt_oss(layers: int, experts: int) -> Config:
     }
 
 
+def _deepseek_v4(
+    experts: int, width: int, rank: int, groups: int, entries: int, ratios: list[int]
+) -> Config:
+    return {
+        "model_type": "deepseek_v4",
+        "n_routed_experts": experts,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": width,
+        "n_shared_experts": 1,
+        "q_lora_rank": rank,
+        "qk_rope_head_dim": 64,
+        "o_groups": groups,
+        "o_lora_rank": 1024,
+        "index_head_dim": 128,
+        "index_n_heads": 64,
+        "index_topk": entries,
+        "sliding_window": 128,
+        "compress_ratios": ratios,
+        "hc_mult": 4,
+        "expert_dtype": "fp4",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+
+
 _TIED: Config = {"tie_word_embeddings": True}
 _SIGLIP = _vision(1152, 27, 4304, "siglip_vision_model")
 _FURTHER: Mapping[str, Config] = {
@@ -68,6 +92,8 @@ _FURTHER: Mapping[str, Config] = {
         "v_head_dim": 128,
         "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     },
+    "deepseek-v4-flash": _deepseek_v4(256, 2048, 1024, 8, 512, [0, 0, *[4, 128] * 20, 4, 0]),
+    "deepseek-v4-pro": _deepseek_v4(384, 3072, 1536, 16, 1024, [128, 128, *[4, 128] * 29, 4, 0]),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
 }
@@ -112,6 +138,8 @@ _TABLE = """
  5376  62 32 16 128 21504 262208 131072 gemma3-27b google/gemma-3-27b-it gemma3
  7168  61 128 128 128 18432 129280 163840 deepseek-v3 deepseek-ai/DeepSeek-V3 deepseek
  7168  61 128 128 128 18432 129280 163840 deepseek-r1 deepseek-ai/DeepSeek-R1 deepseek
+ 4096  43 64  1 512     0 129280 1048576 deepseek-v4-flash deepseek-ai/DeepSeek-V4-Flash
+ 7168  61 128 1 512    0 129280 1048576 deepseek-v4-pro deepseek-ai/DeepSeek-V4-Pro
  2880  24 64  8  64  2880 201088 131072 gpt-oss-20b openai/gpt-oss-20b
  2880  36 64  8  64  2880 201088 131072 gpt-oss-120b openai/gpt-oss-120b
 """  # noqa: E501  # a row a model

@@ -70,6 +70,10 @@ def roofline(
         for heads in model.kinds.unlike_heads or (None, None)
     )
     full, windowed = model.kinds.attending
+    if model.compressed:
+        each, besides = model.compressed.look_flops(shape.heads)
+        full_pair = each / full / (tp * gpu.flops * _ATTENTION_SHARE)
+        per_token += besides / (tp * gpu.flops * _ATTENTION_SHARE)
     # A windowed layer attends to at most its window: a cost of the token, not of the pair.
     per_token += windowed_pair * windowed * (model.kinds.window or 0)
     launch = LAUNCH_S + (LAUNCH_TP_S if tp * dp > 1 else 0)
@@ -105,6 +109,8 @@ def roofline(
 
 def kv_read(model: Model, tp: int) -> tuple[float, float]:
     """Return the KV bytes that a decode reads on each GPU: per token of context, and of windows."""
+    if model.compressed:
+        return model.compressed.read_bytes
     of_full, of_windowed = model.layer_bytes_per_token(tp)
     full, windowed = model.kinds.attending
     return of_full * full, of_windowed * windowed * (model.kinds.window or 0)

@@ -90,7 +90,7 @@ def machines_bytes(traffic: Traffic, settings: EngineSettings, count: int) -> in
 
     Counted from their arrays; those of slots are in memory as far as requests run at once.
     """
-    tries = 1 if settings.groups is None else len(settings.groups.groups)
+    tries = 1 if settings.groups is None else settings.groups.contents(traffic.block_size)
     node = 8  # `holders`, and `children` or `written`
     if settings.offload is not None:
         node += CHUNK.itemsize + FILE.itemsize

@@ -48,7 +48,7 @@ from kvscope.replay.tiers import (
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
 from kvscope.vllm_sim.offload_spec import OffloadSpec
-from kvscope.vllm_sim.settings import OffloadSettings, StorageSettings, Transfers
+from kvscope.vllm_sim.settings import NO_LIMIT, OffloadSettings, StorageSettings, Transfers
 
 WINDOWS = 24  # that results over time are cut into, at most
 
@@ -341,10 +341,11 @@ def engine_of(
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
     each, offload = blocks_each(groups, block_size), None
+    own_tokens = block_size if groups is None else groups.block_tokens
     if tiers and setting.tier_mode is not None:
         offload = offload_settings(setting.tier_mode, tiers[1:], each, setting.block_bytes)
     settings = EngineSettings(
-        max(1, capacity_blocks // each),
+        min(max(1, capacity_blocks * block_size // own_tokens), NO_LIMIT),
         max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
         groups=groups,

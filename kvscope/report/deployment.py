@@ -52,6 +52,9 @@ def _pool(deployment: ResolvedDeployment) -> Section:
     pool = deployment.pool
     size = f"{count(pool.blocks)} blocks of {count(pool.block_size)} tokens"
     tokens = f"{count(pool.tokens)} tokens"
+    if pool.layer_share > 1:  # compressed attention: a block holds an entry of many tokens
+        size = counted(pool.blocks, "block")
+        tokens = f"{count(pool.of_all_layers.tokens)} tokens, less for windows and states"
     each = "rank" if deployment.dp > 1 else "replica"
     if deployment.dp > 1:
         tokens += f" ({count(pool.tokens * deployment.replicas)} in all)"

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from kvscope.app.run_figures import StoredRun
 from kvscope.core.trace import Trace
+from kvscope.deployment.compressed import CompressedKv
 from kvscope.deployment.models import HeadKv, LatentKv, Model, UnlikeKv
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
 
@@ -123,7 +124,10 @@ class ListedFormat(Struct, frozen=True):
         return cls(*words, reads=False, writes=True, has_hashes=known.needs_hashes)
 
 
-def _layers(shape: HeadKv | LatentKv | UnlikeKv) -> str:
+def _layers(shape: HeadKv | LatentKv | UnlikeKv | CompressedKv) -> str:
+    if isinstance(shape, CompressedKv):
+        few, many = (shape.ratios.count(ratio) for ratio in (4, 128))
+        return f"{shape.layers} layers, {few} with an entry for 4 tokens, {many} for 128"
     if isinstance(shape, UnlikeKv):
         return f"{_layers(shape.full)}; {_layers(shape.windowed)}"
     if isinstance(shape, HeadKv):

@@ -20,7 +20,9 @@ def blocks_for(tokens: int, block_size: int) -> int:
 @callable_in_kernels
 def content_at(machine: Machine, row: int, group: int, at: int) -> int:
     """Return the content of a group's block `at` on the path in `row`."""
-    layout = machine.groups[group]
+    layout, size = machine.groups[group], machine.groups[group].blocks_per_node
+    if size > 1:
+        return machine.path[row, at // size] + at % size * layout.nodes + layout.first_content  # type: ignore[no-any-return]
     return machine.path[row, (at + 1) * layout.nodes_per_block - 1] + layout.first_content  # type: ignore[no-any-return]
 
 
@@ -62,14 +64,15 @@ def was_held(machine: Machine, content: int) -> bool:
 
 
 @callable_in_kernels
-def is_cached(machine: Machine, spec: int, depth: int, ever: bool) -> bool:
+def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) -> bool:
     """Return whether all groups of a spec have the front path's block that ends at node `depth`.
 
-    `ever`: or had it.
+    It is the `part`th block of that node, from 0 on. `ever`: or had it.
     """
     last = machine.path[len(machine.path) - 1, depth - 1]
     for group in range(machine.specs[spec].begin, machine.specs[spec].end):
-        content = last + machine.groups[group].first_content
+        layout = machine.groups[group]
+        content = last + part * layout.nodes + layout.first_content
         if holder_of(machine, content) == NONE and not (ever and was_held(machine, content)):
             return False
     return True
@@ -80,7 +83,7 @@ def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
     """Return the longest prefix, at most `tokens`, after which a state is cached."""
     alignment, size = machine.state[0].alignment_tokens, machine.state[0].block_size
     for end in range(tokens // alignment * alignment, 0, -alignment):
-        if is_cached(machine, spec, end // size, ever):
+        if is_cached(machine, spec, end // size, 0, ever):
             return end
     return 0
 
@@ -89,9 +92,10 @@ def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
 def look_up_sliding(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
     """Return the longest prefix, at most `tokens`, before whose end a window is cached."""
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
-    size, run = layout.block_tokens, 0
+    size, parts, run = layout.block_tokens, layout.blocks_per_node, 0
     for at in range(tokens // size - 1, -1, -1):
-        if not is_cached(machine, spec, (at + 1) * layout.nodes_per_block, ever):
+        depth = (at + 1) * layout.nodes_per_block if parts == 1 else at // parts + 1
+        if not is_cached(machine, spec, depth, at % parts if parts > 1 else 0, ever):
             run = 0
         elif run > 0 or (at + 1) * size % alignment == 0:
             run += 1
@@ -108,12 +112,12 @@ def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int
     if layout.kind == CHUNKED:
         at = tokens // layout.window_tokens * layout.window_tokens // size
     whole, nodes = tokens // size, layout.nodes_per_block
-    while at < whole and is_cached(machine, spec, (at + 1) * nodes, ever):
+    while at < whole and is_cached(machine, spec, (at + 1) * nodes, 0, ever):
         at += 1
     if alignment < size:  # the block may be cached up to the end of a prompt within it
         last = min(tokens // alignment, (at + 1) * (size // alignment) - 1) * alignment
         for end in range(last, at * size, -alignment):
-            if is_cached(machine, spec, end // machine.state[0].block_size, ever):
+            if is_cached(machine, spec, end // machine.state[0].block_size, 0, ever):
                 return end
     return at * size // alignment * alignment  # type: ignore[no-any-return]
 

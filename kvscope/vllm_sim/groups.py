@@ -225,14 +225,13 @@ def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None
         for group in range(len(machine.groups)):
             layout, row = machine.groups[group], record.slot * len(machine.groups) + group
             size, linear, full = layout.block_tokens, layout.kind == LINEAR, layout.kind == FULL
-            nodes, first = layout.nodes_per_block, layout.first_content
             begin = max(record.hashed // size, first_held(machine, request, group))
             for at in range(begin, filled // size):
                 block = machine.table[row, at]
                 if linear and at == exported:
                     continue
                 if full or (block != NONE and is_retained(machine, request, group, at)):
-                    content = machine.path[record.slot, (at + 1) * nodes - 1] + first
+                    content = content_at(machine, record.slot, group, at)
                     if within or not full:
                         forget(machine, block)
                     give_content(machine, block, content)

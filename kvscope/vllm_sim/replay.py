@@ -132,11 +132,11 @@ def hits_without_eviction(
     """
     known = engine_traffic(prompts)
     ample = replace(EngineSettings.one_at_a_time(NO_LIMIT, groups), drafter=drafter)
-    # A block of each group for each node, and those of one request that fill no whole block.
+    # The blocks of each group for each node, and those of one request that fill no whole block.
     blocks = len(known.block_parent) + int(blocks_needed(known, ample).max(initial=1))
     blocks += len(known.leaf) * hits_within_blocks(ample)  # copies of what ends with a prompt
     blocks += ample.ahead_tokens.prefilling  # for states of drafted tokens
-    settings = replace(ample, usable_blocks=blocks * len(groups.groups))
+    settings = replace(ample, usable_blocks=blocks * groups.contents(known.block_size))
     memory.require(_BLOCK_BYTES * settings.usable_blocks, "a replay in an ample pool")
     return replay_engine(prompts, Lru(), settings, StepCost(base_s=1e-9)).hit_blocks
 

@@ -82,15 +82,17 @@ that is copied (else NONE).
 """
 
 GROUP = record_type(
-    "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block first_content "
-    "copied ahead_tokens scratch"
+    "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block blocks_per_node "
+    "nodes first_content copied ahead_tokens scratch"
 )
 """A group of layers, with the fields of `KvGroup`.
 
 A block of it is `nodes_per_block` nodes of the trie deep; the content of a node in this group is
-its number plus `first_content`. A request holds at most `most_blocks` at a time. `copied` counts
-the blocks that are held because the step being planned copies them. For a drafter a request has
-room for `ahead_tokens` more, or `scratch` blocks for states of drafted tokens.
+its number plus `first_content`. Of a window's smaller blocks, `blocks_per_node` are one of the
+`nodes`: the content of each is by `nodes` more than that of the one before. A request holds at most
+`most_blocks` at a time. `copied` counts the blocks that are held because the step being planned
+copies them. For a drafter a request has room for `ahead_tokens` more, or `scratch` blocks for
+states of drafted tokens.
 """
 
 SPEC = record_type("begin end cached_tokens dropped_tokens")
@@ -196,7 +198,8 @@ def idle_machine(
     """
     kind = lane_class(policy)
     if settings.groups is not None:
-        checked = _checked_groups(policy, settings.groups, prompts.block_size)
+        tier = settings.offload is not None
+        checked = _checked_groups(policy, settings.groups, prompts.block_size, tier=tier)
         settings = replace(settings, groups=checked)
     tables = tables.chosen(policy, settings.usable_blocks)
     known = tables.classified(policy, engine_traffic(prompts))
@@ -207,7 +210,7 @@ def idle_machine(
     room = tokens_kept(known) + _tokens_ahead(known, settings)
     tokens = int(room[requests.oversized == 0].max(initial=1))
     layouts = _groups(settings, groups, len(known.block_parent), known.block_size)
-    contents = len(known.block_parent) * len(layouts)
+    contents = int(layouts.nodes @ layouts.blocks_per_node)
     records = settings.usable_blocks * (1 + hits_within_blocks(settings)) + lanes
     numbers = max(contents, records)
     if numbers >= NO_LIMIT:  # they are in 32 bits
@@ -334,11 +337,11 @@ def fits(known: Traffic, settings: EngineSettings) -> Bools:
     return blocks_needed(known, settings) <= settings.usable_blocks
 
 
-def _checked_groups(policy: Policy, groups: KvGroups, block_size: int) -> KvGroups:
+def _checked_groups(policy: Policy, groups: KvGroups, block_size: int, *, tier: bool) -> KvGroups:
     """Return the groups with the retention of `policy`.
 
     Raises UsageError for a policy that is not LRU, the only one with an order of blocks of several
-    kinds, and for blocks that no group's blocks consist of.
+    kinds, for blocks that no group's blocks consist of, and for a `tier` beside smaller ones.
     """
     if not orders_groups(type(policy)) or math.isfinite(policy.values["ttl_s"]):
         raise UsageError(
@@ -348,6 +351,12 @@ def _checked_groups(policy: Policy, groups: KvGroups, block_size: int) -> KvGrou
         )
     if (undivided := groups.undivided(block_size)) is not None:
         raise undivided
+    if tier and groups.block_tokens < block_size:
+        raise UsageError(
+            f"a CPU tier beside windows in blocks of {groups.block_tokens} tokens is not simulated",
+            where="a hybrid model",
+            remedy="leave the tier out",
+        )
     if isinstance(policy, LruRetention):
         return groups.retaining(policy.values["retention_tokens"])
     return groups
@@ -366,6 +375,7 @@ def has_tier(machine: Machine) -> bool:
 def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: int) -> Records:
     """Return the records of groups over a trie of so many nodes."""
     records = np.zeros(len(groups.groups), dtype=GROUP).view(np.recarray)
+    contents = 0
     for number, group in enumerate(groups.groups):
         most = group.most_blocks(settings.in_flight_tokens)
         record = records[number]
@@ -373,8 +383,10 @@ def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: 
         record.block_tokens, record.window_tokens = group.block_tokens, group.window_tokens
         record.blocks_for_hit = group.blocks_for_hit
         record.most_blocks = ALWAYS if most is None else most
-        record.nodes_per_block = group.block_tokens // block_size
-        record.first_content = number * nodes
+        record.nodes_per_block = max(1, group.block_tokens // block_size)
+        record.blocks_per_node = max(1, block_size // group.block_tokens)
+        record.nodes, record.first_content = nodes, contents
+        contents += record.blocks_per_node * nodes
         drafts = settings.ahead_tokens.prefilling
         record.ahead_tokens, record.scratch = (0, drafts) if group.kind == "linear" else (drafts, 0)
     return records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from kvscope.deployment.compressed import CompressedKv
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.gpus import resolve_gpu
-from kvscope.deployment.models import read_config
+from kvscope.deployment.models import preset, read_config
 from kvscope.deployment.speculative import Drafter
 from tests.conformance.vllm_side import VLLM_VERSION, ModelConfig, torch
 from tests.long import long
@@ -187,6 +189,89 @@ def layer_kinds(text: Any) -> list[str]:
         return [("full_attention", "sliding_attention")[each] for each in text.hybrid_layer_pattern]
     sharing = getattr(text, "num_kv_shared_layers", 0) or 0
     return list(text.layer_types)[: text.num_hidden_layers - sharing]
+
+
+def compressed_specs(shape: CompressedKv) -> tuple[Any, dict[str, KVCacheSpec]]:
+    """Return what vLLM's code reads, and what each cache of DeepSeek-V4 is, in the order of layers.
+
+    The caches are vLLM's own modules, as DeepseekV4Attention makes them.
+    """
+    attention = pytest.importorskip("vllm.models.deepseek_v4.attention")
+    compressor = pytest.importorskip("vllm.models.deepseek_v4.compressor")
+    sparse_swa = pytest.importorskip("vllm.v1.attention.backends.mla.sparse_swa")
+    cache = CacheConfig(block_size=256, enable_prefix_caching=True, cache_dtype="fp8_ds_mla")
+    cache.kv_cache_layout = "BLNHC"
+    config = SimpleNamespace(
+        cache_config=cache,
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        speculative_config=None,
+    )
+    floats, bytes_ = torch.float32, torch.uint8
+    specs: dict[str, KVCacheSpec] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention, compressor, sparse_swa):
+            patch.setattr(module, "get_current_vllm_config", lambda: config)
+        for at, ratio in enumerate(shape.ratios):
+            made: dict[str, Any] = {}
+            if ratio == 4:
+                made["keys"] = attention.DeepseekV4IndexerCache(
+                    shape.index_bytes, bytes_, f"{at}.keys", cache, 4
+                )
+                sums = 4 * shape.index_size
+                made["sums"] = compressor.CompressorStateCache(sums, floats, 4, f"{at}.sums")
+            made["window"] = sparse_swa.DeepseekV4SWACache(
+                shape.size, shape.window, bytes_, f"{at}.window", cache
+            )
+            layer = SimpleNamespace(
+                compress_ratio=ratio,
+                kv_cache_dtype="fp8_ds_mla",
+                head_dim=shape.size,
+                kv_cache_torch_dtype=bytes_,
+            )
+            layer.get_kv_cache_spec = partial(
+                attention.DeepseekV4Attention.get_kv_cache_spec, layer
+            )
+            made["entries"] = layer
+            if ratio:
+                sums = 2 * (2 if ratio == 4 else 1) * shape.size
+                made["state"] = compressor.CompressorStateCache(sums, floats, ratio, f"{at}.state")
+            found = {name: cache.get_kv_cache_spec(config) for name, cache in made.items()}
+            specs |= {f"{at}.{name}": spec for name, spec in found.items() if spec is not None}
+    return config, specs
+
+
+@pytest.mark.parametrize(
+    ("name", "ratios"),
+    [
+        ("deepseek-v4-flash", None),
+        ("deepseek-v4-pro", None),
+        ("deepseek-v4-flash", (4, 128, 4, 0)),
+        ("deepseek-v4-flash", (0, 4, 128, 128, 128)),
+    ],
+)
+def test_caches_of_compressed_attention(name: str, ratios: tuple[int, ...] | None) -> None:
+    """DeepSeek-V4's groups, their blocks and the bytes of a block of the pool are vLLM's."""
+    shape = preset(name).compressed
+    assert shape is not None
+    if ratios is not None:
+        shape = replace(shape, ratios=ratios)
+    config, specs = compressed_specs(shape)
+    groups = [
+        [*getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec}).values()]
+        for group in get_kv_cache_groups(config, specs)
+    ]
+    theirs = [
+        (
+            "sliding" if isinstance(each[0], SlidingWindowSpec) else "full",
+            each[0].block_size,
+            getattr(each[0], "sliding_window", None) or 0,
+        )
+        for each in groups
+    ]
+    assert [group.spec for group in shape.kv_groups().groups] == theirs
+    assert shape.block_bytes == max(sum(spec.page_size_bytes for spec in each) for each in groups)
 
 
 CASES = [

@@ -163,6 +163,35 @@ def check_manager(layout: str, retention: int | None, usable_blocks: int, units:
     assert junctions or retention != 0 or kinds not in ({"full", "sliding"}, {"full", "linear"})
 
 
+def told_apart(request: TokenRequest, size: int) -> TokenRequest:
+    """Return a request whose blocks of `size` tokens differ from their first token on.
+
+    Else vLLM may hit a block of a prompt that goes on differently within a block of the trace.
+    """
+    tokens = [*request.prompt, *request.output]
+    for at in range(0, len(tokens), size):
+        tokens[at] = hash(tuple(tokens[at : at + size])) % (1 << 30)
+    prompt = len(request.prompt)
+    return replace(request, prompt=tuple(tokens[:prompt]), output=tuple(tokens[prompt:]))
+
+
+@pytest.mark.parametrize("retention", [0, long(None), 2])
+@pytest.mark.parametrize(("size", "usable_blocks"), [(16, 900), long(4, 500), long(32, 700)])
+def test_windows_in_smaller_blocks_than_the_trace(
+    retention: int | None, size: int, usable_blocks: int
+) -> None:
+    """Compressed attention: states of 4 and 8 tokens, and windows, beside blocks of 64 tokens."""
+    groups = KvGroups((full(64), *[sliding(40)] * 2, sliding(8, 4), sliding(32, 8)))
+    groups = replace(groups, retention_tokens=retention and retention * groups.alignment_tokens)
+    trace = conversations(160, size, MIXES["chats"])
+    trace += [replace(x, parent=-1) for x in conversations(80, 7, MIXES["repeats"])]
+    trace = [told_apart(x, size) for x in trace]
+    model = Model(trace, size, Lru(), EngineSettings.one_at_a_time(usable_blocks, groups))
+    cache, hashes = manager(usable_blocks, 4, groups), size // 4
+    compared(trace, size, cache, model, every=4, junctions=True, hashes=hashes)
+    assert model.machine.state[0].evictions > 0
+
+
 STEPS = {  # retention, tokens a step, hashes of the least block
     "gpt-oss": (0, 64, 1),
     "gemma": (0, 256, 1),

@@ -7,13 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from kvscope.core.errors import InputError
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.units import GIB
 from kvscope.deployment.architecture import BITS, layer_kinds, quantization
 from kvscope.deployment.config_fields import ConfigFields
+from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.gpus import resolve_gpu
-from kvscope.deployment.models import HeadKv, KvDtype, Model, UnlikeKv, preset_names, resolve_model
+from kvscope.deployment.models import (
+    HeadKv,
+    KvDtype,
+    Model,
+    UnlikeKv,
+    preset,
+    preset_names,
+    resolve_model,
+)
 from kvscope.deployment.pool import derive_pool
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -54,6 +65,8 @@ def written(folder: Path, **fields: Any) -> Model:
         ("qwen3-30b-a3b", 30.53, 2.7),
         ("qwen3-235b-a22b", 235.09, 21.0),
         ("deepseek-r1", 671.03, 35.7),
+        ("deepseek-v4-flash", 284.36, 12.8),
+        ("deepseek-v4-pro", 1573.1, 48.0),
         ("gpt-oss-120b", 116.8, 4.6),
     ],
 )
@@ -452,8 +465,43 @@ def test_layers_of_unknown_kinds_count_in_full_and_are_named(tmp_path: Path) -> 
     assert model.bytes_per_token == written(tmp_path).bytes_per_token
 
 
-def test_compressed_attention_is_refused(tmp_path: Path) -> None:
-    """DeepSeek-V4's cache is not counted, so no pool is derived of it."""
-    model = written(tmp_path, compress_ratios=[4, 128])
-    with pytest.raises(InputError, match="compress_ratios"):
-        model.weight_bytes()
+def test_published_sizes_of_compressed_attention() -> None:
+    """DeepSeek-V4-Flash on 2 x H200: weights of a GPU by a start-up log, and the memory for KV."""
+    stated = Deployment(
+        gpu="h200",
+        tp=2,
+        model="deepseek-v4-flash",
+        engine="vllm@0.25",
+        gpu_memory_utilization=0.78,
+        max_model_len=262_144,
+    )
+    terms = {term.name: term for term in resolve(stated).pool.terms}
+    assert -terms["weights"].bytes / GIB == pytest.approx(74.08, rel=0.015)
+    left = sum(term.bytes for term in terms.values())
+    assert left / GIB == pytest.approx(32.08, abs=sum(t.band_bytes for t in terms.values()) / GIB)
+
+
+def test_compressed_attention_on_one_more_gpu_is_no_smaller() -> None:
+    """Its one head cannot be divided: all ranks cache the same."""
+    model = preset("deepseek-v4-flash")
+    assert model.kv_bytes_per_token(8) == model.kv_bytes_per_token(1) == 3915
+    assert model.dtype == "fp8"
+    assert not model.unknown
+
+
+@pytest.mark.parametrize("ratios", [[4, 16] * 16, [128] * 32, [4, 128], "4"])
+def test_other_compressed_attention_is_refused(tmp_path: Path, ratios: object) -> None:
+    """Ratios that vLLM's caches do not have, none of 4, too few: the pool has to be stated."""
+    with pytest.raises(InputError, match=r"compress_ratios does not list .* --engine-log"):
+        written(tmp_path, compress_ratios=ratios, index_head_dim=128)
+
+
+def test_what_compressed_attention_does_not_take() -> None:
+    """Another precision, another engine, a drafter: each is refused with a remedy."""
+    with pytest.raises(UsageError, match="--kv-dtype: compressed attention caches 8 bits"):
+        resolve_model("deepseek-v4-flash", "bf16")
+    stated = Deployment(gpu="h200", tp=2, model="deepseek-v4-flash")
+    with pytest.raises(UsageError, match="not simulated in sglang"):
+        resolve(replace(stated, engine="sglang@0.5"))
+    with pytest.raises(UsageError, match="not simulated"):
+        resolve(replace(stated, speculative="mtp:1"))

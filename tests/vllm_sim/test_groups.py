@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
@@ -13,9 +16,10 @@ from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.vllm_sim.engine import engine_function
-from kvscope.vllm_sim.settings import EngineSettings
+from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings
 from kvscope.vllm_sim.state import Machine, idle_machine
-from tests.vllm_sim.examples import FOREVER, SECONDS, asks, told
+from tests.small_traces import built, prompts
+from tests.vllm_sim.examples import FOREVER, SECONDS, asks, queue, told
 
 FULL, WINDOW = KvGroup("full", 4), KvGroup("sliding", 4, 6)  # a hit needs two blocks of the window
 LINEAR = KvGroup("linear", 4)
@@ -140,6 +144,49 @@ def test_a_trace_whose_blocks_do_not_divide_the_models_is_refused() -> None:
     with pytest.raises(UsageError, match=r"blocks of 4 tokens do not divide .* 6, 12") as refused:
         served(told(asks(PATH, 32)), groups)
     assert "in blocks of 6 tokens" in str(refused.value)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.text("abc", min_size=1, max_size=6), st.integers(0, 3)), min_size=1, max_size=8
+    ),
+    st.integers(30, 60),
+    st.sampled_from([0, 8, None]),
+)
+def test_windows_in_smaller_blocks_than_the_trace(
+    asked: list[tuple[str, int]], blocks: int, retention: int | None
+) -> None:
+    """The trace in blocks of four tokens and the same in blocks of two: the same is hit and left.
+
+    Each block of four is two of two.
+    """
+    sizes = KvGroup("full", 8), KvGroup("sliding", 2, 3), KvGroup("sliding", 4, 5)
+    groups = KvGroups(sizes, retention)
+    paths, tokens = [path for path, _ in asked], [4 * len(path) + more for path, more in asked]
+    halves = ["".join(each + each.upper() for each in path) for path in paths]
+    whole, half = (
+        served(
+            prompts(built([asks(p, n, 3) for p, n in zip(each, tokens, strict=True)], size)),
+            groups,
+            blocks,
+        )
+        for each, size in ((paths, 4), (halves, 2))
+    )
+    assert (whole.requests.hits * 4).tolist() == (half.requests.hits * 2).tolist()
+    assert whole.requests.junction.tolist() == half.requests.junction.tolist()
+    assert whole.state.evictions.tolist() == half.state.evictions.tolist()
+    assert queue(whole, 0) == queue(half, 0)
+    assert queue(whole, 1) == queue(half, 1)
+
+
+def test_a_tier_below_windows_in_smaller_blocks_is_refused() -> None:
+    """No connector was compared there."""
+    groups = KvGroups((KvGroup("full", 8), KvGroup("sliding", 2, 5)))
+    offload = OffloadSettings(1000, blocks_per_chunk=1)
+    asked = EngineSettings.one_at_a_time(100, groups)
+    with pytest.raises(UsageError, match="a CPU tier beside windows in blocks of 2 tokens"):
+        idle_machine(told(asks(PATH, 32)), Lru(), replace(asked, offload=offload), SECONDS)
 
 
 @pytest.mark.parametrize("interval", [-16, 8, 10])

@@ -1,0 +1,189 @@
+"""Compressed attention (DeepSeek-V4): an entry of KV for several tokens, beside a short window.
+
+Every layer keeps the last tokens as they are. A layer with a ratio of 4 or 128 also keeps one entry
+for so many tokens, and of those that make the next one sums in 32 bits, its state. With a ratio of
+4 an indexer keeps keys and sums of its own, to choose the entries that a token looks at.
+
+Source: vLLM 0.32.0, vllm/models/deepseek_v4/attention.py and compressor.py,
+vllm/v1/attention/backends/mla/sparse_swa.py (fp8_ds_mla, the layout of NVIDIA's GPUs) and
+vllm/v1/core/kv_cache_utils.py (_get_packed_kv_cache_groups).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from kvscope.core.errors import InputError
+from kvscope.deployment.config_fields import ConfigFields
+from kvscope.deployment.kv_groups import KvGroup, KvGroups
+
+BLOCK = 256  # tokens of a block with entries
+_WINDOW_BLOCK = 64
+_STATE_BLOCKS: Mapping[int, int] = {4: 4, 128: 8}  # tokens of a block of states, by ratio
+_SPARSE = 4  # the ratio of layers with an indexer, whose entries overlap: sums of two
+_ALIGNED = 576  # bytes
+_SCALED = 64  # values of an entry with one scale, and one byte more
+_INDEX_SCALED = 128
+
+Bucket = Literal["entries", "windows", "4", "128"]
+
+
+class CompressedKv(Struct, frozen=True):
+    """The caches of all layers, in 8 bits: `ratios` by layer, 0 for a window alone.
+
+    Sizes are those of an entry and of its rotary part, of the keys of an indexer's heads, and of
+    the window; a token looks at `entries` of those that an indexer chooses from. Bytes of a token
+    are those of a long prompt, with `of_block` those of a block for each of its least tokens.
+    """
+
+    ratios: tuple[int, ...]
+    size: int
+    rope_size: int
+    index_size: int
+    index_heads: int
+    window: int
+    entries: int
+    of_block: bool = False
+
+    @classmethod
+    def of(cls, config: ConfigFields) -> CompressedKv:
+        """Return the caches that a config describes. Raises InputError for ratios without rules."""
+        layers, ratios = config.count("num_hidden_layers"), config.get("compress_ratios")
+        listed = isinstance(ratios, list) and len(ratios) >= layers
+        if not listed or set(ratios[:layers]) - {0, 1, *_STATE_BLOCKS} or _SPARSE not in ratios:
+            what = "compress_ratios does not list 0, 4 and 128 for the layers"
+            raise InputError(what, where=config.where, remedy="state the pool by --engine-log")
+        return cls(
+            tuple(ratio if ratio > 1 else 0 for ratio in ratios[:layers]),
+            config.count("head_dim"),
+            config.count("qk_rope_head_dim"),
+            config.count("index_head_dim"),
+            config.count("index_n_heads"),
+            config.count("sliding_window"),
+            config.count("index_topk"),
+        )
+
+    @property
+    def layers(self) -> int:
+        """All layers."""
+        return len(self.ratios)
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers whose tokens look at chosen entries."""
+        return self.ratios.count(_SPARSE)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry: 8 bits a value and their scales, 16 bits for the rotary part."""
+        plain = self.size - self.rope_size
+        return plain + 2 * self.rope_size + plain // _SCALED + 1
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of an indexer's key: 8 bits a value, and a scale in 32 bits."""
+        return self.index_size + 4 * (self.index_size // _INDEX_SCALED)
+
+    @property
+    def values_per_token(self) -> int:
+        """Bytes of a token: windows and states hold none for long."""
+        if self.of_block:
+            return self.block_bytes // min(_STATE_BLOCKS.values())
+        return -(-sum(size * count for size, count in self._pages("entries").items()) // BLOCK)
+
+    def values_on_rank(self, tp: int) -> int:
+        """Return the same: every rank caches all."""
+        return self.values_per_token
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of the pool: those of the group with most."""
+        return max(
+            sum(size * -(-count // groups) for size, count in self._pages(bucket).items())
+            for bucket, groups in self._group_counts().items()
+        )
+
+    @property
+    def read_bytes(self) -> tuple[float, float]:
+        """Bytes that decoding a token reads for each token of its context, and besides."""
+        sparse, dense = self.sparse_layers, self.layers - self.sparse_layers
+        each = sparse * self.index_bytes / _SPARSE
+        each += self.ratios.count(128) * self.entry_bytes / 128
+        besides = self.window * (sparse + dense) + self.entries * sparse
+        return each, float(besides * self.entry_bytes)
+
+    def look_flops(self, heads: int) -> tuple[float, float]:
+        """Return the operations of a token for each token before it, and besides, in all layers."""
+        entry, key = 4.0 * heads * self.size, 2.0 * self.index_heads * self.index_size
+        each = self.sparse_layers * key / _SPARSE + self.ratios.count(128) * entry / 128
+        return each, entry * (self.window * self.layers + self.entries * self.sparse_layers)
+
+    def kv_groups(self) -> KvGroups:
+        """Return the groups that vLLM forms; those of windows and states hold no token for long."""
+        groups: list[KvGroup] = []
+        for bucket, number in self._group_counts().items():
+            if bucket == "entries":
+                groups.append(KvGroup("full", BLOCK, layers=self.layers))
+                continue
+            ratio = 0 if bucket == "windows" else int(bucket)
+            size = _STATE_BLOCKS.get(ratio, _WINDOW_BLOCK)
+            window = self.window if not ratio else ratio * (2 if ratio == _SPARSE else 1)
+            groups += [KvGroup("sliding", size, window, layers=0)] * number
+        return KvGroups(tuple(groups))
+
+    def _pages(self, bucket: Bucket) -> dict[int, int]:
+        """Return how many layers have a page of so many bytes in a block of a bucket's group."""
+        sparse, dense = self.sparse_layers, self.ratios.count(128)
+        if bucket == "windows":
+            return {_page(_WINDOW_BLOCK * self.entry_bytes): self.layers}
+        if bucket == "entries":
+            of_a_block, pages = BLOCK // _SPARSE, dict[int, int]()
+            for size, count in (
+                (of_a_block * self.entry_bytes, sparse),
+                (of_a_block * self.index_bytes, sparse),
+                (BLOCK // 128 * self.entry_bytes, dense),
+            ):
+                pages[_page(size)] = pages.get(_page(size), 0) + count
+            return pages
+        ratio = int(bucket)
+        sums = 8 * _STATE_BLOCKS[ratio] * (2 if ratio == _SPARSE else 1)  # keys and scores
+        states = {_page(sums * self.size): self.ratios.count(ratio)}
+        return states | ({_page(sums * self.index_size): sparse} if ratio == _SPARSE else {})
+
+    def _group_counts(self) -> dict[Bucket, int]:
+        """Return into how many groups vLLM divides each bucket, in the order of its layers.
+
+        Buckets whose pages of each size are equally many are divided so that their groups have
+        about as many layers as the largest bucket with several sizes.
+        """
+        order: dict[Bucket, None] = {}
+        for ratio in self.ratios:
+            if ratio == _SPARSE:
+                order |= dict.fromkeys(("entries", "4", "windows"))
+            elif ratio:
+                order |= dict.fromkeys(("windows", "entries", "128"))
+            else:
+                order["windows"] = None
+        most = {bucket: max(self._pages(bucket).values()) for bucket in order}
+        even = [bucket for bucket in order if len(set(self._pages(bucket).values())) == 1]
+        least = max(most[bucket] for bucket in even if len(self._pages(bucket)) > 1)
+        size = _group_size([most[bucket] for bucket in even], least)
+        return {bucket: math.ceil(most[bucket] / size) if bucket in even else 1 for bucket in order}
+
+
+def _page(size: int) -> int:
+    """Return the bytes of a page, aligned."""
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _group_size(counts: Sequence[int], least: int) -> int:
+    """Return the size, `least` or more, whose multiples exceed the counts least; else the largest.
+
+    Source: vLLM 0.32.0, kv_cache_utils.py (_approximate_gcd).
+    """
+    sizes = range(least, max(*counts, least) + 1)
+    return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
