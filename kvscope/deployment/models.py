@@ -160,7 +160,8 @@ class Model(Struct, frozen=True):
     only an approximation. `architecture` is None where the config lacks what weights need, and
     `architecture_missing` then says what. `weights_total` are the bytes of a checkpoint's index,
     which win over those counted from the shape. With `mtp` it has layers that predict further
-    tokens. vLLM's longest request has `longest_tokens` by default, None where nothing says it.
+    tokens. vLLM's longest request has `longest_tokens` by default, None where nothing says it. With
+    `parts_assumed` all parts count as quantized, though checkpoints leave some as they are.
     """
 
     DOCUMENT: ClassVar[str] = "name dtype bytes_per_token notes"
@@ -179,6 +180,7 @@ class Model(Struct, frozen=True):
     indexers: Indexers = Indexers()
     unknown: tuple[str, ...] = ()
     longest_tokens: int | None = None
+    parts_assumed: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -382,6 +384,14 @@ class Model(Struct, frozen=True):
             return counted
         return counted * self.weights_total / self.architecture.weight_bytes(self.bits)
 
+    def left_out_bytes(self, tp: int = 1, dp: int = 1) -> float:
+        """Return by how much weights are more where only experts are quantized, or a dense MLP."""
+        if not self.parts_assumed:
+            return 0.0
+        kept = ("attention", "shared", "mlp") if self.moe else ("attention",)
+        bits = replace(self.bits, **dict.fromkeys(kept, 16.0))
+        return replace(self, bits=bits).weight_bytes(tp, dp) - self.weight_bytes(tp, dp)
+
     def shaped(self) -> Architecture:
         """Return the architecture. Raises InputError where the config lacks what it needs."""
         if self.architecture is None:
@@ -408,7 +418,10 @@ class Model(Struct, frozen=True):
     def quantized_to(self, dtype: WeightDtype) -> Model:
         """Return the model with weights of another precision than its config states."""
         bits = weight_bits(dtype, moe=self.moe)
-        return replace(self, weight_dtype=dtype, bits=bits, weights_total=None)
+        assumed = dtype == "nvfp4"  # all parts of published ones with other precisions are
+        return replace(
+            self, weight_dtype=dtype, bits=bits, weights_total=None, parts_assumed=assumed
+        )
 
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "seq_len")

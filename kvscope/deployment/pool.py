@@ -238,7 +238,12 @@ def _vllm_terms(
     compiled = max(0, _compiled_bytes(model, engine, batched, tp) - activations)
     terms = [
         Term("memory for the engine", round(share * gpu.total_bytes), 0, f"{share:g} x total"),
-        Term("weights", -weights, round(_WEIGHTS_BAND * weights), _weights_rule(model, tp, dp)),
+        Term(
+            "weights",
+            -weights,
+            round(max(_WEIGHTS_BAND * weights, model.left_out_bytes(tp, dp))),
+            _weights_rule(model, tp, dp),
+        ),
         Term("activations", -activations, band, profiled),
         Term("other memory", -round(other), _OTHER_BAND, "CUDA and NCCL"),
     ]
@@ -411,6 +416,11 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, parallel: tuple[int,
         notes.append(
             f"the pool is {share:.1%} of the GPU's memory, a small difference of large terms:"
             " read the engine's own figure from its log (--engine-log)"
+        )
+    if model.parts_assumed:
+        notes.append(
+            f"checkpoints in {model.weight_dtype} leave parts in 16 bits, which their folder"
+            " (hf_quant_config.json) says: --model FOLDER"
         )
     if not model.uniform:
         notes.append(
