@@ -117,7 +117,7 @@ def without(said: set[str], document: Any) -> Any:
 def test_faster_arrivals(tmp_path: Path, ask: Any, asked: dict[str, Any]) -> None:
     """A trace that is sped up fares as one whose requests come so fast, in every figure."""
     path = data_folder("sample_traces") / "to-c.jsonl.gz"
-    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[:600]]
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[:400]]
     fast, slow = tmp_path / "fast.jsonl", tmp_path / "slow.jsonl"
     for written, times in ((fast, 1), (slow, 4)):
         rows = (line | {"timestamp": line["timestamp"] * times} for line in lines)

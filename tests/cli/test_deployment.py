@@ -57,7 +57,10 @@ def all_of(told: CaptureResult[str]) -> str:
     return " ".join((told.out + told.err).split())
 
 
-@pytest.mark.parametrize("command", ["tune --slo 200ms", "explain", "fleet --slo 200ms"])
+@pytest.mark.parametrize(
+    "command",
+    ["tune --slo 1s --policy lru", "explain", "fleet --slo 1s --router session --replicas 1"],
+)
 def test_requests_that_the_engine_refuses_are_named(
     folder: Path, capsys: Streams, command: str
 ) -> None:

@@ -51,7 +51,7 @@ ALONE = {  # of a trace with one request
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a store of small traces."""
     folder = tmp_path_factory.mktemp("use-cases")
-    write_short(folder)
+    write_short(folder, 420)
     lines = (folder / "short.jsonl").read_text().splitlines(keepends=True)
     (folder / "other.jsonl").write_text("".join(lines[100:]))
     (folder / "alone.jsonl").write_text(lines[0])

@@ -120,12 +120,13 @@ class Load(NamedTuple):
     tokens: int
     chunk: int = 48
     most_running: int = 2048
+    requests: int = 250
 
 
 LOADS = (
     Load(2.0, 12, 600),
     Load(100.0, 12, 1500, most_running=20),  # more than 128 wait
-    Load(2.0, 150, 600, chunk=32),  # requests are retracted
+    Load(2.0, 150, 600, chunk=32, requests=120),  # some are retracted, at many steps each
     Load(10.0, 60, 1500, chunk=256, most_running=5),
 )
 PROFILE = LatencyProfile(
@@ -203,7 +204,7 @@ def settings() -> list[object]:
 @pytest.mark.parametrize(("page", "order", "load", "case"), settings())
 def test_batches_are_sglangs(page: int, order: WaitingOrder, load: Load, case: Case) -> None:
     """Under loads with long queues, several prompts a batch, chunks, and retractions."""
-    retractions = compare(page, order, load, case, 250, seed=page).retractions
+    retractions = compare(page, order, load, case, load.requests, seed=page).retractions
     assert retractions.any() == (load.answer > 100)
 
 
@@ -215,7 +216,8 @@ def test_host_tiers_are_sglangs(number: int, ratio: float, write_policy: WritePo
     kind = number + 4 * WRITE_POLICIES.index(write_policy)
     page, order = (1, 4, 16)[kind % 3], WAITING_ORDERS[kind // 3 % 2]
     case, hicache = CASES[kind % len(CASES)], HiCache(ratio, write_policy)
-    ours = compare(page, order, LOADS[number], case, 250, seed=kind, hicache=hicache)
+    load = LOADS[number]
+    ours = compare(page, order, load, case, load.requests, seed=kind, hicache=hicache)
     assert ours.host_evictions > 0
     assert ours.loaded_blocks.any() or ratio < 1
 

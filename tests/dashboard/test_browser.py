@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,8 +15,6 @@ from threading import Thread
 import pytest
 
 from tests.dashboard.browsing import (
-    FLAGS,
-    PATIENCE_MS,
     Page,
     Served,
     Server,
@@ -28,7 +26,7 @@ from tests.dashboard.browsing import (
 )
 from tests.dashboard.chats import write_chats
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
@@ -40,33 +38,31 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield started
 
 
-def test_a_visit(server: Server, tmp_path: Path) -> None:
+def test_a_visit(server: Server, tmp_path: Path, new_tab: Callable[[int, str], Page]) -> None:
     """Sample, upload, slider, lab, flags, download; no errors; Ctrl-C ends it."""
     address, process = server
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
-        page.set_default_timeout(PATIENCE_MS)
-        wrong: list[str] = []
-        page.on("console", lambda one: one.type == "error" and wrong.append(one.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda one: outside(one.url, address) and wrong.append(one.url))
-        page.goto(address)
-        page.get_by_text("to-c: 2,000 requests").wait_for()
-        upload(page, write_chats(tmp_path / "chats.jsonl"))
-        move_the_slider(page)
-        run_the_lab(page)
-        tune(page, tmp_path)
-        assert not wrong
-        browser.close()
+    page, wrong = new_tab(1280, "light"), list[str]()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
+    page.on("console", lambda one: one.type == "error" and wrong.append(one.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda one: outside(one.url, address) and wrong.append(one.url))
+    page.goto(address)
+    page.get_by_text("to-c: 2,000 requests").wait_for()
+    upload(page, write_chats(tmp_path / "chats.jsonl"))
+    move_the_slider(page)
+    run_the_lab(page)
+    tune(page, tmp_path)
+    assert not wrong
+    page.close()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "")
     assert "Traceback" not in err
 
 
-def test_no_page_frames_it(served: Served, tmp_path: Path) -> None:
+def test_no_page_frames_it(
+    served: Served, tmp_path: Path, new_tab: Callable[[int, str], Page]
+) -> None:
     """A page of another site that frames the dashboard shows nothing of it, nor may it steer it."""
     (tmp_path / "index.html").write_text(f'<iframe src="{served.address}"></iframe>')
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
@@ -74,16 +70,13 @@ def test_no_page_frames_it(served: Served, tmp_path: Path) -> None:
     Thread(target=other.serve_forever, daemon=True).start()
     with urllib.request.urlopen(f"{served.address}/_stcore/host-config") as answer:  # noqa: S310
         assert json.load(answer)["allowedOrigins"] == []
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page()
-        refused: list[str] = []
-        page.on("console", lambda each: refused.append(each.text))
-        page.goto(f"http://127.0.0.1:{other.server_port}/")
-        page.wait_for_timeout(1000)
-        assert any("frame-ancestors 'none'" in text for text in refused)
-        assert not any(frame.url.startswith(served.address) for frame in page.frames)
-        browser.close()
+    page, refused = new_tab(1280, "light"), list[str]()
+    page.on("console", lambda each: refused.append(each.text))
+    page.goto(f"http://127.0.0.1:{other.server_port}/")
+    page.wait_for_timeout(1000)
+    assert any("frame-ancestors 'none'" in text for text in refused)
+    assert not any(frame.url.startswith(served.address) for frame in page.frames)
+    page.close()
     other.shutdown()
     other.server_close()
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from kvscope.app.watch import WatchOptions, measure, watch_request
+from kvscope.cli.app import run
 from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.report.style import BLUE as LRU
@@ -98,11 +98,11 @@ def page(tuned: Shown, new_tab: Callable[[int, str], Page]) -> Iterator[Page]:
     tab.close()
 
 
-def run_in(folder: Path, *words: str) -> bytes:
+def run_in(folder: Path, *words: str) -> str:
     """Return what a command writes, run in a folder."""
-    command = (sys.executable, "-m", "kvscope", *words)
-    importable = os.pathsep.join(map(os.path.abspath, sys.path))
-    return subprocess.check_output(command, cwd=folder, env=os.environ | {"PYTHONPATH": importable})
+    with chdir(folder), redirect_stdout(io.StringIO()) as printed:
+        assert run(words) == 0
+    return printed.getvalue()
 
 
 def tiles_of(page: Page) -> dict[str, tuple[str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 
 from kvscope.cli.app import run
 from tests.cli.shell import Streams
-from tests.dashboard.browsing import READY, Page, Served, chromium, holding, outside, tabs
+from tests.dashboard.browsing import READY, Page, Served, chromium, holding, outside
 from tests.dashboard.test_fleets import ASKED
 from tests.long import long
 
@@ -31,6 +31,7 @@ PATHS = (
     "/reuse",
     "/time",
     "/space",
+    "/live",
     "/capacity",
     "/why",
     "/lab",
@@ -57,25 +58,71 @@ PLOTS = (
 DRAWN = """() => !document.querySelector('[class*=st-key-stop], [data-testid=stSkeleton]')
     && [...document.querySelectorAll('.stPlotlyChart')]
         .every(chart => chart.querySelector('.main-svg'))"""
+# Texts whose contrast with what lies behind them is too low: [text, ratio].
+PALE = """least => {
+    const parts = text => (text.match(/[\\d.]+/g) || []).map(Number);
+    const over = (top, below) => {
+        const alpha = top[3] ?? 1;
+        return [0, 1, 2].map(at => top[at] * alpha + below[at] * (1 - alpha));
+    };
+    const behind = node => {
+        const layers = [];
+        for (let at = node; at; at = at.parentElement) {
+            const colour = parts(getComputedStyle(at).backgroundColor);
+            if (colour.length && (colour[3] ?? 1) > 0) layers.push(colour);
+        }
+        return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255]);
+    };
+    const light = colour => {
+        const [r, g, b] = colour.map(one => one / 255)
+            .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const found = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const text = walker.currentNode.textContent.trim(), node = walker.currentNode.parentElement;
+        const box = node.getBoundingClientRect();
+        if (!text || !box.width) continue;
+        if (node.closest('[disabled], [data-testid=stIconMaterial], script, style')) continue;
+        // what lies on coloured shapes, or beside what it is a part of
+        if (node.closest('.icicle, .hoverlayer, [data-testid=stSlider]')) continue;
+        const style = getComputedStyle(node);
+        if (style.visibility === 'hidden') continue;
+        const ground = behind(node);
+        const [r, g, b, alpha] = parts(node instanceof SVGElement ? style.fill : style.color);
+        let seen = alpha ?? 1;
+        for (let at = node; at; at = at.parentElement) seen *= getComputedStyle(at).opacity;
+        if (!seen) continue;
+        const ink = over([r, g, b, seen], ground);
+        const [high, low] = [light(ink), light(ground)].sort((a, b) => b - a);
+        const ratio = (high + 0.05) / (low + 0.05);
+        if (ratio < least) found.push([text.slice(0, 40), Math.round(ratio * 100) / 100]);
+    }
+    return found;
+}"""
+ENOUGH = 4.5  # contrast of text: WCAG 2.2, AA
+WIDE = 1280
+FEWEST_CHARTS = {"/": 1, "/reuse": 3, "/time": 6, "/space": 3, "/capacity": 2, "/why": 2}
+TABS_OF_CHARTS = "[class*=st-key-charts_] [role=tab]"
 Visit = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
-def link(served: Served) -> Iterator[Visit]:
+def link(served: Served, new_tab: Callable[[int, str], Page]) -> Visit:
     """Return what opens a path in a tab of its own, of this width and scheme."""
-    with tabs() as new_tab:
 
-        def open_tab(path: str, width: int = 1400, scheme: str = "light") -> Page:
-            tab = new_tab(width, scheme)
-            tab.wrong = []
-            tab.on("response", lambda one: one.status >= 400 and tab.wrong.append(one.url))
-            tab.on("pageerror", lambda error: tab.wrong.append(str(error)))
-            tab.on("console", lambda one: one.type == "error" and tab.wrong.append(one.text))
-            tab.on("request", lambda one: outside(one.url, served.address) and wrong(tab, one.url))
-            tab.goto(served.address + path)
-            return tab
+    def open_tab(path: str, width: int = 1400, scheme: str = "light") -> Page:
+        tab = new_tab(width, scheme)
+        tab.wrong = []
+        tab.on("response", lambda one: one.status >= 400 and tab.wrong.append(one.url))
+        tab.on("pageerror", lambda error: tab.wrong.append(str(error)))
+        tab.on("console", lambda one: one.type == "error" and tab.wrong.append(one.text))
+        tab.on("request", lambda one: outside(one.url, served.address) and wrong(tab, one.url))
+        tab.goto(served.address + path)
+        return tab
 
-        yield open_tab
+    return open_tab
 
 
 @pytest.fixture(scope="module")
@@ -147,23 +194,50 @@ def test_values_that_cannot_be_shown(visit: Visit) -> None:
 def test_every_page(visit: Visit, served: Served, width: int, scheme: str) -> None:
     """Nothing fails to load or comes from outside; headings skip no level; plots have room.
 
-    The lab opens with stored runs, whose times differ little.
+    On a wide screen all can be read. The lab opens with stored runs, whose times differ little.
     """
     command = ("simulate", "chats", "--db", served.db, "--policy", "lru,belady")
     assert run([*command, "--capacity-blocks", "60"]) == 0
     tab = visit(PATHS[0], width, scheme)
+    ground = tab.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
+    assert (sum(map(int, ground[4:-1].split(",")[:3])) < 200) == (scheme == "dark")
     for path in PATHS:
         if path != PATHS[0]:  # in one tab, whose cache has the scripts
+            tab.set_viewport_size({"width": width, "height": 900})
             tab.goto(served.address + path)
             drawn(tab)
-        assert tab.wrong == [], path
+        assert tab.locator("[data-testid=stException]").count() == 0, path
         levels = tab.evaluate(HEADINGS)
         assert levels[0] == 1, path
         assert all(after <= before + 1 for before, after in pairwise(levels))
         assert tab.evaluate("document.scrollingElement.scrollWidth") <= width
         assert not tab.evaluate(OVERLAP), path
         assert all(plot >= LEAST_PLOT for plot in tab.evaluate(PLOTS)), path
+        tab.set_viewport_size({"width": WIDE, "height": 900})
+        charts = legible_charts(tab)
+        for choice in tab.locator(TABS_OF_CHARTS).all():
+            if choice.get_attribute("aria-selected") == "true":
+                continue
+            choice.click()
+            tab.get_by_role("figure", name=f"Chart: {choice.inner_text()}", exact=True).wait_for()
+            charts |= legible_charts(tab)
+        assert len(charts) >= FEWEST_CHARTS.get(path, 0), (path, charts)
+        assert tab.wrong == [], path
     tab.close()
+
+
+def legible_charts(tab: Page) -> set[str]:
+    """Return the alternative texts of the drawn charts, on a page where all can be read."""
+    drawn(tab)
+    assert tab.evaluate(PALE, ENOUGH) == []
+    assert tab.evaluate("document.scrollingElement.scrollWidth") <= WIDE
+    charts = tab.get_by_test_id("stPlotlyChart").all()
+    for chart in charts:
+        box = chart.bounding_box()
+        assert box is None or box["x"] + box["width"] <= WIDE
+    told = {chart.get_attribute("aria-label") for chart in charts}
+    assert all(each.startswith("Chart: ") for each in told)
+    return told
 
 
 def test_overview_begins_with_the_answer(

@@ -222,10 +222,10 @@ def test_an_option_is_judged_at_both_ends() -> None:
     assert [row["slo"] for row in loose if row["change"]["tp"] == 2] == ["meets"]
 
 
-def test_memory_is_an_option_in_all_sizes() -> None:
+def test_memory_is_an_option_in_all_sizes(half: str) -> None:
     """With --compare-tiers the plan says whether to add some, and has the document of `tune`."""
     result = kvscope.tune_tiers(
-        SAMPLE, slo="200ms", tier_size="28GiB,220GiB", policy="lru", db=":memory:", **DEPLOYMENT
+        half, slo="200ms", tier_size="28GiB,220GiB", policy="lru", db=":memory:", **DEPLOYMENT
     )
     made = result.to_dict()
     tiers = [row["change"]["tier"] for row in made["rows"] if row["change"]["tier"]]
@@ -334,9 +334,9 @@ def test_routers_are_options() -> None:
         assert row["hit_rate"] == pytest.approx(fleet["hit_rate"], rel=1e-9)
 
 
-def test_one_replica_needs_no_router() -> None:
+def test_one_replica_needs_no_router(half: str) -> None:
     """Then the plan has none, whatever was asked."""
-    made = kvscope.tune_fleet(SAMPLE, slo="5s", policy="lru", db=":memory:", **DEPLOYMENT)
+    made = kvscope.tune_fleet(half, slo="5s", policy="lru", db=":memory:", **DEPLOYMENT)
     rows = made.to_dict()["rows"]
     assert {row["change"]["router"] for row in rows} == {None}
     assert all(row["change"]["replicas"] == 1 for row in rows)
