@@ -17,7 +17,6 @@ from kvscope.app.gates import (
 )
 from kvscope.core.errors import InputError, UsageError
 from kvscope.usecases import simulate
-from kvscope.usecases.analyze import AnalyzeOptions, analyze_request, known_figures
 from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 FIGURES = ("p50", "p95", "p99", "attainment", "hit-rate", "tel", "throughput", "tlru.p95")
@@ -223,59 +222,6 @@ def test_a_figure_that_the_result_lacks(text: str, remedy: str) -> None:
         reasons([one(text)], {"p50": 1.0})
     assert str(refusal.value).startswith(f"--fail-on {text}: the result has no ")
     assert str(refusal.value).endswith(remedy)
-
-
-@pytest.mark.parametrize(
-    ("options", "text", "message"),
-    [
-        ({}, "lru.hit-rate<40%", "needs one capacity; name one with --capacity-blocks"),
-        ({"capacity_blocks": (1, 2)}, "lru.hit-rate<40%", "needs one capacity; name one"),
-        ({}, "p95>1s", "there is no figure 'p95' here; known here: hit-rate"),
-        ({}, "verdict=switch", "there is no figure 'verdict' here; known here: hit-rate"),
-    ],
-)
-def test_what_an_analysis_lacks(options: dict[str, object], text: str, message: str) -> None:
-    """LRU's hit rate takes one capacity; there is no latency."""
-    request = analyze_request(AnalyzeOptions(**options))  # type: ignore[arg-type]
-    with pytest.raises(UsageError) as refusal:
-        parse_gates([text], known_figures(request))
-    assert message in str(refusal.value)
-    gates = parse_gates(["HIT-RATE<0.4"], known_figures(request))
-    assert [str(gate) for gate in gates] == ["hit-rate<0.4"]
-
-
-@pytest.mark.parametrize(
-    ("options", "text", "message"),
-    [
-        ({}, "p95>1s", "--fail-on: needs one capacity, not 5; name one with --capacity"),
-        ({"capacity_blocks": (1, 2)}, "p95>1s", "needs one capacity, not 2"),
-        ({"capacity_blocks": (1,), "points": 2}, "p95>1s", "needs one capacity, not 3"),
-        (
-            {"capacity_blocks": (1,), "policy": "lru,wa"},
-            "p95>1s",
-            "--fail-on p95>1s: 2 policies are replayed; name one, as in lru.p95",
-        ),
-        (
-            {"capacity_blocks": (1,), "policy": "ttl", "param": ["ttl.ttl_s=1s,2s"]},
-            "ttl.p95>1s",
-            "2 settings of ttl are replayed; take one value of each --param",
-        ),
-        ({"capacity_blocks": (1,), "policy": "lru"}, "attainment<95%", "needs an SLO; add --slo"),
-        ({"capacity_blocks": (1,), "policy": "lru"}, "lru.tel>1s", "needs an SLO; add --slo"),
-        ({"capacity_blocks": (1,), "policy": "lru"}, "ttl.p95>1s", "no figure 'ttl.p95' here"),
-        (
-            {"capacity_blocks": (1,), "policy": "lru,wa"},
-            "xyz>1s",
-            "hit-rate, queued-p50, queued-p90, queued-p95, queued-p99; of lru, wa as POLICY.NAME",
-        ),
-    ],
-)
-def test_what_replays_lack(options: dict[str, object], text: str, message: str) -> None:
-    """One capacity, one setting of the policy, and an SLO for what follows from one."""
-    request = simulate_request(SimulateOptions(**options))  # type: ignore[arg-type]
-    with pytest.raises(UsageError) as refusal:
-        parse_gates([text], simulate.known_figures(request))
-    assert message in str(refusal.value)
 
 
 def test_tiers_are_one_capacity() -> None:

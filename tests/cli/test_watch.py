@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -31,16 +31,10 @@ from kvscope.core.errors import ExitCode
 from kvscope.vllm_plugin import kv_events
 from kvscope.vllm_plugin.kv_events import BlockStored, EventBatch
 from tests.cli.shell import Streams, streams_of
+from tests.dashboard.browsing import free_port
 
 ROOT = Path(__file__).parents[2]
 ADVICE = ROOT / "tests" / "written_before" / "recommendation-tlru.toml"
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def recorded(number: int, *, cached: int | None = 16) -> bytes:
