@@ -247,7 +247,12 @@ class Sizes(Struct, frozen=True):
     def in_words(self, blocks: int) -> str:
         """Return `20.1 GiB (23,469 blocks)`, or `23,469 blocks` where no model is known."""
         label = self.label(blocks)
-        return label if self.model is None else f"{label} ({counted(blocks, 'block')})"
+        if self.model is None:
+            return label
+        compressed = self.model.compressed
+        if compressed and compressed.of_block:  # of a pool: its blocks are no trace's
+            blocks = blocks * self.block_size // compressed.kv_groups().block_tokens
+        return f"{label} ({counted(blocks, 'block')})"
 
     @property
     def hbm_blocks(self) -> int | None:
