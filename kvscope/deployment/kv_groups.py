@@ -217,13 +217,19 @@ class KvGroups(Struct, frozen=True):
     def undivided(self, trace_block: int) -> UsageError | None:
         """Return why a trace with blocks of so many tokens cannot be replayed, None if it can.
 
-        Windows may lie in smaller blocks, of which a block of the trace then has several: hits end
-        where blocks of all groups do.
+        Windows may lie in smaller blocks, of which a block of the trace then has several, and full
+        attention beside windows alone, too: hits then end where blocks of the trace do.
         """
-        windows = (group.block_tokens for group in self.groups if group.kind == "sliding")
-        sizes = (group.block_tokens for group in self.groups if group.kind != "sliding")
-        smaller = (size for size in windows if trace_block % size)
-        finest = math.gcd(self.hit_tokens, *sizes, *smaller)
+        kinds = {group.kind for group in self.groups}
+        dividing = {"full", "sliding"} if kinds <= {"full", "sliding"} else {"sliding"}
+        sizes = [
+            group.block_tokens
+            for group in self.groups
+            if group.kind not in dividing or trace_block % group.block_tokens
+        ]
+        if not sizes and trace_block % self.hit_tokens == 0:
+            return None
+        finest = math.gcd(self.hit_tokens, *sizes)
         if finest % trace_block == 0:
             return None
         what = f"the model's of {self._sizes}"

@@ -199,6 +199,12 @@ def take_tables(machines: Machines, slot: int) -> None:
 
 
 @callable_in_kernels
+def last_content(layout: Any) -> int:
+    """Return what the content of a group's last block of a node is by more than the node."""
+    return layout.first_content + (layout.blocks_per_node - 1) * layout.nodes  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
 def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
     """Return how many leading blocks of a path a machine holds, of the first `look`.
 
@@ -207,7 +213,7 @@ def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
     """
     held = 0
     layout = each.groups[number, each.specs[number, 0].begin]
-    size, first = layout.nodes_per_block, layout.first_content
+    size, first = layout.nodes_per_block, last_content(layout)
     while (held + 1) * size <= look and (
         each.holders[number, path[(held + 1) * size - 1] + first] > 0
     ):
@@ -220,7 +226,7 @@ def unused_blocks(each: Machine, number: int, path: Int32s, length: int) -> int:
     """Return how many blocks of a path no request uses that a machine serves."""
     unused = 0
     layout = each.groups[number, each.specs[number, 0].begin]
-    size, first = layout.nodes_per_block, layout.first_content
+    size, first = layout.nodes_per_block, last_content(layout)
     for depth in range(size - 1, length, size):
         holder = each.holders[number, path[depth] + first]
         if holder <= 0 or each.blocks[number, holder - 1].users == 0:

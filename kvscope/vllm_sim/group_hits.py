@@ -111,9 +111,11 @@ def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int
     size, at = layout.block_tokens, 0
     if layout.kind == CHUNKED:
         at = tokens // layout.window_tokens * layout.window_tokens // size
-    whole, nodes = tokens // size, layout.nodes_per_block
-    while at < whole and is_cached(machine, spec, (at + 1) * nodes, 0, ever):
+    whole, nodes, parts = tokens // size, layout.nodes_per_block, layout.blocks_per_node
+    whole //= parts  # all of a node's are cached, or none
+    while at < whole and is_cached(machine, spec, (at + 1) * nodes, parts - 1, ever):
         at += 1
+    at *= parts
     if alignment < size:  # the block may be cached up to the end of a prompt within it
         last = min(tokens // alignment, (at + 1) * (size // alignment) - 1) * alignment
         for end in range(last, at * size, -alignment):
@@ -177,10 +179,11 @@ def count_written(machine: Machine, most: int) -> int:
 
     Of a model without full attention its first group counts.
     """
-    front, group, blocks = len(machine.path) - 1, machine.specs[0].begin, 0
-    layout = machine.groups[group]
-    while (blocks + 1) * layout.nodes_per_block <= most and was_held(
-        machine, content_at(machine, front, group, blocks)
+    front, group = len(machine.path) - 1, machine.specs[0].begin
+    nodes, parts = machine.groups[group].nodes_per_block, machine.groups[group].blocks_per_node
+    end = nodes
+    while end <= most and was_held(
+        machine, content_at(machine, front, group, end // nodes * parts - 1)
     ):
-        blocks += 1
-    return blocks * layout.nodes_per_block  # type: ignore[no-any-return]
+        end += nodes
+    return end - nodes  # type: ignore[no-any-return]

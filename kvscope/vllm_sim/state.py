@@ -219,8 +219,8 @@ def idle_machine(
             where="engine",
             remedy="replay a part, which `kvscope analyze --from TIME` stores, or a smaller pool",
         )
-    state = _state(settings, groups, cost)
-    state.lanes, state.block_size, state.max_num_seqs = lanes, known.block_size, slots
+    state = _state(settings, groups, cost, known.block_size)
+    state.lanes, state.max_num_seqs = lanes, slots
     state.leaf, state.adaptive = policy.evicts == "leaf", kind.adaptive
     state.selects = kind.admits is not LanePolicy.admits
     state.ttl_s = policy.values.get("ttl_s", math.inf)
@@ -442,7 +442,7 @@ def _requests(known: Traffic, settings: EngineSettings) -> Records:
     return requests
 
 
-def _state(settings: EngineSettings, groups: KvGroups, cost: StepCost) -> Records:
+def _state(settings: EngineSettings, groups: KvGroups, cost: StepCost, size: int) -> Records:
     state = np.zeros(1, dtype=STATE).view(np.recarray)
     state.blocks = state.free = settings.usable_blocks
     state.max_num_batched_tokens = settings.max_num_batched_tokens
@@ -451,13 +451,14 @@ def _state(settings: EngineSettings, groups: KvGroups, cost: StepCost) -> Record
     state.front = NONE
     state.unhashed_last = settings.unhashed_last
     state.draft_tokens = settings.ahead_tokens.prefilling
-    interval, alignment = groups.retention_tokens, groups.alignment_tokens
+    interval, alignment = groups.retention_tokens, math.lcm(groups.alignment_tokens, size)
+    state.block_size = size
     state.hybrid = len(groups.groups) > 1 or groups.groups[0].kind != "full"
-    state.alignment_tokens = groups.hit_tokens
+    state.alignment_tokens = math.lcm(groups.hit_tokens, size)
     state.segment_tokens = alignment if interval is None else interval
     state.keeps_boundaries = interval is not None
     state.state_tokens, state.export_tokens = groups.state_tokens, groups.export_tokens
-    state.hash_tokens = max(groups.hit_tokens, groups.state_tokens)
+    state.hash_tokens = math.lcm(max(groups.hit_tokens, groups.state_tokens), size)
     within = hits_within_blocks(settings)
     rehashes = settings.rehashes_states and not within and groups.state_tokens > 0
     state.rehashes_states, state.hashes_always = rehashes, within or rehashes

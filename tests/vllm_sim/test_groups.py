@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
+from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
@@ -178,6 +179,37 @@ def test_windows_in_smaller_blocks_than_the_trace(
     assert whole.state.evictions.tolist() == half.state.evictions.tolist()
     assert queue(whole, 0) == queue(half, 0)
     assert queue(whole, 1) == queue(half, 1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.text("ab", min_size=1, max_size=4), st.integers(0, 15)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_all_groups_in_smaller_blocks_than_the_trace(asked: list[tuple[str, int]]) -> None:
+    """Blocks of 16 tokens, of 8 and less in the engine: a hit is as long as whole blocks show."""
+    sizes = KvGroup("full", 8), KvGroup("sliding", 2, 3), KvGroup("sliding", 4, 5)
+    groups = KvGroups(sizes, None)
+    tokens = [16 * len(path) + more for path, more in asked]
+    paths = [list(path) for path, _ in asked]
+    parts = [[f"{each}{at}" for each in path for at in range(8)] for path in paths]
+    whole, part = (
+        served(
+            prompts(built([asks_for(p, n) for p, n in zip(each, tokens, strict=True)], size)),
+            groups,
+            5000,
+        )
+        for each, size in ((paths, 16), (parts, 2))
+    )
+    assert whole.requests.hits.tolist() == (part.requests.hits * 2 // 16).tolist()
+
+
+def asks_for(path: list[str], tokens: int) -> Request:
+    """Return a request with such blocks."""
+    return Request(input_tokens=tokens, output_tokens=3, arrival_s=0.0, hash_ids=path)
 
 
 def test_a_tier_below_windows_in_smaller_blocks_is_refused() -> None:
