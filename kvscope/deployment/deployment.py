@@ -514,7 +514,9 @@ def _pool(
     if deployment.engine_log is not None:
         path = Path(deployment.engine_log)
         usual = size if size != engine.default_block_size else stated
-        return observed_pool(path, model=model, tp=deployment.tp, block_size=usual)
+        pool = observed_pool(path, model=model, tp=deployment.tp, block_size=usual)
+        # vLLM reports the tokens of a block with entries
+        return replace(pool, block_size=size) if model and model.compressed else pool
     if deployment.num_gpu_blocks is not None:
         return stated_pool(deployment.num_gpu_blocks, size, engine)
     if model is None or gpu is None:

@@ -431,7 +431,7 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, parallel: tuple[int,
         notes.append("SGLang's pool was compared with two published figures only")
     elif dp > 1:
         notes.append(
-            "no pool of data-parallel ranks was compared; one start and its log settle yours"
+            "one pool of data-parallel ranks was compared; one start and its log settle yours"
             " (--engine-log)"
         )
     elif engine.version > _CHECKED_UNTIL:

@@ -481,6 +481,33 @@ def test_published_sizes_of_compressed_attention() -> None:
     assert left / GIB == pytest.approx(32.08, abs=sum(t.band_bytes for t in terms.values()) / GIB)
 
 
+@pytest.mark.parametrize(("ranks", "published"), [({"tp": 8}, 20.43), ({"dp": 8}, 156.9)])
+def test_published_concurrency_of_compressed_attention(
+    ranks: dict[str, int], published: float
+) -> None:
+    """DeepSeek-V4-Flash on 8 x B200, vLLM 0.25: how many requests of 1 M tokens a start-up logs.
+
+    Source: vllm-project/recipes, issue 762.
+    """
+    stated = Deployment(
+        gpu="b200",
+        model="deepseek-v4-flash",
+        engine="vllm@0.25",
+        gpu_memory_utilization=0.95,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        **ranks,
+    )
+    found = resolve(stated)
+    groups = found.model.kv_groups(1) if found.model else None
+    assert groups is not None
+    longest = 1_048_576
+    most = [each.most_blocks(8192) or longest for each in groups.groups]
+    blocks = [-(-longest // each.block_tokens) for each in groups.groups]
+    held = found.pool.blocks / sum(map(min, most, blocks))
+    assert held * found.replicas == pytest.approx(published, rel=0.025)
+
+
 def test_parts_that_a_checkpoint_may_leave_in_16_bits_widen_the_pool() -> None:
     """`--weight-dtype nvfp4` does not say them: 21.86 GiB were logged of Qwen3.6-35B-A3B."""
     stated = fixture("qwen3.6-35b-a3b-nvfp4").quantized_to("nvfp4")
@@ -489,6 +516,19 @@ def test_parts_that_a_checkpoint_may_leave_in_16_bits_widen_the_pool() -> None:
     assert -weights.bytes / GIB < 21.86 < (weights.band_bytes - weights.bytes) / GIB < 23
     assert any("leave parts in 16 bits" in note for note in pool.notes)
     assert not fixture("qwen3.6-35b-a3b-nvfp4").left_out_bytes()
+
+
+def test_an_engines_own_blocks_of_compressed_attention(tmp_path: Path) -> None:
+    """Its metrics name 256 tokens a block; one holds as much as a block that is stated."""
+    metrics = tmp_path / "metrics.txt"
+    metrics.write_text('vllm:cache_config_info{block_size="256",num_gpu_blocks="5001"} 1.0\n')
+    stated = Deployment(gpu="h200", tp=2, model="deepseek-v4-flash")
+    read = resolve(replace(stated, engine_log=str(metrics))).pool
+    assert read.of_all_layers.tokens == 5000 * 256
+    assert (
+        read.of_all_layers.tokens
+        == resolve(replace(stated, num_gpu_blocks=5001)).pool.of_all_layers.tokens
+    )
 
 
 def test_compressed_attention_on_one_more_gpu_is_no_smaller() -> None:
