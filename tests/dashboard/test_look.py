@@ -58,7 +58,7 @@ def page(served: Served, new_tab: Callable[[int, str], Page]) -> Iterator[Page]:
     tab = new_tab(1280, "light")
     tab.set_default_timeout(_PATIENCE_MS)
     tab.add_init_script(_NO_PICKER)
-    tab.goto(served.address)
+    tab.goto(f"{served.address}/?gpu=none")  # another test may have stated a deployment
     tab.get_by_text("chats: 600 requests").wait_for()
     tab.wait_for_selector(READY)
     yield tab
