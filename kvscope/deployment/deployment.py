@@ -476,8 +476,9 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
     groups = model.kv_groups(1)
     if groups is None or not groups.take_drafter:
         raise not_beside(engine.drafter, f"the hybrid layers of {model.name}")
-    if engine.drafter.method != "mtp":
-        raise not_beside(engine.drafter, f"the linear layers of {model.name}")
+    if (engine.drafter.method == "mtp") != (groups.state_tokens > 0):
+        kind = "linear layers" if groups.state_tokens else "windows"
+        raise not_beside(engine.drafter, f"the {kind} of {model.name}")
     if deployment.prefix_match_unit is not None:
         raise not_beside(engine.drafter, "a prefix_match_unit")
 

@@ -129,13 +129,15 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def take_drafter(self) -> bool:
-        """Whether hits are simulated with a drafter, of full attention, beside these groups.
+        """Whether hits are simulated with a drafter beside these groups.
 
-        That is beside states of linear attention, without hits within blocks.
+        That is one of full attention beside states of linear attention, without hits within blocks,
+        and one in all groups (EAGLE's) beside windows; all in blocks of one size.
         """
         kinds = {group.kind for group in self.groups}
         sizes = {group.block_tokens for group in self.groups}
-        return kinds <= {"full", "linear"} and sizes == {self.hit_tokens}
+        known = kinds <= {"full", "linear"} or kinds == {"full", "sliding"}
+        return known and sizes == {self.hit_tokens}
 
     @property
     def alignment_tokens(self) -> int:

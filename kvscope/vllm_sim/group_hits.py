@@ -89,19 +89,22 @@ def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
 
 
 @callable_in_kernels
-def look_up_sliding(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, before whose end a window is cached."""
+def look_up_sliding(machine: Machine, spec: int, tokens: int, drops: int, ever: bool) -> int:
+    """Return the longest prefix, at most `tokens`, before whose end a window is cached.
+
+    With `drops` blocks (of a drafter, 1 or 0) more of them are, which do not count.
+    """
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, parts, run = layout.block_tokens, layout.blocks_per_node, 0
     for at in range(tokens // size - 1, -1, -1):
         depth = (at + 1) * layout.nodes_per_block if parts == 1 else at // parts + 1
         if not is_cached(machine, spec, depth, at % parts if parts > 1 else 0, ever):
             run = 0
-        elif run > 0 or (at + 1) * size % alignment == 0:
+        elif run > 0 or (at + 1 - drops) * size % alignment == 0:
             run += 1
-            if run >= layout.blocks_for_hit:
-                return (at + run) * size  # type: ignore[no-any-return]
-    return run * size // alignment * alignment  # type: ignore[no-any-return]
+            if run >= layout.blocks_for_hit + drops:
+                return (at + run - drops) * size  # type: ignore[no-any-return]
+    return max(0, run - drops) * size // alignment * alignment  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -131,6 +134,27 @@ def whole_tokens(machine: Machine) -> int:
     return (record.prompt + record.generated) // size * size  # type: ignore[no-any-return]
 
 
+@callable_in_kernels
+def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: bool) -> int:
+    """Return how many of `tokens` the groups of a spec have cached, without those `dropped`."""
+    kind = machine.groups[machine.specs[spec].begin].kind
+    if kind == SLIDING:
+        return look_up_sliding(machine, spec, tokens, int(dropped > 0), ever)
+    if kind == LINEAR:
+        return look_up_state(machine, spec, tokens, ever)
+    return max(0, look_up_leading(machine, spec, tokens, ever) - dropped)
+
+
+@callable_in_kernels
+def note_verified(machine: Machine, spec: int, dropped: bool) -> None:
+    """Note that a spec has dropped a drafter's block, or that a shorter hit voids all of that."""
+    if dropped:
+        machine.specs[spec].verified = 1
+        return
+    for each in range(len(machine.specs)):
+        machine.specs[each].verified = 0
+
+
 @called_by_kernels
 def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]:
     """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
@@ -145,7 +169,7 @@ def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]
     two = len(specs) == 2 and machine.groups[specs[0].begin].kind == FULL
     hit, longest = tokens, 0
     for spec in range(len(specs)):
-        specs[spec].cached_tokens = NONE
+        specs[spec].cached_tokens, specs[spec].verified = NONE, 0
     while True:
         length = hit
         for spec in range(len(specs)):
@@ -155,16 +179,14 @@ def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]
             ):  # shorter prefixes are cached too
                 length = min(length, specs[spec].cached_tokens)
                 continue
-            if kind == SLIDING:
-                length = look_up_sliding(machine, spec, length, ever)
-            elif kind == LINEAR:
-                length = look_up_state(machine, spec, length, ever)
-            else:
-                dropped = specs[spec].dropped_tokens
-                if dropped > 0 and hybrid:
-                    length = min(length + dropped, whole_tokens(machine))
-                length = max(0, look_up_leading(machine, spec, length, ever) - dropped)
-            specs[spec].cached_tokens = length
+            dropped = 0 if specs[spec].verified else specs[spec].dropped_tokens  # once a length
+            most = (
+                min(length + dropped, whole_tokens(machine)) if dropped > 0 and hybrid else length
+            )
+            found = look_up_spec(machine, spec, most, dropped, ever)
+            if hybrid and (dropped > 0 or found < length):
+                note_verified(machine, spec, dropped > 0)
+            specs[spec].cached_tokens = length = found
             longest = max(longest, length)
         shorter = length < hit
         hit = length

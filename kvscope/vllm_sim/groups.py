@@ -137,8 +137,9 @@ def ends_segment(machine: Machine, group: int, at: int) -> bool:
     layout, interval = machine.groups[group], machine.state[0].segment_tokens
     if interval == 0:
         return False
-    needed, segment = layout.blocks_for_hit, interval // layout.block_tokens
-    return needed >= segment or at % segment >= segment - needed  # type: ignore[no-any-return]
+    needed, segment = layout.blocks_for_hit + layout.drafted, interval // layout.block_tokens
+    before = at - layout.drafted  # a drafter's block is the one behind the segment
+    return needed >= segment or (before >= 0 and before % segment >= segment - needed)  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -147,14 +148,19 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
     record, layout, state = machine.requests[request], machine.groups[group], machine.state[0]
     if layout.kind not in (SLIDING, LINEAR):
         return True
-    needed, size = layout.blocks_for_hit, layout.block_tokens
+    needed, size = layout.blocks_for_hit + layout.drafted, layout.block_tokens
     if ends_segment(machine, group, at):
         return True
     if not state.keeps_boundaries:
         return False
-    dropped = state.state_tokens if state.draft_tokens > 0 else 0
-    for boundary in (record.prompt - 1 - dropped, record.prompt - max(1, dropped), record.junction):
-        end = boundary // state.alignment_tokens * state.alignment_tokens // size
+    dropped = state.alignment_tokens if state.draft_tokens > 0 else 0
+    junction = record.junction if record.junction > 0 else -state.alignment_tokens  # none
+    for boundary in (
+        max(0, record.prompt - 1 - dropped),
+        max(0, record.prompt - max(1, dropped)),
+        junction,
+    ):
+        end = boundary // state.alignment_tokens * state.alignment_tokens // size + layout.drafted
         if end - needed <= at < end:
             return True
     return False

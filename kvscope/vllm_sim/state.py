@@ -83,7 +83,7 @@ that is copied (else NONE).
 
 GROUP = record_type(
     "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block blocks_per_node "
-    "nodes first_content copied ahead_tokens scratch"
+    "nodes first_content copied ahead_tokens scratch drafted"
 )
 """A group of layers, with the fields of `KvGroup`.
 
@@ -95,10 +95,11 @@ copies them. For a drafter a request has room for `ahead_tokens` more, or `scrat
 states of drafted tokens.
 """
 
-SPEC = record_type("begin end cached_tokens dropped_tokens")
-"""Groups begin..end that are looked up together; `cached_tokens` is scratch space of a look-up.
+SPEC = record_type("begin end cached_tokens dropped_tokens verified")
+"""Groups begin..end that are looked up together.
 
-Of what a drafter's groups have, the last `dropped_tokens` are computed again.
+Of what a drafter's groups have, the last `dropped_tokens` are computed again. `cached_tokens` and
+`verified` are scratch space of a look-up.
 """
 
 STATE = record_type(
@@ -389,6 +390,7 @@ def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: 
         contents += record.blocks_per_node * nodes
         drafts = settings.ahead_tokens.prefilling
         record.ahead_tokens, record.scratch = (0, drafts) if group.kind == "linear" else (drafts, 0)
+        record.drafted = drafts > 0 and group.kind == "sliding"
     return records
 
 
@@ -404,7 +406,7 @@ def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Recor
         dropped = settings.drafter.drops(block_size)
     for number, (begin, end) in enumerate(order):
         records[number].begin, records[number].end = begin, end
-        if settings.ahead_tokens.prefilling and groups.groups[begin].kind == "full":
+        if settings.ahead_tokens.prefilling and groups.groups[begin].kind != "linear":
             records[number].dropped_tokens = dropped
     return records
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
-from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.deployment.speculative import Drafter
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.engine
 
 SIZE = 16
 LAYOUTS = ("states", "qwen3-next", "nemotron-h")
+WINDOWS = ("gpt-oss", "gemma", "short window", "two windows", "window first")
 
 
 class Drafting(VllmScheduler):
@@ -125,18 +126,26 @@ def test_policies_agree(tmp_path: Path) -> None:
     stepped(*both(tmp_path, trace, drafting(80, 2), policy=policy))
 
 
+IN_CI = {
+    ("qwen3-next", 0, 3, 130),
+    ("nemotron-h", 2, 1, 130),
+    ("gpt-oss", 0, 3, 130),
+    ("two windows", 2, 1, 130),
+}
+
+
 @pytest.mark.parametrize(
     ("layout", "retention", "tokens", "usable_blocks"),
     [
-        case if case in {("qwen3-next", 0, 3, 130), ("nemotron-h", 2, 1, 130)} else long(*case)
-        for layout in LAYOUTS
+        case if case in IN_CI else long(*case)
+        for layout in (*LAYOUTS, *WINDOWS)
         for retention in (0, None, 2)
         for tokens in (1, 3)
         for case in [(layout, retention, tokens, 130), (layout, retention, tokens, 600)]
     ],
 )
-def test_states_agree(layout: str, retention: int | None, tokens: int, usable_blocks: int) -> None:
-    """Linear attention: the same hits, junctions and free blocks in order, one at a time."""
+def test_groups_agree(layout: str, retention: int | None, tokens: int, usable_blocks: int) -> None:
+    """States, and windows: the same hits, junctions and free blocks in order, one at a time."""
     groups = kv_groups(layout, retention)
     usable_blocks, size = usable_blocks * len(groups.groups) // 2, groups.block_tokens
     trace = conversations(160, usable_blocks + len(layout), SHORT_OUTPUTS["chats"])
@@ -149,21 +158,24 @@ def test_states_agree(layout: str, retention: int | None, tokens: int, usable_bl
     compared(trace, size, cache, model, every=4, junctions=True, drafts=tokens)
 
 
+STEPS_IN_CI = {("qwen3-next", 2, True), ("nemotron-h", 1, False), ("gpt-oss", 2, True)}
+
+
 @pytest.mark.parametrize(
     ("layout", "tokens", "overlapped"),
     [
-        case if case in {("qwen3-next", 2, True), ("nemotron-h", 1, False)} else long(*case)
-        for layout in LAYOUTS
+        case if case in STEPS_IN_CI else long(*case)
+        for layout in (*LAYOUTS, *WINDOWS)
         for tokens in (1, 2)
         for case in [(layout, tokens, False), (layout, tokens, True)]
     ],
 )
-def test_every_step_agrees_on_states(
+def test_every_step_agrees_on_groups(
     tmp_path: Path, layout: str, tokens: int, overlapped: bool
 ) -> None:
     """16 in flight, in chunks, with preemption: the same steps as vLLM's whole scheduler."""
     groups = kv_groups(layout, 0)
-    usable_blocks, size = 110, groups.block_tokens
+    usable_blocks, size = 110 if groups.state_tokens else 300, groups.block_tokens
     settings = replace(
         drafting(usable_blocks, tokens, overlapped=overlapped),
         groups=groups,
@@ -175,7 +187,10 @@ def test_every_step_agrees_on_states(
     assert counts["hits"] > 0
 
 
-def test_windows_are_refused() -> None:
-    """A drafter beside layers that look back a window is not simulated."""
+@pytest.mark.parametrize(
+    "groups", [(full(), sliding(64), linear()), (sliding(64),), (full(32), sliding(64))]
+)
+def test_other_groups_are_refused(groups: tuple[KvGroup, ...]) -> None:
+    """A drafter beside states and windows, windows alone, or blocks of two sizes."""
     with pytest.raises(UsageError, match="not simulated"):
-        replace(drafting(80, 1), groups=KvGroups((full(), sliding(64), linear())))
+        replace(drafting(80, 1), groups=KvGroups(groups))

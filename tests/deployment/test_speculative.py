@@ -120,10 +120,23 @@ def test_models_with_layers_for_mtp(fields: dict[str, object], has: bool) -> Non
     assert has_mtp(ConfigFields("config.json", fields)) == has
 
 
-def test_eagle_beside_windows_is_refused() -> None:
-    """As vLLM's groups of such layers with its own are not simulated."""
-    with pytest.raises(UsageError, match="eagle:1 beside the hybrid layers of gpt-oss-20b"):
-        resolve(Deployment(gpu="h100", model="gpt-oss-20b", speculative="eagle:1"))
+def test_eagle_beside_windows() -> None:
+    """Its layer is one of full attention: a block holds the KV of 13 of 25 layers, not of 12."""
+    stated = Deployment(gpu="h100", model="gpt-oss-20b", num_gpu_blocks=5000)
+    alone, drafting = (
+        resolve(replace(stated, speculative=drafter)) for drafter in (None, "eagle3:3")
+    )
+    assert drafting.pool.layer_share == pytest.approx(13 / 25)
+    assert alone.pool.layer_share == pytest.approx(12 / 24)
+    kinds = [group.kind for group in drafting.kv_groups.groups] if drafting.kv_groups else []
+    assert sorted(kinds) == ["full", "sliding"]
+
+
+def test_eagle_beside_states_is_refused() -> None:
+    """As vLLM marks states for it in another way."""
+    states = str(Path(__file__).parent / "configs" / "qwen3-next-80b")
+    with pytest.raises(UsageError, match="eagle:1 beside the linear layers of qwen3-next-80b"):
+        resolve(Deployment(gpu="h100", tp=4, model=states, speculative="eagle:1"))
 
 
 def test_its_blocks_are_the_engines(tmp_path: Path) -> None:
