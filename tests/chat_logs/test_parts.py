@@ -43,6 +43,9 @@ def tekken(name: str) -> Path:
     return Path(common.__file__).parent / "data" / f"{name}.json"
 
 
+library = cache(Library.from_file)
+
+
 def cut(model: Path, chat: Chat) -> list[tuple[str, str]]:
     """Return the parts of a chat's prompt, with the text of their tokens."""
     made = tokenizer.load(str(model))
@@ -56,9 +59,7 @@ def cut(model: Path, chat: Chat) -> list[tuple[str, str]]:
             text = b"".join(made._bytes(each, made._no_special) for each in ids).decode()
         else:
             assert isinstance(made, tokenizer.HuggingFaceTokenizer)
-            text = Library.from_file(f"{model}/tokenizer.json").decode(
-                ids, skip_special_tokens=False
-            )
+            text = library(f"{model}/tokenizer.json").decode(ids, skip_special_tokens=False)
         cut.append((kind, text))
         at = end
     assert at == len(whole.tokens)
@@ -74,7 +75,7 @@ def test_each_message_is_in_the_part_of_its_kind(
     model = tekken(name) if name in _TEKKEN else tmp_path / "model"
     if name in _TEMPLATES:
         write_model(model, _TEMPLATES[name])
-    for seed in range(3):
+    for seed in range(6):
         for line in drawn_log(seed)[0]:
             body = line["request"]
             parts = cut(model, Chat(body["messages"], body.get("tools")))
