@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property, update_wrapper
 from importlib import import_module
 from threading import RLock, Thread
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kvscope.core.memory import limit_heaps
 
@@ -116,8 +116,9 @@ class Function:
     """A plain function that kernels call by its address, so that one kernel serves many functions.
 
     The annotations of `contract`, the base class's function, give its types; `memory` is a
-    NamedTuple of the type that they leave open (`Any`): kernels pass one on as `Opaque`, or its
-    address as a whole number. Its machine code is cached as a kernel's.
+    NamedTuple of the type that they leave open (`Any`), or `Referenced`: kernels pass one on as
+    `Opaque`, as a reference of theirs, or its address as a whole number. Its machine code is cached
+    as a kernel's.
     """
 
     def __init__(
@@ -125,6 +126,19 @@ class Function:
     ) -> None:
         self.function, self.contract, self._memory = function, contract, memory
         callable_in_kernels(function)  # and with it what it calls
+
+    @classmethod
+    def each(cls, functions: Sequence[Callable[..., Any]], memory: Any) -> list[Self]:
+        """Return functions that are their own contracts, of `memory`; places for them without.
+
+        Kernels must not call what has a place alone.
+        """
+        shared = None if memory is None else Referenced(memory)
+        made = [cls(function, function, shared) for function in functions]
+        if memory is None:
+            for each in made:
+                each.address = 0
+        return made
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the plain function, as uncompiled kernels do."""
@@ -151,6 +165,8 @@ class Referenced:
 
     def __getattr__(self, name: str) -> Any:
         """Return a field of the tuple: uncompiled kernels read them by name, too."""
+        if name.startswith("__"):
+            raise AttributeError(name)
         return getattr(self.arrays, name)
 
     def described(self, describe: Callable[[Any], Any]) -> Any:

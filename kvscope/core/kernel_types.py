@@ -300,6 +300,8 @@ def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) 
     same_tuple = isinstance(wanted, Reference) and given.of == wanted.of
     if given == wanted or same_tuple:
         return value
+    if isinstance(wanted, OpaqueAddress) and isinstance(given, Reference):
+        return value
     if isinstance(wanted, OpaqueAddress):  # as a whole number
         return builder.inttoptr(value, context.get_value_type(wanted))
     if isinstance(wanted, Reference):

@@ -106,7 +106,7 @@ from kvscope.core import kernel_types, pipeline  # noqa: E402
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
-_FORMAT = 7  # of a file, and of how functions are called
+_FORMAT = 8  # of a file, and of how functions are called
 # Of functions that are never called from Python.
 _CALLED_OPTIONS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
 # What kernels of a wheel are compiled for, and what a CPU needs to run them: x86-64-v3. Replays are
@@ -277,8 +277,8 @@ def dispatcher(function: FunctionType) -> Any:
                 jit.compilation.names.append(names[0])
                 try:
                     # Scipy's linear algebra numba would load for kernels that multiply matrices.
-                    with pipeline.fewer_collections(), _Hidden("scipy"):
-                        return compiling(signature)
+                    with _Hidden("scipy"):
+                        return pipeline.undisturbed(compiling, signature)
                 finally:
                     jit.compilation.names.remove(names[0])
         finally:
@@ -296,7 +296,10 @@ _CODE_OF = attrgetter("library")
 
 def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
     """Return where the machine code of `jit.Function` begins."""
-    known = kernel_types.described(memory) if memory is not None else None
+    known = None
+    if memory is not None:
+        shared = memory if isinstance(memory, jit.Referenced) else jit.Referenced(memory)
+        known = shared.described(kernel_types.described)
     wanted = kernel_types.function_type(contract, known)
     key = function, wanted
     if key not in _kept:

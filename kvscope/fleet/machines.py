@@ -27,7 +27,7 @@ _WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is 
     {"requests", "cuts", "table", "path", "running", "preempted", "batch", "yields", "copies"}
 )
 _ZEROS = frozenset({"blocks", "holders", "children", "written"})  # but for what `blocks` ends with
-_SHARED = frozenset({"parents", "tables", "functions", "offload"})  # in part
+_SHARED = frozenset({"parents", "tables", "functions", "grouped", "storage", "offload"})  # in part
 _OF_POOL = frozenset({"files", "pool", "pool_links"})  # which replicas may share
 
 

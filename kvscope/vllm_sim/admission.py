@@ -11,7 +11,7 @@ from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT
 from kvscope.replay.kernels.loop import advance_table
 from kvscope.replay.structures.recent import note_recent, sort_recent
-from kvscope.vllm_sim.group_hits import count_written, look_up_groups
+from kvscope.vllm_sim.group_hits import count_written, look_up
 from kvscope.vllm_sim.groups import allocate, cut, fits, hash_planned, known_tokens, use_hits
 from kvscope.vllm_sim.state import NONE, Machine
 
@@ -59,7 +59,7 @@ def write_front(machine: Machine, request: int) -> None:
         machine.state[0].front = request
 
 
-@callable_in_kernels
+@called_by_kernels
 def enter_running(machine: Machine, request: int) -> None:
     """Move the front request of the waiting queue to the running ones; its path comes along."""
     record, path, state = machine.requests[request], machine.path, machine.state[0]
@@ -83,7 +83,7 @@ def note_admission(machine: Machine, request: int, hits: int) -> None:
     state.admitted += 1
 
 
-@callable_in_kernels
+@called_by_kernels
 def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
     """Let the policy adapt to the uncached tokens of its next request.
 
@@ -101,7 +101,7 @@ def look_up_front(machine: Machine, request: int) -> int:
     """Return the tokens of the front request that are hits, and note where prompts part."""
     record, size = machine.requests[request], machine.state[0].block_size
     look = record.look if record.hits == NONE else (known_tokens(machine, request) - 1) // size
-    hit, record.junction = look_up_groups(machine, look * size, False)
+    hit, record.junction = look_up(machine, look * size)
     return hit
 
 
@@ -113,13 +113,13 @@ def note_written(machine: Machine, request: int, hit: int) -> None:
     record.kept = record.written
     if state.hybrid:
         leading = machine.specs[0].cached_tokens
-        kept, _ = look_up_groups(machine, record.look * state.block_size, True)
+        kept, _ = machine.grouped.look_up(machine, record.look * state.block_size, True)
         record.kept = kept // state.block_size
         record.written = max(record.written, record.kept)
         machine.specs[0].cached_tokens = leading
 
 
-@callable_in_kernels
+@called_by_kernels
 def admit(machine: Machine, request: int, budget: int) -> int:
     """Try to admit the first waiting request, given a budget of tokens.
 

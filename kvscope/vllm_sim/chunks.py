@@ -42,6 +42,13 @@ def chunk_at(off: Offload, path: Int32s, at: int) -> int:
     state = off.state[0]
     if state.groups == 1:
         return path[(at + 1) * state.unit_nodes - 1]  # type: ignore[no-any-return]
+    return chunk_of_groups(off, path, at)
+
+
+@called_by_kernels
+def chunk_of_groups(off: Offload, path: Int32s, at: int) -> int:
+    """Return the node that stands for a chunk where there are several groups."""
+    state = off.state[0]
     group = state.groups - 1 - at % state.groups
     node = path[(at // state.groups + 1) * state.unit_nodes - 1]
     return node + group * state.nodes_each  # type: ignore[no-any-return]

@@ -1,24 +1,12 @@
-"""Blocks of requests: groups of layers, each with its block table, in one pool.
+"""Blocks of requests: what they take from the pool, and give back to it.
 
-A block belongs to one group and its content is the pair (group, node): node + group * nodes. Full
-attention keeps all blocks of a request; sliding windows and chunks free those that no later token
-looks at. Linear attention ("linear") writes one block a step, the state after its last token, and
-its steps end where blocks do. A prefix is a hit only where all groups have what they need there.
-Most models have one group of full attention; only its blocks may lie in several lanes.
-
-With a `prefix_match_unit` below the blocks of states, hits end within blocks, at the end of an
-earlier prompt: a step ends there, and the block is copied before anything else is written to it,
-by the request that goes on as by those that hit it. Such a block is found by what its prompt ends
-with (its group's node there), and once it is full by its own end as well.
+Most models have one group of layers, of full attention, which keeps all blocks of a request; only
+its blocks may lie in several lanes. What other models do is in `hybrid`.
 
 Above a CPU tier, what a request is given and leaves is noted for the tier (`offload_state`).
 
-Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator),
-vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager, SlidingWindowManager,
-ChunkedLocalAttentionManager, MambaManager in mode "align"), vllm/v1/core/kv_cache_manager.py
-(KVCacheManager.allocate_slots, free), vllm/v1/core/sched/scheduler.py
-(Scheduler._mamba_block_aligned_split) and vllm/v1/kv_cache_interface.py
-(is_mamba_prefill_checkpoint_valid).
+Source: vLLM 0.32.0, vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager) and
+vllm/v1/core/kv_cache_manager.py (KVCacheManager.allocate_slots, free).
 """
 
 from __future__ import annotations
@@ -27,14 +15,7 @@ import numpy as np
 
 from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.policies.base import Turn
-from kvscope.vllm_sim.group_hits import (
-    block_of,
-    blocks_for,
-    content_after,
-    content_at,
-    forget,
-    second_of,
-)
+from kvscope.vllm_sim.group_hits import blocks_for, content_at
 from kvscope.vllm_sim.offload_state import WAITING
 from kvscope.vllm_sim.pool import (
     give_back,
@@ -51,7 +32,6 @@ from kvscope.vllm_sim.state import (
     FULL,
     LINEAR,
     NONE,
-    ROOT,
     SLIDING,
     Machine,
     has_tier,
@@ -109,63 +89,6 @@ def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int
             give_back(machine, block, 0)
 
 
-@called_by_kernels
-def free_skipped(machine: Machine, request: int, tokens: int) -> None:
-    """Free what no token after the first `tokens` looks at, and note when that is more."""
-    record = machine.requests[request]
-    record.skips_at = ALWAYS
-    for group in range(len(machine.groups)):
-        layout = machine.groups[group]
-        if layout.kind == FULL:
-            continue
-        begin, end = first_held(machine, request, group), skipped_blocks(machine, group, tokens)
-        if begin < end:
-            free_blocks(machine, request, group, begin, end)
-        if layout.kind == SLIDING:
-            following = (end + 1) * layout.block_tokens + layout.window_tokens - 1
-        elif layout.kind == LINEAR:
-            following = (end + 1) * layout.block_tokens + 1
-        else:
-            following = (tokens // layout.window_tokens + 1) * layout.window_tokens
-        record.skips_at = min(record.skips_at, following)
-    record.skipped_for = tokens
-
-
-@callable_in_kernels
-def ends_segment(machine: Machine, group: int, at: int) -> bool:
-    """Return whether a hit at the end of a segment, as the retention counts them, needs a block."""
-    layout, interval = machine.groups[group], machine.state[0].segment_tokens
-    if interval == 0:
-        return False
-    needed, segment = layout.blocks_for_hit + layout.drafted, interval // layout.block_tokens
-    before = at - layout.drafted  # a drafter's block is the one behind the segment
-    return needed >= segment or (before >= 0 and before % segment >= segment - needed)  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
-    """Return whether a group keeps block `at` of a request for later ones, by the retention."""
-    record, layout, state = machine.requests[request], machine.groups[group], machine.state[0]
-    if layout.kind not in (SLIDING, LINEAR):
-        return True
-    needed, size = layout.blocks_for_hit + layout.drafted, layout.block_tokens
-    if ends_segment(machine, group, at):
-        return True
-    if not state.keeps_boundaries:
-        return False
-    dropped = state.alignment_tokens if state.draft_tokens > 0 else 0
-    junction = record.junction if record.junction > 0 else -state.alignment_tokens  # none
-    for boundary in (
-        max(0, record.prompt - 1 - dropped),
-        max(0, record.prompt - max(1, dropped)),
-        junction,
-    ):
-        end = boundary // state.alignment_tokens * state.alignment_tokens // size + layout.drafted
-        if end - needed <= at < end:
-            return True
-    return False
-
-
 @callable_in_kernels
 def planned_step(machine: Machine) -> int:
     """Return how a node notes that a block gets its content in the step being planned."""
@@ -180,8 +103,23 @@ def hash_filled(machine: Machine, request: int, tokens: int, written: int) -> No
     cheaper than a call.
     """
     state = machine.state[0]
-    if state.hashes_always or tokens >= machine.requests[request].hashed + state.hash_tokens:
-        hash_kept(machine, request, tokens, written)
+    if state.hybrid and (
+        state.hashes_always or tokens >= machine.requests[request].hashed + state.hash_tokens
+    ):
+        machine.grouped.hash_kept(machine, request, tokens, written)
+    elif tokens >= machine.requests[request].hashed + state.hash_tokens:
+        hash_full(machine, request, tokens)
+
+
+@called_by_kernels
+def hash_full(machine: Machine, request: int, tokens: int) -> None:
+    """Hash the blocks of full attention that `tokens` tokens fill."""
+    record, size = machine.requests[request], machine.state[0].hash_tokens
+    for at in range(record.hashed // size, tokens // size):
+        give_content(
+            machine, machine.table[record.slot, at], content_at(machine, record.slot, 0, at)
+        )
+    record.hashed = tokens // size * size
 
 
 @callable_in_kernels
@@ -191,122 +129,6 @@ def hash_planned(machine: Machine, request: int, tokens: int) -> None:
     record = machine.requests[request]
     record.planned_step = machine.state[0].steps + 1
     record.computed_before = record.computed
-
-
-@callable_in_kernels
-def note_states(machine: Machine, request: int, at: int, written: int) -> None:
-    """Note the states in blocks `at` of a request as `written`, where it holds them."""
-    slot = machine.requests[request].slot
-    for group in range(len(machine.groups)):
-        if machine.groups[group].kind != LINEAR or at < first_held(machine, request, group):
-            continue
-        if machine.table[slot * len(machine.groups) + group, at] != NONE:
-            machine.written[content_at(machine, slot, group, at)] = written
-
-
-@callable_in_kernels
-def rehash_state(machine: Machine, request: int, filled: int, written: int) -> None:
-    """Note the state before a prompt's end as `written`, where so many tokens fill its block."""
-    size, prompt = max(1, machine.state[0].state_tokens), machine.requests[request].prompt
-    if filled // size == last_boundary(machine, prompt, size) // size:
-        note_states(machine, request, filled // size - 1, written)
-
-
-@called_by_kernels
-def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None:
-    """Hash blocks as `hash_filled` does.
-
-    With `rehashes_states` so is the state before a prompt's end as long as the request holds it.
-    """
-    record, state = machine.requests[request], machine.state[0]
-    filled, exported = tokens // state.hash_tokens * state.hash_tokens, NONE
-    within = state.alignment_tokens < state.state_tokens
-    elsewhere = within or state.draft_tokens > 0  # exports another state than its block would have
-    if elsewhere and exported_states(machine, request, record.computed, tokens) > 0:
-        exported = blocks_for(tokens, state.state_tokens) - 2
-    if filled <= record.hashed:
-        if state.rehashes_states:
-            rehash_state(machine, request, filled, written)
-    else:
-        for group in range(len(machine.groups)):
-            layout, row = machine.groups[group], record.slot * len(machine.groups) + group
-            size, linear, full = layout.block_tokens, layout.kind == LINEAR, layout.kind == FULL
-            begin = max(record.hashed // size, first_held(machine, request, group))
-            for at in range(begin, filled // size):
-                block = machine.table[row, at]
-                if linear and at == exported:
-                    continue
-                if full or (block != NONE and is_retained(machine, request, group, at)):
-                    content = content_at(machine, record.slot, group, at)
-                    if within or not full:
-                        forget(machine, block)
-                    give_content(machine, block, content)
-                    if linear:
-                        machine.written[content] = written
-        record.hashed = filled
-    if within:
-        hash_prompt_end(machine, request, tokens, exported, written)
-    elif exported != NONE:
-        hash_exports(machine, request, tokens, exported, written)
-
-
-@callable_in_kernels
-def hash_prompt_end(
-    machine: Machine, request: int, tokens: int, exported: int, written: int
-) -> None:
-    """Hash the blocks of a request in which hits of its prompt can end, when it has `tokens`.
-
-    A state that the step exports is in block `exported`.
-    """
-    record, state = machine.requests[request], machine.state[0]
-    boundary = (record.prompt - 1) // state.alignment_tokens * state.alignment_tokens
-    at = boundary // state.state_tokens
-    for group in range(len(machine.groups)):
-        row = record.slot * len(machine.groups) + group
-        if machine.groups[group].kind == LINEAR and exported != NONE:
-            hash_export(machine, request, group, tokens, machine.table[row, exported], written)
-        elif boundary > tokens or boundary == at * state.state_tokens:
-            continue
-        elif machine.groups[group].kind == FULL:
-            block = machine.table[row, at]
-            content = content_after(machine, record.slot, group, boundary)
-            second = second_of(machine, block)
-            if machine.blocks[block].content == ROOT:
-                give_content(machine, block, content)
-            elif (
-                machine.blocks[block].content != content and machine.blocks[second].content == ROOT
-            ):
-                give_content(machine, second, content)
-        elif boundary == tokens and machine.table[row, at] != NONE:
-            content = content_after(machine, record.slot, group, boundary)
-            forget(machine, machine.table[row, at])
-            give_content(machine, machine.table[row, at], content)
-            machine.written[content] = written
-            record.copy_at = at
-
-
-@callable_in_kernels
-def hash_exports(machine: Machine, request: int, tokens: int, exported: int, written: int) -> None:
-    """Hash the states that a step to `tokens` exports into block `exported` of each group."""
-    for group in range(len(machine.groups)):
-        if machine.groups[group].kind == LINEAR:
-            row = machine.requests[request].slot * len(machine.groups) + group
-            hash_export(machine, request, group, tokens, machine.table[row, exported], written)
-
-
-@called_by_kernels
-def hash_export(
-    machine: Machine, request: int, group: int, tokens: int, block: int, written: int
-) -> None:
-    """Hash the block of the state that a step to `tokens` exports, if a hit can end there."""
-    record, size = machine.requests[request], machine.state[0].state_tokens
-    unit = machine.state[0].alignment_tokens
-    exported = last_boundary(machine, tokens, unit)
-    kept = exported == last_boundary(machine, record.prompt, unit) or exported == record.junction
-    if kept or (exported % size == 0 and ends_segment(machine, group, exported // size - 1)):
-        content = content_after(machine, record.slot, group, exported)
-        give_content(machine, block, content)
-        machine.written[content] = written
 
 
 @callable_in_kernels
@@ -327,33 +149,6 @@ def prefill_end(machine: Machine, request: int) -> int:
     return max(record.prompt, record.prompt + record.generated - 1)  # type: ignore[no-any-return]
 
 
-@called_by_kernels
-def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
-    """Return whether the step begin..end can write the last state before `known` tokens, too."""
-    state = machine.state[0]
-    if state.export_tokens == 0:
-        return False
-    size, unit = state.state_tokens, state.alignment_tokens
-    at = last_boundary(machine, known, unit)
-    return (  # type: ignore[no-any-return]
-        begin % unit == 0
-        and begin + unit <= at < end
-        and blocks_for(end, size) - 2 > (begin - 1) // size
-        and (at - begin) % state.export_tokens == 0
-    )
-
-
-@callable_in_kernels
-def exported_states(machine: Machine, request: int, begin: int, end: int) -> int:
-    """Return 1 if the step begin..end takes a block for the state before its last block, else 0.
-
-    Where few states are kept, only the step that ends a prompt does.
-    """
-    if machine.state[0].segment_tokens == 0 and end < prefill_end(machine, request):
-        return 0
-    return int(exports_between(machine, begin, end, end))
-
-
 @callable_in_kernels
 def columns(machine: Machine, request: int, group: int) -> int:
     """Return how many blocks of its row a running request has taken or passed in a group."""
@@ -372,105 +167,6 @@ def unverified(machine: Machine, request: int) -> int:
 
 
 @called_by_kernels
-def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
-    """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
-
-    `capped`: at most what the request holds at any time, not what it would without freeing.
-    """
-    missing = 0
-    states = 1 + exported_states(machine, request, begin, tokens)
-    copies = int(machine.requests[request].copy_at != NONE)
-    for group in range(len(machine.groups)):
-        layout = machine.groups[group]
-        size, linear = layout.block_tokens, layout.kind == LINEAR
-        blocks = blocks_for(tokens + layout.ahead_tokens, size) + layout.scratch
-        if capped and not linear:
-            blocks = min(blocks, layout.most_blocks)
-        more = max(0, blocks - columns(machine, request, group))
-        missing += copies + min(more, states) if linear else more
-    return missing
-
-
-@callable_in_kernels
-def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
-    """Return a group's cached block `at` of the path in `row`, of which `hit` tokens are a hit.
-
-    Full attention may have more of it, as the last look-up says.
-    """
-    layout = machine.groups[group]
-    if not machine.state[0].hybrid:
-        return holder_of(machine, machine.path[row, at])
-    cached = machine.specs[0].cached_tokens if layout.kind == FULL else hit
-    if (at + 1) * layout.block_tokens <= cached:
-        return block_of(machine, content_at(machine, row, group, at))
-    return block_of(machine, content_after(machine, row, group, cached))
-
-
-@callable_in_kernels
-def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserved: int) -> bool:
-    """Return whether the pool has the blocks that a waiting request takes for its first `end`.
-
-    Of these tokens `hit` are a hit, and those up to `cached` are loaded; others have `reserved`
-    some blocks. With `reserve_full_prompt` so has it for all its tokens, at most what it holds at
-    any time. A state that is computed in the step being planned can be read in the next one only:
-    no pool is enough. A block in which the hit ends is copied. The state at the end of a hit counts
-    also where a later one is loaded.
-    """
-    state, front = machine.state[0], len(machine.path) - 1
-    total, needed, needed_whole = known_tokens(machine, request), reserved, 0
-    states = 1 + exported_states(machine, request, cached, end)
-    states_whole = 1 + exported_states(machine, request, cached, total)
-    for group in range(len(machine.groups)):
-        layout = machine.groups[group]
-        size = layout.block_tokens
-        required, whole, hits = (
-            blocks_for(end + layout.ahead_tokens, size),
-            blocks_for(total, size),
-            blocks_for(hit, size),
-        )
-        skipped = skipped_blocks(machine, group, cached)
-        if layout.kind == LINEAR:
-            required = min(required, hits + states) + layout.scratch
-            whole = min(whole, hits + states_whole) + layout.scratch
-            skipped = skipped_blocks(machine, group, hit)
-            if hits > 0:
-                written = machine.written[content_after(machine, front, group, hit)]
-                if written == planned_step(machine):
-                    return False
-        else:
-            whole = min(whole, layout.most_blocks)
-        held = max(skipped, hits)
-        taken = int(hit % size > 0)
-        for at in range(skipped, hits):
-            if machine.blocks[hit_block(machine, front, group, at, hit)].users == 0:
-                taken += 1
-        needed += max(0, required - held) + taken
-        needed_whole += max(0, whole - held) + taken
-    enough = not state.reserve_full_prompt or needed_whole <= state.free
-    return enough and needed <= state.free  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the cached blocks that a request needs after `cached` tokens; `hit` are a hit."""
-    record, state, partial = machine.requests[request], machine.state[0], False
-    for group in range(len(machine.groups)):
-        row = record.slot * len(machine.groups) + group
-        begin, size = skipped_blocks(machine, group, cached), machine.groups[group].block_tokens
-        for at in range(begin, blocks_for(hit, size)):
-            block = hit_block(machine, record.slot, group, at, hit)
-            use(machine, block)
-            machine.table[row, at] = block
-        partial = partial or hit % size > 0
-    record.copy_at = hit // max(1, state.state_tokens) if partial else NONE
-    record.allocated = hit
-    record.reserves = False
-    record.hashed = hit // max(1, state.state_tokens) * max(1, state.state_tokens)
-    record.skipped_for = cached
-    record.skips_at = 0 if state.hybrid else ALWAYS
-
-
-@callable_in_kernels
 def lose_new_contents(machine: Machine, request: int) -> None:
     """Have the blocks that a request wrote, and no other one uses, lose their content."""
     record, size = machine.requests[request], machine.state[0].block_size
@@ -500,7 +196,7 @@ def last_part(machine: Machine, request: int, finished: bool) -> int:
     return int(np.searchsorted(machine.cuts[request], end, side="right"))
 
 
-@callable_in_kernels
+@called_by_kernels
 def free_to_lanes(machine: Machine, request: int, finished: bool) -> None:
     """Free all blocks of full attention to the lanes of the policy, the tail first.
 
@@ -551,7 +247,7 @@ def release(machine: Machine, request: int, finished: bool) -> None:
     state.running -= 1
 
 
-@callable_in_kernels
+@called_by_kernels
 def note_release(machine: Machine, request: int, finished: bool) -> None:
     """Note that a request leaves the pool: the tier still stores the blocks of one that ended.
 
@@ -587,73 +283,7 @@ def keep_table(machine: Machine, request: int, number: int) -> None:
             )
             kept[at] = NONE if lost else block
     if record.computed >= record.skips_at:
-        free_skipped(machine, request, record.computed)
-
-
-@callable_in_kernels
-def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
-    """Return how many of a request's next `tokens` tokens a step computes after `computed` ones.
-
-    With linear attention, steps of a prompt end at a block's end, before the prompt's last token
-    and at a junction, where a state is worth keeping; 0 where the budget ends before that. A step
-    that exports the last state before a prompt's end need not end there.
-    """
-    record, state = machine.requests[request], machine.state[0]
-    size = state.state_tokens
-    if size == 0:
-        return tokens
-    known, prefilled = known_tokens(machine, request), prefill_end(machine, request)
-    if computed >= prefilled:
-        return tokens
-    end = computed + tokens
-    exports = end >= prefilled and exports_between(machine, computed, end, prefilled)
-    if end < prefilled:
-        aligned = end // size * size
-        if aligned > computed or size <= state.max_num_batched_tokens:
-            end = aligned
-    junction = computed + (record.junction - computed) // size * size
-    if not computed < record.junction < end:
-        junction = NONE
-    block_end = last = prompt_end = NONE
-    if not exports:
-        if computed % size:
-            block_end = (computed // size + 1) * size
-        last = last_boundary(machine, known, size)
-        prompt_end = last_boundary(machine, record.prompt, state.alignment_tokens)
-        if prompt_end < last:
-            prompt_end = NONE
-    first = end
-    for stop in (block_end, last, prompt_end, junction):
-        if computed < stop < first:
-            first = stop
-    return max(0, first - computed)
-
-
-@callable_in_kernels
-def move_contents(machine: Machine, source: int, copy: int) -> None:
-    """Have a copy of a state take its hash over; it can be read in the next step only."""
-    content = machine.blocks[source].content
-    if content != ROOT:
-        lose_content(machine, source)
-        give_content(machine, copy, content)
-        machine.written[content] = planned_step(machine)
-
-
-@called_by_kernels
-def free_copied(machine: Machine) -> None:
-    """Free the blocks that the planned step copies, and the copies, where no request has them."""
-    groups, copies = machine.groups, machine.copies
-    if machine.state[0].alignment_tokens >= machine.state[0].state_tokens:
-        return  # no hit ends within a block
-    for group in range(len(groups) - 1, -1, -1):  # to the front, as in `free_unhashed`
-        for at in range(groups[group].copied - 1, -1, -1):
-            if goes_in_front(machine, copies[group, at]):
-                give_back(machine, copies[group, at], 0)
-    for group in range(len(groups)):
-        for at in range(groups[group].copied):
-            if not goes_in_front(machine, copies[group, at]):
-                give_back(machine, copies[group, at], 0)
-        groups[group].copied = 0
+        machine.grouped.free_skipped(machine, request, record.computed)
 
 
 @callable_in_kernels
@@ -679,92 +309,91 @@ def quiet_until(machine: Machine, request: int, coming: int) -> int:
 
 
 @callable_in_kernels
-def take_cleared(machine: Machine, again: bool) -> int:
-    """Allocate a free block without any hash; `again` as in `take`."""
-    block = take(machine, again)
-    if machine.state[0].alignment_tokens < machine.state[0].state_tokens:
-        forget(machine, block)
-    return block
+def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
+    """Return how many of a request's next `tokens` tokens a step computes after `computed` ones.
+
+    With linear attention, steps end where states are worth keeping.
+    """
+    if machine.state[0].state_tokens == 0:
+        return tokens
+    return machine.grouped.cut(machine, request, computed, tokens)  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def copy_block(machine: Machine, request: int, group: int, admitted: bool) -> None:
-    """Have the step being planned copy the block of a group in which a hit ends.
+def free_copied(machine: Machine) -> None:
+    """Free the blocks that the planned step copies, and the copies, where no request has them."""
+    if machine.state[0].alignment_tokens < machine.state[0].state_tokens:  # hits end within blocks
+        machine.grouped.free_copied(machine)
 
-    A new request (`admitted`) writes to the copy; one that has computed to the end of its prompt
-    keeps the block, and the copy is for later requests.
+
+@called_by_kernels
+def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
+    """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
+
+    `capped`: at most what the request holds at any time, not what it would without freeing.
     """
-    record, layout = machine.requests[request], machine.groups[group]
-    row = record.slot * len(machine.groups) + group
-    source, taken = machine.table[row, record.copy_at], take_cleared(machine, False)
-    if admitted:
-        machine.table[row, record.copy_at] = taken
-        use(machine, taken)
-    else:
-        move_contents(machine, source, taken)
-        use(machine, source)
-    machine.copies[group, layout.copied] = source
-    machine.copies[group, layout.copied + 1] = taken
-    layout.copied += 2
+    if machine.state[0].hybrid:
+        return machine.grouped.blocks_missing(machine, request, begin, tokens, capped)  # type: ignore[no-any-return]
+    layout = machine.groups[0]
+    blocks = blocks_for(tokens + layout.ahead_tokens, layout.block_tokens)
+    return max(0, blocks - columns(machine, request, 0))
 
 
-@callable_in_kernels
-def pass_states(machine: Machine, request: int, group: int, end: int) -> int:
-    """Leave no blocks for states before block `end`; return where the row of the group ends then.
+@called_by_kernels
+def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserved: int) -> bool:
+    """Return whether the pool has the blocks that a waiting request takes for its first `end`.
 
-    A drafter's scratch blocks are the last of the row: those before `end` move behind it.
+    Of these tokens `hit` are a hit, and those up to `cached` are loaded; others have `reserved`
+    some blocks. With `reserve_full_prompt` so has it for all its tokens.
     """
-    record, table = machine.requests[request], machine.table
-    row, before = record.slot * len(machine.groups) + group, columns(machine, request, group)
-    scratch = machine.groups[group].scratch if record.reserves else 0
-    length = max(before, end)
-    for at in range(before, end):
-        table[row, at] = NONE
-    for at in range(before - scratch, min(before, end)):
-        table[row, length] = table[row, at]
-        table[row, at] = NONE
-        length += 1
-    return length
+    state, row, layout = machine.state[0], machine.path[len(machine.path) - 1], machine.groups[0]
+    if state.hybrid:
+        return machine.grouped.fits(machine, request, hit, cached, end, reserved)  # type: ignore[no-any-return]
+    size, taken = layout.block_tokens, 0
+    held = blocks_for(hit, size)
+    for at in range(held):
+        taken += machine.blocks[holder_of(machine, row[at])].users == 0
+    needed = reserved + taken + max(0, blocks_for(end + layout.ahead_tokens, size) - held)
+    whole = taken + max(0, blocks_for(known_tokens(machine, request), size) - held)
+    enough = not state.reserve_full_prompt or whole <= state.free
+    return enough and needed <= state.free  # type: ignore[no-any-return]
+
+
+@called_by_kernels
+def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
+    """Pin the cached blocks that a request needs after `cached` tokens; `hit` are a hit."""
+    if machine.state[0].hybrid:
+        machine.grouped.use_hits(machine, request, hit, cached)
+        return
+    record = machine.requests[request]
+    for at in range(blocks_for(hit, machine.groups[0].block_tokens)):
+        block = holder_of(machine, machine.path[record.slot, at])
+        use(machine, block)
+        machine.table[record.slot, at] = block
+    record.copy_at = NONE
+    record.allocated = record.hashed = hit
+    record.reserves = False
+    record.skipped_for, record.skips_at = cached, ALWAYS
 
 
 @called_by_kernels
 def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> None:
-    """Allocate blocks in all groups until so many tokens have room, after what has to be copied.
+    """Allocate blocks in all groups until so many tokens have room.
 
-    `admitted` as in `copy_block`.
+    `admitted`: the request has not run before.
     """
-    record, again = machine.requests[request], False
-    record.room = ALWAYS
-    states = 1 + exported_states(machine, request, record.computed, tokens)
-    for group in range(len(machine.groups)):
-        layout = machine.groups[group]
-        kind, size, ahead = layout.kind, layout.block_tokens, layout.ahead_tokens
-        row = record.slot * len(machine.groups) + group
-        if record.copy_at != NONE and (admitted or kind == LINEAR):
-            copy_block(machine, request, group, admitted)
-        end = blocks_for(max(tokens, record.allocated) + ahead, size)
-        first = first_held(machine, request, group)
-        begin = max(columns(machine, request, group), first)
-        if kind == LINEAR:
-            begin = pass_states(machine, request, group, end - states)
-        for at in range(begin, end + layout.scratch):
-            machine.table[row, at] = take_cleared(machine, again)
-            again = True
-        if has_tier(machine) and kind != FULL:
-            since = 0 if admitted else blocks_for(record.allocated, size)
-            note_since(machine, row, since, end, first)
-        record.room = min(record.room, end * size - ahead)
-    record.allocated = max(tokens, record.allocated)
+    if machine.state[0].hybrid:
+        machine.grouped.allocate(machine, request, tokens, admitted)
+        return
+    record, layout, again = machine.requests[request], machine.groups[0], False
+    size, allocated = layout.block_tokens, max(tokens, record.allocated)
+    end = blocks_for(allocated + layout.ahead_tokens, size)
+    for at in range(columns(machine, request, 0), end):
+        machine.table[record.slot, at] = take(machine, again)
+        again = True
+    record.room = end * size - layout.ahead_tokens
+    record.allocated = allocated
     record.reserves = True
-    record.copy_at = NONE
-
-
-@callable_in_kernels
-def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> None:
-    """Note when a request got its blocks begin..end; those before `first` it has left already."""
-    off = machine.offload
-    for at in range(begin, end):
-        off.since[row, at] = off.state[0].plan if at >= first else NONE
 
 
 @called_by_kernels
@@ -779,7 +408,7 @@ def extend(machine: Machine, request: int, tokens: int) -> bool:
         in_flight = state.in_progress > 0 and record.planned_step == state.steps
         settled = record.computed_before if in_flight else record.computed
         if settled >= record.skips_at:
-            free_skipped(machine, request, settled)
+            machine.grouped.free_skipped(machine, request, settled)
     wanted = record.computed + tokens
     drafted = wanted + unverified(machine, request)
     if tokens == 1 and drafted == record.room + 1 and not state.hybrid:  # most often: one block

@@ -83,7 +83,7 @@ from kvscope.vllm_sim.scheduler import (
     start,
 )
 from kvscope.vllm_sim.state import NONE, Machine
-from kvscope.vllm_sim.storage import flush, forget_answers, next_copy_s, poll, write_on
+from kvscope.vllm_sim.storage import next_copy_s
 
 LOAD = -2  # of an admission: the request has begun to load
 
@@ -123,7 +123,7 @@ def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
     return job
 
 
-@callable_in_kernels
+@called_by_kernels
 def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
     """Have a request load what is cached behind its hit tokens.
 
@@ -166,7 +166,7 @@ def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: 
     if count == 0:
         return True
     if state.storage:
-        poll(off, bool(state.polls_late))
+        machine.storage.poll(machine, bool(state.polls_late))
     fresh = offer_chunks(off, request, path, count)
     if fresh <= 0:
         return fresh == 0
@@ -223,14 +223,14 @@ def offer_step(machine: Machine) -> None:
             advance(machine, request, row)
 
 
-@called_by_kernels
+@callable_in_kernels
 def store_step(machine: Machine) -> None:
     """End a plan: offers to the tier, and requests that leave it."""
     off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
     size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
     reads = bool(state.storage)
     if reads and not state.polls_late:
-        flush(off)
+        machine.storage.flush(machine)
     offer_step(machine)
     for at in range(state.ended):
         request = off.ended[at]
@@ -240,12 +240,12 @@ def store_step(machine: Machine) -> None:
         commit_accesses(off, request, front, tokens // size // state.unit_nodes * state.groups)
         off.members[request].stage = ENDED
         if reads and off.members[request].transfers == 0:
-            forget_answers(machine, request)
+            machine.storage.forget_answers(machine, request)
     if state.ended > 0:
         machine.state[0].front = NONE
     state.ended = 0
     if reads and state.polls_late:
-        flush(off)
+        machine.storage.flush(machine)
 
 
 @callable_in_kernels
@@ -258,7 +258,7 @@ def submit(off: Any, job: Any, now_s: float) -> None:
     job.submitted = 1
 
 
-@called_by_kernels
+@callable_in_kernels
 def begin_transfers(machine: Machine) -> float:
     """Begin the stores of the plan before this one and the loads of this one.
 
@@ -297,12 +297,12 @@ def end_transfers(machine: Machine) -> None:
             for at in range(job.first, job.first + job.nodes):
                 unpin_chunk(off, off.store_nodes[at % len(off.store_nodes)])
             if state.storage:
-                write_on(off, off.store_nodes, job.first, job.nodes, now_s)
+                machine.storage.write_on(machine, job.first, job.nodes, now_s)
             member = off.members[job.request]
             member.transfers -= 1
             ended = member.stage == ENDED and member.transfers == 0
             if ended and state.storage:
-                forget_answers(machine, job.request)
+                machine.storage.forget_answers(machine, job.request)
             job.done = 1
     while state.stores_done < state.stores and off.stores[state.stores_done % len(off.stores)].done:
         state.fences_done = off.stores[state.stores_done % len(off.stores)].fences

@@ -27,7 +27,6 @@ from kvscope.vllm_sim.group_hits import blocks_for
 from kvscope.vllm_sim.groups import (
     blocks_missing,
     first_held,
-    free_skipped,
     known_tokens,
     skipped_blocks,
     use_hits,
@@ -35,7 +34,6 @@ from kvscope.vllm_sim.groups import (
 from kvscope.vllm_sim.offload_state import ANY, MISSING, PENDING, PRESENT, READY, SKIP
 from kvscope.vllm_sim.pool import note_block
 from kvscope.vllm_sim.state import ALWAYS, FULL, LINEAR, NONE, ROOT, SLIDING, Machine
-from kvscope.vllm_sim.storage import poll, read_chunk
 
 NO_HORIZON = -1  # a request goes on, and stores no window for its end
 
@@ -120,7 +118,7 @@ def find_leading(machine: Machine, request: int, group: int, begin: int, end: in
 
     Or gets from storage. SKIP where one of them is under way.
     """
-    off, path, pending, reads = machine.offload, machine.path[len(machine.path) - 1], False, 0
+    off, pending, reads = machine.offload, False, 0
     count = end - begin
     for at in range(begin, end):
         chunk = chunk_of(machine, group, at)
@@ -129,7 +127,7 @@ def find_leading(machine: Machine, request: int, group: int, begin: int, end: in
             continue
         answer = MISSING
         if off.state[0].storage:
-            answer = read_chunk(off, request, path, at, reads == 0)
+            answer = machine.storage.read_chunk(machine, request, at, reads == 0)
         if answer == MISSING:
             count = at - begin
             break
@@ -210,7 +208,7 @@ def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
             if most - hit < tokens:
                 return 0
             if off.state[0].storage:
-                poll(off, False)
+                machine.storage.poll(machine, False)
             end = find_chunks(machine, request, group, hit, most, total // tokens)
             if end == 0:
                 return 0
@@ -232,7 +230,7 @@ def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
     return loadable
 
 
-@callable_in_kernels
+@called_by_kernels
 def list_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
     """Write the places of the chunks between hit and cached tokens that groups need."""
     off, bpc, count = machine.offload, machine.offload.state[0].blocks_per_chunk, 0
@@ -432,7 +430,7 @@ def list_states_of(machine: Machine, request: int, count: int) -> int:
     return count
 
 
-@callable_in_kernels
+@called_by_kernels
 def list_states(machine: Machine) -> int:
     """Write the states that were hashed in this plan into `states`; return how many they are.
 
@@ -481,7 +479,7 @@ def fits_loaded(machine: Machine, request: int, end: int) -> bool:
     if state.reserve_full_prompt and blocks_still_needed(machine, request) > state.free:
         return False
     if record.computed >= record.skips_at:
-        free_skipped(machine, request, record.computed)
+        machine.grouped.free_skipped(machine, request, record.computed)
     missing = blocks_missing(machine, request, record.computed, end, False)
     return missing <= state.free  # type: ignore[no-any-return]
 

@@ -177,7 +177,7 @@ def give_back(machine: Machine, block: int, lane: int) -> None:
     link(machine, block, lane + 1, blocks[state.blocks + lane + 1].before)
 
 
-@callable_in_kernels
+@called_by_kernels
 def expire(machine: Machine) -> None:
     """Remove the hash of free blocks that were idle for the time to live; they go first then."""
     state = machine.state[0]

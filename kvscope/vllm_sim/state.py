@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records, record_type
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
+from kvscope.core.jit import Function
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import GroupKind, KvGroup, KvGroups
 from kvscope.policies.base import LanePolicy, Policy
@@ -135,6 +136,30 @@ leave is worth `second_worth`, with its free-sequence number `second_freed`.
 """
 
 
+class GroupFunctions(NamedTuple):
+    """What engines call for hybrid models, of module `hybrid`."""
+
+    look_up: Function
+    hash_kept: Function
+    use_hits: Function
+    fits: Function
+    allocate: Function
+    blocks_missing: Function
+    cut: Function
+    free_skipped: Function
+    free_copied: Function
+
+
+class StorageFunctions(NamedTuple):
+    """What engines call for storage below their CPU tier, of module `storage`."""
+
+    poll: Function
+    read_chunk: Function
+    write_on: Function
+    flush: Function
+    forget_answers: Function
+
+
 class Machine(NamedTuple):
     """An engine with n blocks and S slots that serves R requests over a trie of N nodes.
 
@@ -154,8 +179,9 @@ class Machine(NamedTuple):
     `groups` (G) are the groups of layers, one of full attention but for hybrid models, and `specs`
     which of them are looked up together. There are G rows of `table` for each slot, G * (N + 1)
     contents, and `path` counts trie nodes; row g of `copies` lists the blocks that the step being
-    planned copies, each before its copy. With a CPU tier (`offload`) there
-    are slots for loading requests too.
+    planned copies, each before its copy; `grouped` is called for hybrid models,
+    `storage` for what is below a CPU tier. With a CPU tier
+    (`offload`) there are slots for loading requests too.
     """
 
     blocks: Records
@@ -181,6 +207,8 @@ class Machine(NamedTuple):
     specs: Records
     copies: Int64s
     functions: LaneFunctions
+    grouped: GroupFunctions
+    storage: StorageFunctions
     offload: Offload
 
 
@@ -197,6 +225,9 @@ def idle_machine(
     `tables` are for policies that read them. Raises UsageError for a policy without lanes, and for
     more blocks than have numbers.
     """
+    from kvscope.vllm_sim.hybrid import group_functions  # which takes machines
+    from kvscope.vllm_sim.storage import storage_functions
+
     kind = lane_class(policy)
     if settings.groups is not None:
         tier = settings.offload is not None
@@ -239,7 +270,7 @@ def idle_machine(
             groups,
             known.block_size,
         )
-    return Machine(
+    machine = Machine(
         blocks=_blocks(settings.usable_blocks, lanes, twice=hits_within_blocks(settings)),
         busy=np.zeros(words_for(lanes), dtype=np.uint64),
         holders=np.zeros(contents, dtype=np.int32),
@@ -263,7 +294,13 @@ def idle_machine(
         specs=_specs(settings, groups, known.block_size),
         copies=np.empty((len(layouts), 2 * slots), dtype=np.int64),
         functions=lane_functions(kind),
+        grouped=group_functions(None),
+        storage=storage_functions(None),
         offload=offload,
+    )
+    return machine._replace(
+        grouped=group_functions(machine if state[0].hybrid else None),
+        storage=storage_functions(machine if offload.state[0].storage else None),
     )
 
 

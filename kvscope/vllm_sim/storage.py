@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels, called_by_kernels
+from kvscope.core.jit import Function, callable_in_kernels
 from kvscope.core.prefix import write_path
 from kvscope.vllm_sim.chunks import (
     chunk_at,
@@ -42,7 +41,7 @@ from kvscope.vllm_sim.offload_state import (
     WRITES,
     Offload,
 )
-from kvscope.vllm_sim.state import NONE, Machine
+from kvscope.vllm_sim.state import NONE, Machine, StorageFunctions
 
 
 @callable_in_kernels
@@ -97,10 +96,9 @@ def make_room(off: Offload, now_s: float) -> bool:
     return True
 
 
-@called_by_kernels
-def poll(off: Offload, again: bool) -> None:
+def poll(machine: Any, again: bool) -> None:
     """Release the chunks of copies that have ended; `again` even where that was done before."""
-    state = off.state[0]
+    off, state = machine.offload, machine.offload.state[0]
     if state.polled and not again:
         return
     state.polled = True
@@ -154,14 +152,14 @@ def add_read(off: Offload, request: int, node: int, at: int, first: bool) -> Non
     state.reread += 1
 
 
-@callable_in_kernels
-def read_chunk(off: Offload, request: int, path: Int32s, at: int, first: bool) -> int:
-    """Have the chunk `at` of a request read, if storage has it.
+def read_chunk(machine: Any, request: int, at: int, first: bool) -> int:
+    """Have the chunk `at` of the front path, a request's, read, if storage has it.
 
     Returns MISSING without it, or where there is no room for it in memory; ASKING if that is not
     known yet; and PRESENT where the read follows the plan. `first`: no other chunk of the request
     is read in this plan.
     """
+    off, path = machine.offload, machine.path[len(machine.path) - 1]
     node = chunk_at(off, path, at)
     answer = ask_storage(off, request, node, at)
     if answer == PRESENT and not off.files[node].written_s <= off.state[0].now_s:
@@ -174,10 +172,10 @@ def read_chunk(off: Offload, request: int, path: Int32s, at: int, first: bool) -
     return PRESENT
 
 
-@called_by_kernels
-def write_on(off: Offload, nodes: Any, first: int, count: int, now_s: float) -> None:
-    """Write `count` chunks on to storage, those from `first` on in a ring of nodes."""
-    state, pool, fresh = off.state[0], off.pool[0], 0
+def write_on(machine: Any, first: int, count: int, now_s: float) -> None:
+    """Write `count` stored chunks on to storage, those from `first` on."""
+    off, fresh = machine.offload, 0
+    state, pool, nodes = off.state[0], off.pool[0], off.store_nodes
     job = add_copy(off.writes, state.writes)
     job.nodes = count
     for at in range(count):
@@ -204,11 +202,10 @@ def write_on(off: Offload, nodes: Any, first: int, count: int, now_s: float) -> 
     state.written_chunks += fresh
 
 
-@called_by_kernels
-def flush(off: Offload) -> None:
+def flush(machine: Any) -> None:
     """End a plan: begin its reads, and answer what requests asked in it."""
-    state = off.state[0]
-    poll(off, False)
+    off, state = machine.offload, machine.offload.state[0]
+    poll(machine, False)
     state.polled = False
     while state.reads_begun < state.reads:
         job = off.reads[state.reads_begun % len(off.reads)]
@@ -221,8 +218,7 @@ def flush(off: Offload) -> None:
     state.asked = 0
 
 
-@called_by_kernels
-def forget_answers(machine: Machine, request: int) -> None:
+def forget_answers(machine: Any, request: int) -> None:
     """Forget what storage answered to a request that has ended, and to no other one."""
     off, record, front = machine.offload, machine.requests[request], len(machine.path) - 1
     path, access = machine.path[front], off.members[request].access
@@ -247,3 +243,9 @@ def next_copy_s(off: Offload, now_s: float, soonest_s: float) -> float:
     if state.reads_done < state.reads_begun:
         soonest_s = min(soonest_s, off.reads[state.reads_done % len(off.reads)].done_s)
     return soonest_s
+
+
+def storage_functions(machine: Machine | None) -> StorageFunctions:
+    """Return the functions for machines like this one; without one, their places."""
+    calls = (poll, read_chunk, write_on, flush, forget_answers)
+    return StorageFunctions(*(Function.each(calls, machine)))
