@@ -32,6 +32,7 @@ from kvscope.deployment.models import (
     NOT_COUNTED,
     KvDtype,
     Model,
+    UnlikeKv,
     resolve_model,
 )
 from kvscope.deployment.pool import KvPool, derive_pool, observed_pool, stated_pool
@@ -474,10 +475,11 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
     if not engine.shortens_hits or model is None or not model.hybrid:
         return
     groups = model.kv_groups(1)
-    if groups is None or not groups.take_drafter:
+    if groups is None or isinstance(model.shape, UnlikeKv) or not groups.take_drafter:
         raise not_beside(engine.drafter, f"the hybrid layers of {model.name}")
-    if (engine.drafter.method == "mtp") != (groups.state_tokens > 0):
-        kind = "linear layers" if groups.state_tokens else "windows"
+    of_mtp = "compressed attention" if model.compressed else "linear layers"
+    if (engine.drafter.method == "mtp") != bool(groups.state_tokens or model.compressed):
+        kind = "windows" if engine.drafter.method == "mtp" else of_mtp
         raise not_beside(engine.drafter, f"the {kind} of {model.name}")
     if deployment.prefix_match_unit is not None:
         raise not_beside(engine.drafter, "a prefix_match_unit")

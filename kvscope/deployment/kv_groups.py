@@ -132,12 +132,26 @@ class KvGroups(Struct, frozen=True):
         """Whether hits are simulated with a drafter beside these groups.
 
         That is one of full attention beside states of linear attention, without hits within blocks,
-        and one in all groups (EAGLE's) beside windows; all in blocks of one size.
+        and one in all groups (EAGLE's) beside windows, all in blocks of one size; or MTP's window
+        beside compressed attention.
         """
         kinds = {group.kind for group in self.groups}
+        full = {group.block_tokens for group in self.groups if group.kind == "full"}
+        if kinds == {"full", "sliding"}:
+            return full == {self.hit_tokens}
         sizes = {group.block_tokens for group in self.groups}
-        known = kinds <= {"full", "linear"} or kinds == {"full", "sliding"}
-        return known and sizes == {self.hit_tokens}
+        return kinds <= {"full", "linear"} and sizes == {self.hit_tokens}
+
+    def shares_drafts(self, group: KvGroup) -> bool:
+        """Whether a drafter's KV is in a group, or in one that is looked up with it.
+
+        Windows in the largest blocks of windows, and full attention in blocks of that size or
+        without windows.
+        """
+        windows = [each.block_tokens for each in self.groups if each.kind == "sliding"]
+        return group.kind != "linear" and group.block_tokens == max(
+            windows, default=group.block_tokens
+        )
 
     @property
     def alignment_tokens(self) -> int:

@@ -264,6 +264,9 @@ class Model(Struct, frozen=True):
         That is the layer of a drafter, whose KV lies beside the model's, and of linear layers the
         states that they export.
         """
+        if engine.shortens_hits and self.compressed:
+            caches = replace(self.compressed, ratios=(*self.compressed.ratios, 0))
+            return replace(self, shape=caches)
         if engine.shortens_hits and not isinstance(self.shape, UnlikeKv | CompressedKv):
             kinds, drafter = replace(self.kinds, full=self.kinds.full + 1), engine.drafter
             if kinds.state is not None and drafter is not None:

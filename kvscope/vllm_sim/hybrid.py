@@ -134,6 +134,21 @@ def rehash_state(machine: Machine, request: int, filled: int, written: int) -> N
         note_states(machine, request, filled // size - 1, written)
 
 
+@callable_in_kernels
+def hashed_blocks(machine: Machine, group: int, tokens: int) -> int:
+    """Return how many blocks of a group are hashed where a request has filled so many tokens.
+
+    Those up to where a hit may end, and of a drafter's window one more.
+    """
+    layout, alignment = machine.groups[group], machine.state[0].alignment_tokens
+    size = layout.block_tokens
+    if alignment <= machine.state[0].hash_tokens:
+        return tokens // size  # type: ignore[no-any-return]
+    aligned = tokens // alignment * alignment
+    more = layout.drafted * size if aligned > 0 else 0
+    return min(tokens, aligned + more) // size  # type: ignore[no-any-return]
+
+
 def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
     """Hash blocks as `hash_filled` does.
 
@@ -151,9 +166,10 @@ def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
     else:
         for group in range(len(machine.groups)):
             layout, row = machine.groups[group], record.slot * len(machine.groups) + group
-            size, linear, full = layout.block_tokens, layout.kind == LINEAR, layout.kind == FULL
-            begin = max(record.hashed // size, first_held(machine, request, group))
-            for at in range(begin, filled // size):
+            linear, full = layout.kind == LINEAR, layout.kind == FULL
+            begin = hashed_blocks(machine, group, record.hashed)
+            begin = max(begin, first_held(machine, request, group))
+            for at in range(begin, hashed_blocks(machine, group, filled)):
                 block = machine.table[row, at]
                 if linear and at == exported:
                     continue

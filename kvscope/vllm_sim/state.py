@@ -427,7 +427,7 @@ def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: 
         contents += record.blocks_per_node * nodes
         drafts = settings.ahead_tokens.prefilling
         record.ahead_tokens, record.scratch = (0, drafts) if group.kind == "linear" else (drafts, 0)
-        record.drafted = drafts > 0 and group.kind == "sliding"
+        record.drafted = drafts > 0 and group.kind == "sliding" and groups.shares_drafts(group)
     return records
 
 
@@ -438,13 +438,12 @@ def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Recor
         ends[group.spec] = ends.get(group.spec, (number, 0))[0], number + 1
     order = sorted(ends.values(), key=lambda span: groups.groups[span[0]].kind != "full")
     records = np.zeros(len(order), dtype=SPEC).view(np.recarray)
-    dropped = groups.block_tokens
-    if settings.drafter is not None and settings.groups is None:
-        dropped = settings.drafter.drops(block_size)
+    dropped = settings.drafter.drops(block_size) if settings.drafter is not None else 0
     for number, (begin, end) in enumerate(order):
         records[number].begin, records[number].end = begin, end
-        if settings.ahead_tokens.prefilling and groups.groups[begin].kind != "linear":
-            records[number].dropped_tokens = dropped
+        if settings.ahead_tokens.prefilling and groups.shares_drafts(groups.groups[begin]):
+            own = groups.groups[begin].block_tokens if settings.groups is not None else dropped
+            records[number].dropped_tokens = own
     return records
 
 
@@ -497,7 +496,10 @@ def _state(settings: EngineSettings, groups: KvGroups, cost: StepCost, size: int
     state.segment_tokens = alignment if interval is None else interval
     state.keeps_boundaries = interval is not None
     state.state_tokens, state.export_tokens = groups.state_tokens, groups.export_tokens
-    state.hash_tokens = math.lcm(max(groups.hit_tokens, groups.state_tokens), size)
+    hashed = [max(groups.hit_tokens, groups.state_tokens)]
+    if settings.ahead_tokens.prefilling:  # a drafter's window is hashed behind a hit's end, too
+        hashed += [each.block_tokens for each in groups.groups if groups.shares_drafts(each)]
+    state.hash_tokens = math.lcm(min(hashed), size)
     within = hits_within_blocks(settings)
     rehashes = settings.rehashes_states and not within and groups.state_tokens > 0
     state.rehashes_states, state.hashes_always = rehashes, within or rehashes

@@ -163,6 +163,10 @@ def check_manager(layout: str, retention: int | None, usable_blocks: int, units:
     assert junctions or retention != 0 or kinds not in ({"full", "sliding"}, {"full", "linear"})
 
 
+COMPRESSED = (full(64), *[sliding(40)] * 2, sliding(8, 4), sliding(32, 8))
+"""As of DeepSeek-V4: entries of many tokens, windows, and states of tokens to be compressed."""
+
+
 def told_apart(request: TokenRequest, size: int) -> TokenRequest:
     """Return a request whose blocks of `size` tokens differ from their first token on.
 
@@ -181,7 +185,7 @@ def test_windows_in_smaller_blocks_than_the_trace(
     retention: int | None, size: int, usable_blocks: int
 ) -> None:
     """Compressed attention: states of 4 and 8 tokens, and windows, beside blocks of 64 tokens."""
-    groups = KvGroups((full(64), *[sliding(40)] * 2, sliding(8, 4), sliding(32, 8)))
+    groups = KvGroups(COMPRESSED)
     groups = replace(groups, retention_tokens=retention and retention * groups.alignment_tokens)
     trace = conversations(160, size, MIXES["chats"])
     trace += [replace(x, parent=-1) for x in conversations(80, 7, MIXES["repeats"])]

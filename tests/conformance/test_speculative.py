@@ -19,9 +19,9 @@ from tests.conformance.contents import compared
 from tests.conformance.conversations import Mix, TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import MIXES, SLOTS, fitting, stepped
+from tests.conformance.test_hybrid import COMPRESSED, full, kv_groups, linear, sliding, told_apart
 from tests.conformance.test_hybrid import MIXES as SHORT_OUTPUTS
 from tests.conformance.test_hybrid import fitting as fitting_groups
-from tests.conformance.test_hybrid import full, kv_groups, linear, sliding
 from tests.conformance.vllm_side import REHASHES_STATES, Batch, VllmScheduler, manager
 from tests.long import long
 
@@ -158,6 +158,31 @@ def test_groups_agree(layout: str, retention: int | None, tokens: int, usable_bl
     compared(trace, size, cache, model, every=4, junctions=True, drafts=tokens)
 
 
+@pytest.mark.parametrize(
+    ("retention", "tokens", "size", "usable_blocks"),
+    [
+        case if case == (0, 1, 16, 900) else long(*case)
+        for retention in (0, None, 128)
+        for tokens in (1, 3)
+        for case in [(retention, tokens, 16, 900), (retention, tokens, 4, 500)]
+    ],
+)
+def test_compressed_attention_agrees(
+    retention: int | None, tokens: int, size: int, usable_blocks: int
+) -> None:
+    """DeepSeek-V4's MTP: drafts in the groups of windows, whose blocks are smaller."""
+    groups = KvGroups(COMPRESSED, retention)
+    trace = conversations(160, size, SHORT_OUTPUTS["chats"])
+    trace += [replace(x, parent=-1) for x in conversations(80, tokens, SHORT_OUTPUTS["repeats"])]
+    trace = [told_apart(x, size) for x in trace]
+    alone = EngineSettings.one_at_a_time(usable_blocks, groups)
+    settings = replace(alone, drafter=Drafter("mtp", tokens, block_tokens=16))
+    cache, model = manager(usable_blocks, 4, groups, tokens), Model(trace, size, Lru(), settings)
+    hashes = size // 4
+    compared(trace, size, cache, model, every=4, junctions=True, drafts=tokens, hashes=hashes)
+    assert model.machine.state[0].evictions > 0
+
+
 STEPS_IN_CI = {("qwen3-next", 2, True), ("nemotron-h", 1, False), ("gpt-oss", 2, True)}
 
 
@@ -188,7 +213,7 @@ def test_every_step_agrees_on_groups(
 
 
 @pytest.mark.parametrize(
-    "groups", [(full(), sliding(64), linear()), (sliding(64),), (full(32), sliding(64))]
+    "groups", [(full(), sliding(64), linear()), (sliding(64),), (full(), sliding(64, 32))]
 )
 def test_other_groups_are_refused(groups: tuple[KvGroup, ...]) -> None:
     """A drafter beside states and windows, windows alone, or blocks of two sizes."""

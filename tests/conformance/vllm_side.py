@@ -136,10 +136,10 @@ def group_spec(group: KvGroup, drafts: int = 0) -> KVCacheSpec:
 def cache_config(usable_blocks: int, groups: KvGroups, drafts: int = 0) -> KVCacheConfig:
     """Return groups without tensors, one block more than can be used.
 
-    A drafter of `drafts` tokens is in all but those of states.
+    A drafter of `drafts` tokens is in those that share it.
     """
     specs = [group_spec(group, drafts) for group in groups.groups]
-    drafted = [drafts > 0 and group.kind != "linear" for group in groups.groups]
+    drafted = [drafts > 0 and groups.shares_drafts(group) for group in groups.groups]
     retention = {"prefix_cache_retention_interval": groups.retention_tokens}
     return KVCacheConfig(
         num_blocks=usable_blocks + 1,

@@ -553,5 +553,9 @@ def test_what_compressed_attention_does_not_take() -> None:
     stated = Deployment(gpu="h200", tp=2, model="deepseek-v4-flash")
     with pytest.raises(UsageError, match="not simulated in sglang"):
         resolve(replace(stated, engine="sglang@0.5"))
-    with pytest.raises(UsageError, match="not simulated"):
-        resolve(replace(stated, speculative="mtp:1"))
+    with pytest.raises(UsageError, match="eagle:1 beside the compressed attention"):
+        resolve(replace(stated, speculative="eagle:1"))
+    drafting = resolve(replace(stated, speculative="mtp:1"))
+    assert drafting.model is not None
+    assert drafting.model.compressed is not None
+    assert drafting.model.compressed.layers == 44
