@@ -28,10 +28,10 @@ MIXES = {
 
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("usable_blocks", [24, 150, 1000, long(60), long(400), long(2000)])
+@pytest.mark.parametrize("usable_blocks", [24, 150, 2000, long(60), long(400)])
 def test_hits_and_the_order_of_free_blocks_agree(usable_blocks: int, mix: str, size: int) -> None:
-    """After each request: the same hits, and the same free blocks in the same order."""
-    trace = conversations(300 if usable_blocks <= 1000 else 600, usable_blocks * size, MIXES[mix])
+    """After each of 600 requests: the same hits, and the same free blocks in the same order."""
+    trace = conversations(600, usable_blocks * size, MIXES[mix])
     cache = manager(usable_blocks, size)
     compared(trace, size, cache, Model(trace, size, Lru(), alone(usable_blocks)))
 

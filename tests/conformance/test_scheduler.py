@@ -13,36 +13,27 @@ from tests.long import long
 pytestmark = pytest.mark.engine
 
 
-REQUESTS = pytest.mark.parametrize("requests", [250, long(600)])
-
-
-@REQUESTS
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("usable_blocks", [80, 200, long(600)])
-def test_every_step_agrees(
-    tmp_path: Path, usable_blocks: int, mix: str, size: int, requests: int
-) -> None:
-    """The same requests run in each step, and the same blocks are free, in order.
+def test_every_step_agrees(tmp_path: Path, usable_blocks: int, mix: str, size: int) -> None:
+    """600 requests: the same ones run in each step, and the same blocks are free, in order.
 
     And each request has the same hit tokens, preemptions and time of its first token, with prompts
     in chunks and, in small pools, preemption.
     """
-    trace = fitting(requests, usable_blocks + size, mix, size, usable_blocks)
+    trace = fitting(600, usable_blocks + size, mix, size, usable_blocks)
     counts = stepped(*both(tmp_path, trace, size, usable_blocks))
     assert counts["hits"] > 0
     if usable_blocks == 80 and mix != "long prompts":
         assert counts["preemptions"] > 0
 
 
-@REQUESTS
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("usable_blocks", [80, long(300)])
-def test_every_overlapped_step_agrees(
-    tmp_path: Path, usable_blocks: int, mix: str, requests: int
-) -> None:
+def test_every_overlapped_step_agrees(tmp_path: Path, usable_blocks: int, mix: str) -> None:
     """The same where each step is planned before the last one's tokens are known."""
-    trace = fitting(requests, usable_blocks, mix, 16, usable_blocks)
+    trace = fitting(600, usable_blocks, mix, 16, usable_blocks)
     counts = stepped(*both(tmp_path, trace, 16, usable_blocks, overlapped=True))
     assert counts["hits"] > 0
     if usable_blocks == 80 and mix != "long prompts":
@@ -57,5 +48,5 @@ def test_every_overlapped_step_agrees(
 )
 def test_every_setting_agrees(tmp_path: Path, settings: dict[str, Any], overlapped: bool) -> None:
     """Small and large chunks, and prompts let in before all of them fits."""
-    trace = fitting(200, len(settings), "chats", 16, 120)
+    trace = fitting(400, len(settings), "chats", 16, 120)
     stepped(*both(tmp_path, trace, 16, 120, overlapped=overlapped, **settings))
