@@ -329,18 +329,25 @@ def _type_of_referenced(referenced: jit.Referenced, context: Any) -> Reference:
     return known
 
 
-_types: dict[bytes, Reference] = {}
+_types: dict[Any, Reference] = {}
 
 
 def described(arrays: Any) -> Reference:
-    """Return the type of a reference to a tuple, found again by the kinds of its arrays."""
-    try:
-        mark = compute_fingerprint(arrays)
-    except NotImplementedError:  # it has functions
-        return Reference(typeof(arrays), constant=True)
+    """Return the type of a reference to a tuple, found again by the kinds of its fields."""
+    mark = _mark(arrays)
     if mark not in _types:
         _types[mark] = Reference(typeof(arrays), constant=True)
     return _types[mark]
+
+
+def _mark(value: Any) -> Any:
+    """Return what tells the types of tuples apart."""
+    try:
+        return compute_fingerprint(value)
+    except NotImplementedError:  # a function, or it has some
+        if isinstance(value, jit.Function):
+            return value.contract
+        return type(value), *map(_mark, value)
 
 
 @unbox(OpaqueAddress)
