@@ -117,7 +117,12 @@ class KvGroups(Struct, frozen=True):
         return replace(self, retention_tokens=int(steps) * self.alignment_tokens)
 
     def in_blocks_of(self, tokens: int) -> Self:
-        """Return the groups with blocks of so many tokens in all of them."""
+        """Return the groups with blocks of so many tokens in all of them.
+
+        Those of several sizes stay: sizes are then the model's.
+        """
+        if len({group.block_tokens for group in self.groups}) > 1:
+            return self
         return replace(
             self, groups=tuple(replace(each, block_tokens=tokens) for each in self.groups)
         )

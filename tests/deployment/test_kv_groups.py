@@ -29,6 +29,12 @@ CONFIGS = Path(__file__).parent / "configs"
             "+".join([*["sliding/16/1024/10"] * 5, "full/32/0/10@0"]),
         ),
         (str(CONFIGS / "gemma-4-e4b"), "+".join([*["sliding/32/512/4"] * 5, "full/16/0/4@0"])),
+        (
+            "deepseek-v4-flash",
+            "+".join(
+                [*["sliding/64/128/0"] * 2, "full/256/0/43", "sliding/4/8/0", "sliding/8/128/0@0"]
+            ),
+        ),
         (str(CONFIGS / "gemma-3n-e4b"), "+".join([*["sliding/16/512/4"] * 4, "full/16/0/4@0"])),
     ],
 )
@@ -37,6 +43,17 @@ def test_groups_of_models(model: str, text: str | None) -> None:
     groups = resolve_model(model).kv_groups(16)
     assert (groups and groups.text) == text
     assert groups is None or KvGroups.parse(groups.text) == groups
+
+
+def test_an_engines_blocks_leave_several_sizes_as_they_are() -> None:
+    """Those are the model's; groups of one size have what the engine reports."""
+    compressed, windows = (
+        resolve_model(name).kv_groups(16) for name in ("deepseek-v4-flash", "gpt-oss-20b")
+    )
+    assert compressed is not None
+    assert windows is not None
+    assert compressed.in_blocks_of(256) == compressed
+    assert {group.block_tokens for group in windows.in_blocks_of(64).groups} == {64}
 
 
 def test_nearly_equal_kinds_are_not_split() -> None:
