@@ -17,6 +17,7 @@ from msgspec.structs import asdict, replace
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
+from kvscope.deployment.compressed import BLOCK
 from kvscope.deployment.engines import (
     AUTO_LENGTH,
     DEFAULT_ENGINE,
@@ -428,6 +429,9 @@ def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | 
     if model.compressed and engine.name != "vllm":
         what = f"the compressed attention of {model.name} is not simulated in {engine.name}"
         raise UsageError(what, where="--engine", remedy=f"take {DEFAULT_ENGINE}")
+    if model.compressed and deployment.block_size not in {None, BLOCK}:
+        what = f"{deployment.block_size}, where {model.name} has blocks of {BLOCK} tokens"
+        raise UsageError(what, where="block_size", remedy="leave it out")
     if deployment.max_model_len is not None:
         model = model.up_to(deployment.max_model_len)
     _check_heads(model, deployment.tp)

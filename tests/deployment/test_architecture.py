@@ -551,6 +551,9 @@ def test_what_compressed_attention_does_not_take() -> None:
     with pytest.raises(UsageError, match="--kv-dtype: compressed attention caches 8 bits"):
         resolve_model("deepseek-v4-flash", "bf16")
     stated = Deployment(gpu="h200", tp=2, model="deepseek-v4-flash")
+    with pytest.raises(UsageError, match=r"block_size: 64, where .* blocks of 256 tokens"):
+        resolve(replace(stated, block_size=64))
+    assert resolve(replace(stated, block_size=256)).pool == resolve(stated).pool
     with pytest.raises(UsageError, match="not simulated in sglang"):
         resolve(replace(stated, engine="sglang@0.5"))
     with pytest.raises(UsageError, match="eagle:1 beside the compressed attention"):
