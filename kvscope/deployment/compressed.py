@@ -53,12 +53,14 @@ class CompressedKv(Struct, frozen=True):
     def of(cls, config: ConfigFields) -> CompressedKv:
         """Return the caches that a config describes. Raises InputError for ratios without rules."""
         layers, ratios = config.count("num_hidden_layers"), config.get("compress_ratios")
-        listed = isinstance(ratios, list) and len(ratios) >= layers
-        if not listed or set(ratios[:layers]) - {0, 1, *_STATE_BLOCKS} or _SPARSE not in ratios:
+        ratios = ratios[:layers] if isinstance(ratios, list) else []
+        known = all(each in (0, 1, *_STATE_BLOCKS) for each in ratios)
+        if len(ratios) < layers or not known or _SPARSE not in ratios:
             what = "compress_ratios does not list 0, 4 and 128 for the layers"
-            raise InputError(what, where=config.where, remedy="state the pool by --engine-log")
+            remedy = "leave --model out, and state --num-gpu-blocks and --latency"
+            raise InputError(what, where=config.where, remedy=remedy)
         return cls(
-            tuple(ratio if ratio > 1 else 0 for ratio in ratios[:layers]),
+            tuple(ratio if ratio > 1 else 0 for ratio in ratios),
             config.count("head_dim"),
             config.count("qk_rope_head_dim"),
             config.count("index_head_dim"),

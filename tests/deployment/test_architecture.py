@@ -539,10 +539,12 @@ def test_compressed_attention_on_one_more_gpu_is_no_smaller() -> None:
     assert not model.unknown
 
 
-@pytest.mark.parametrize("ratios", [[4, 16] * 16, [128] * 32, [4, 128], "4"])
+@pytest.mark.parametrize(
+    "ratios", [[4, 16] * 16, [128] * 32, [4, 128], "4", [[4]] * 32, [*[0] * 32, 4]]
+)
 def test_other_compressed_attention_is_refused(tmp_path: Path, ratios: object) -> None:
     """Ratios that vLLM's caches do not have, none of 4, too few: the pool has to be stated."""
-    with pytest.raises(InputError, match=r"compress_ratios does not list .* --engine-log"):
+    with pytest.raises(InputError, match=r"compress_ratios does not list .* leave --model out"):
         written(tmp_path, compress_ratios=ratios, index_head_dim=128)
 
 
