@@ -190,7 +190,6 @@ def simulate(
     points: str | int | None = None,
     capacity_model: Literal['cache', 'engine'] = 'cache',
     tiers: str | Sequence[str] | None = None,
-    tier_mode: Literal['exclusive', 'write-through'] | None = None,
     offload: str | None = None,
     param: Sequence[str] | None = None,
     slo: str | float | None = None,

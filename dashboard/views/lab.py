@@ -1,4 +1,4 @@
-"""Policy lab: replay policies at capacities, over tiers or in an engine's pool, and vary xi."""
+"""Policy lab: replay policies at capacities, in an engine's pool or above tiers, and vary xi."""
 
 from __future__ import annotations
 
@@ -89,7 +89,6 @@ def _capacities() -> dict[str, Any]:
         ("capacity_model", "Capacity model", {"key": "counts", **own}),
         ("capacity_blocks", "Capacities (blocks or sizes)", sizes),
         ("tiers", "or tiers", {"placeholder": "hbm=40GiB,dram=128GiB"}),
-        ("tier_mode", "Tier mode"),
     )
 
 
@@ -97,13 +96,12 @@ def _options(asked: dict[str, Any], *, usable: bool = False) -> SimulateOptions:
     """Return the inputs as options; `usable` ones only as far as they tell who can run."""
     if usable:
         blocks = (1,) if asked["tiers"] else asked["capacity_blocks"]
-        asked = {"capacity_model": asked["capacity_model"] or "cache", "capacity_blocks": blocks}
+        kind = "engine" if asked["tiers"] else asked["capacity_model"] or "cache"
+        asked = {"capacity_model": kind, "capacity_blocks": blocks}
         return sidebar.in_pool(SimulateOptions(policy=ALL, **asked))
     tiers, model = asked["tiers"], sidebar.choices().options["model"]
     asked = asked | {"capacity_model": asked["capacity_model"] or "cache"}
-    mode = asked["tier_mode"] if tiers else None
-    more = {"tier_mode": mode, "model": model if tiers else None}
-    return sidebar.in_pool(SimulateOptions(policy=ALL, **asked | more))
+    return sidebar.in_pool(SimulateOptions(policy=ALL, **asked, model=model if tiers else None))
 
 
 def _over_xi(trace: Trace) -> None:

@@ -34,9 +34,9 @@ from kvscope.replay.derived_traces import at_rate
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
-from kvscope.replay.settings import with_groups, with_offload
-from kvscope.replay.sweep import WINDOWS, engine_of, serve_replay, sweep, tier_request
-from kvscope.replay.tier_spec import parse_tiers
+from kvscope.replay.settings import with_groups, with_tiers
+from kvscope.replay.sweep import WINDOWS, engine_of, serve_replay, sweep
+from kvscope.replay.tier_spec import setting_tiers
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
@@ -132,12 +132,11 @@ def simulate(
     named = request.capacities.in_blocks(request.model, trace.block_size)
     if request.tier is not None:
         above, tier = setting, request.tier
-        setting = with_offload(setting, tier.offload, tier.tiers(named[0]))
+        setting = with_tiers(setting, tier.tiers(named[0]), tier.offload)
         setting = replace(setting, block_bytes=tier.kv_bytes_per_token * trace.block_size)
-    if setting.tiers:  # which may not fit the trace's blocks
-        tiers = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)
-        if setting.capacity_model == "engine":
-            engine_of(setting, tiers[0].capacity_blocks, trace.block_size, tiers)
+    tiers = setting_tiers(setting)
+    if tiers:  # which may not fit the trace's blocks
+        engine_of(setting, tiers[0].capacity_blocks, trace.block_size, tiers)
     rate = setting.rate_scale
     prompts = at_rate(prompts, rate) if isinstance(prompts, Prompts) else prompts.at_rate(rate)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS, rate))
@@ -145,8 +144,8 @@ def simulate(
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
     policies = [bind(variant, estimates) for variant in request.variants]
-    if setting.tiers:
-        wanted = [tier_request(workload, policy, estimates) for policy in policies]
+    if tiers:
+        wanted = [ReplayRequest.over(policy, tiers) for policy in policies]
     else:
         capacities = list(named)
         if request.points is not None or not named:
@@ -233,12 +232,11 @@ def _again(simulation: Simulation, run: Run) -> tuple[Workload, ReplayRequest]:
     if workload is None:
         raise ValueError("this simulation has no workload to replay")
     policy = by_name(run.policy)(dict(run.params), cast("Leaves", run.leaves))
-    if run.setting.tiers:
-        request = tier_request(workload, policy, simulation.estimates)
-    else:
-        request = ReplayRequest(policy, run.capacity_blocks)
+    tiers = setting_tiers(run.setting)
     workload.prepare([policy])
-    return workload, request
+    if tiers:
+        return workload, ReplayRequest.over(policy, tiers)
+    return workload, ReplayRequest(policy, run.capacity_blocks)
 
 
 def replay(
@@ -284,13 +282,12 @@ def replay(
     runs += [*keeper.stored, *keeper.waiting]
     if failure is not None:
         monitor.note(f"not all runs were stored: {failure}")
-    idle = not setting.holds_running and not setting.tiers
     return Simulation(
         trace,
         None,
         setting,
         ordered(runs),
-        workload.curve if idle else None,  # LRU's in a cache of one tier
+        None if setting.holds_running else workload.curve,
         unfinished=pending.count - len(runs),
         workload=workload,
     )

@@ -266,9 +266,6 @@ def _advice(path: str) -> Advice:
             "engine",
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
-            tiers=None,
-            tier_mode=None,
-            capacities_named=True,
         )
     return Advice(file.policy, setting, file.capacity_tokens, expected)
 

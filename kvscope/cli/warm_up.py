@@ -21,16 +21,14 @@ from pathlib import Path
 from kvscope.core.executor import cores
 
 _ENGINE = ("--gpu", "h100", "--model", "llama3-8b")
-_TIERS = ("--model", "qwen2-7b", "--tiers", "hbm=20MiB,dram=40MiB")
 _SLO = ("--slo", "350ms")
 COMMANDS = (
-    ("simulate", *_TIERS, "--offload", "vllm@0.33"),
+    ("simulate", "--model", "qwen2-7b", "--tiers", "hbm=20MiB,dram=40MiB"),
     ("fleet", *_SLO, *_ENGINE, "--replicas", "2"),
     ("tune", *_SLO, *_ENGINE, "--output", "tuned.toml"),
     ("fleet", *_SLO, *_ENGINE, "--replicas", "2", "--time-model", "queue"),
     ("simulate", "--capacity-blocks", "50", "--policy", "all"),
     ("explain", "--capacity-blocks", "50"),
-    ("simulate", *_TIERS),
     ("simulate", *_ENGINE, "--engine", "sglang"),
     ("analyze",),
     ("fit",),

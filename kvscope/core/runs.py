@@ -6,7 +6,7 @@ Names carry their units. Rates are fractions (0-1); `None` means that the trace 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -19,9 +19,6 @@ Tenant = Literal["user", "conversation"]
 
 
 CapacityModel = Literal["cache", "engine"]
-
-
-TierMode = Literal["exclusive", "write-through"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +82,8 @@ class RunSetting(Struct, frozen=True):
     uncached and c cached tokens; `request_s` and the decode times are those of a `LatencyProfile`,
     for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 is all of
     it. The `engine` capacity model has the two
-    `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one
-    tier; `tier_mode` (a `TierMode`, or the value of `--offload`) and `block_bytes` belong to it.
+    `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for a
+    pool alone; `tier_mode` (the value of `--offload`) and `block_bytes` belong to it.
     `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, empty for any other.
     `engine` is a vLLM that is simulated in another way than the newest, as `vllm@0.22`, or of a
     `cache` the SGLang whose prefix tree it is; prompts have chunks of `max_num_batched_tokens`.
@@ -138,15 +135,16 @@ class TierOutcome:
     `token_hit_rate` is of all input tokens, so the tiers' add up to that of the cache.
     `transfer_ms` is what all counted requests together waited for its blocks; a read takes
     `read_latency_ms`, then its bytes at `read_bytes_per_s` (None: no time at all). `read_bytes` is
-    None where the size of a block is unknown. `evictions` left the tier; `demotions` are those of
-    them that moved down. SGLang's host tier copies beside a batch: there `transfer_ms` is no wait
-    of its own, and `read_bytes` are those of each GPU.
+    None where the size of a block is unknown. SGLang's host tier copies beside a batch: there
+    `transfer_ms` is no wait of its own, and `read_bytes` are those of each GPU. `ttl_s` and
+    `demotions` (evictions that moved down) are those of tiers that no engine has, which earlier
+    versions of kvscope replayed.
     """
 
     name: str
     policy: str
     capacity_blocks: int
-    ttl_s: float | None
+    ttl_s: float | None = field(default=None, kw_only=True)
     read_latency_ms: float
     read_bytes_per_s: float | None
     hit_blocks: int
@@ -155,7 +153,7 @@ class TierOutcome:
     transfer_ms: float
     read_bytes: int | None
     evictions: int
-    demotions: int
+    demotions: int = field(default=0, kw_only=True)
 
 
 class Run(Struct, frozen=True):

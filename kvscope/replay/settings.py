@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, standard
-from kvscope.core.runs import CapacityModel, RunSetting, TierMode
+from kvscope.core.runs import CapacityModel, RunSetting
 from kvscope.deployment.engines import parse_engine
 from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.replay.policy_options import (
@@ -55,99 +55,60 @@ def with_capacity_model(
     *,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
-    tiers: str | None,
-    tier_mode: TierMode | None,
-    capacities_named: bool,
+    tiers: str | None = None,
     offload: str | None = None,
+    capacities_named: bool = False,
 ) -> RunSetting:
     """Return `setting` with the capacity model of these options.
 
     Raises UsageError for options that contradict each other.
     """
-    engine, tiered = model == "engine", tiers is not None
-    if offload is not None:
-        return with_offload(
-            with_capacity_model(
-                setting,
-                "engine",
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                tiers=None,
-                tier_mode=None,
-                capacities_named=False,
-            ),
-            offload,
-            tiers,
-            stated="--tier-mode" if tier_mode else "--capacity" if capacities_named else "",
-        )
     limits = {"--max-num-seqs": max_num_seqs, "--max-num-batched-tokens": max_num_batched_tokens}
-    where = next((name for name, limit in limits.items() if limit is not None), "")
-    if where and not engine:
+    if tiers is not None or offload is not None:
+        if capacities_named:
+            raise UsageError(
+                "tiers have capacities of their own",
+                where="--tiers",
+                remedy="leave out --capacity, --capacity-blocks and --points",
+            )
+        engine = engine_setting(setting, max_num_seqs, max_num_batched_tokens, "--tiers")
+        return with_tiers(engine, tiers, offload)
+    if model == "engine":
+        return engine_setting(setting, max_num_seqs, max_num_batched_tokens)
+    for where in (name for name, limit in limits.items() if limit is not None):
         remedy = "add --capacity-model engine"
         raise UsageError("only an engine has it", where=where, remedy=remedy)
-    if tier_mode is not None and not tiered:
-        raise UsageError("needs tiers", where="--tier-mode", remedy="add --tiers")
-    for wrong, what, options in (
-        (
-            capacities_named,
-            "tiers have capacities of their own",
-            "--capacity, --capacity-blocks and --points",
-        ),
-        (engine, "an engine is replayed without tiers", "--capacity-model, or add --offload"),
-        (not setting.exact, "tiers are not replayed on a sample", "--sample"),
-        (setting.definition.flat, "a flat cache has no tiers", "--compat"),
-    ):
-        if tiered and wrong:
-            raise UsageError(what, where="--tiers", remedy=f"leave out {options}")
-    if engine:
-        return engine_setting(setting, max_num_seqs, max_num_batched_tokens)
-    if tiers is None:
-        return setting
-    if ":write=" in tiers.replace(" ", ""):
-        remedy = "leave out write, or add --offload vllm@0.33"
-        raise UsageError("writes take time on an engine alone", where="--tiers", remedy=remedy)
-    return replace(setting, tiers=_written(tiers), tier_mode=tier_mode or "exclusive")
+    return setting
 
 
-def _written(tiers: str) -> str:
-    return ",".join(part.strip() for part in tiers.split(","))
-
-
-def with_offload(
-    setting: RunSetting, offload: str, tiers: str | None, stated: str = ""
-) -> RunSetting:
-    """Return the setting of an engine with an offload tier; `stated` is an option that it has not.
+def with_tiers(setting: RunSetting, tiers: str | None, offload: str | None = None) -> RunSetting:
+    """Return the setting of an engine with tiers below its pool, by default the newest vLLM's.
 
     Raises UsageError for tiers that it cannot have.
     """
-    from kvscope.vllm_sim.offload_spec import WHERE, OffloadSpec
+    from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 
     below = 0 if tiers is None else tiers.count(",")
-    spec = OffloadSpec.parse(offload, files=below > 1)
+    spec = OffloadSpec.parse(offload or own_offload(None), files=below > 1)
     if tiers is None or not 1 <= below <= 2:
-        what = "needs the GPU's pool and one tier below it, or two"
-        remedy = "add --tiers, for example hbm=40GiB,dram=128GiB"
-        raise UsageError(what, where=WHERE, remedy=remedy)
-    if stated:
-        what = "an offload tier has a way and a size of its own"
-        raise UsageError(what, where=WHERE, remedy=f"leave out {stated}")
-    lower = tiers.partition(",")[2]
-    for option in ("policy", "ttl"):
-        if f":{option}=" in lower.replace(" ", ""):
-            raise UsageError(
-                f"an engine's tier has its own {option}",
-                where="--tiers",
-                remedy=f"leave out {option}, or write {WHERE} vllm@0.33:eviction_policy=arc",
-            )
-    return replace(setting, tiers=_written(tiers), tier_mode=spec.text)
+        raise UsageError(
+            "takes the GPU's pool and one tier below it, or two",
+            where="--tiers",
+            remedy="write for example --tiers hbm=40GiB,dram=128GiB, or take --capacity-blocks",
+        )
+    written = ",".join(part.strip() for part in tiers.split(","))
+    return replace(setting, tiers=written, tier_mode=spec.text)
 
 
 def engine_setting(
-    setting: RunSetting, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+    setting: RunSetting,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    where: str = "--capacity-model engine",
 ) -> RunSetting:
     """Return `setting` on an engine with these limits, by default vLLM's.
 
-    Raises UsageError where an engine cannot be replayed as `setting` says.
+    Raises UsageError, of the option `where`, where no engine can be replayed as `setting` says.
     """
     from kvscope.vllm_sim.settings import EngineSettings
 
@@ -155,13 +116,13 @@ def engine_setting(
     if replace(definition, name=standard().name, warmup=0.0) != standard():
         raise UsageError(
             f"an engine does not count as {definition.name} with outputs {definition.outputs}",
-            where="--capacity-model engine",
+            where=where,
             remedy="leave out --compat and --outputs",
         )
     if not setting.exact:
         raise UsageError(
             "part of the requests make another load",
-            where="--capacity-model engine",
+            where=where,
             remedy="leave out --sample",
         )
     return replace(
@@ -212,16 +173,16 @@ def tree_setting(
 ) -> RunSetting:
     """Return `setting` on a simulated SGLang, with chunks of so many tokens.
 
-    It stays idle blocks where it has tiers, is of a sample, or counts hits in another way. Raises
-    UsageError where these would leave out a host tier.
+    It stays idle blocks where it is of a sample, or counts hits in another way. Raises UsageError
+    where these would leave out a host tier.
     """
     whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
-    if setting.tiers or not (whole and setting.exact):
+    if not (whole and setting.exact):
         if parse_engine(engine).hicache is not None:
             raise UsageError(
                 "SGLang's host tier is simulated of a whole trace, with hits counted as it does",
                 where="--engine",
-                remedy="leave out --tiers, --sample, --compat and --outputs, or hicache",
+                remedy="leave out --sample, --compat and --outputs, or hicache",
             )
         return setting
     return replace(
@@ -247,9 +208,7 @@ def policies_for(
     if text in {None, ALL} or not unfit:
         return [policy for policy in named if _fits(policy, setting, hybrid)]
     what = "an engine"
-    if setting.tiers:
-        what = f"{setting.tier_mode} tiers"
-    elif hybrid:
+    if hybrid:
         what = "a hybrid model"
     elif setting.capacity_model == "cache":
         what = "a cache without groups of layers"
@@ -280,8 +239,4 @@ def _fits(policy: type[Policy], setting: RunSetting, hybrid: bool) -> bool:
         from kvscope.policies.base import LanePolicy
 
         return issubclass(policy, LanePolicy)
-    if setting.tier_mode is None:
-        return True
-    from kvscope.replay.tiers import fits
-
-    return fits(policy(), cast("TierMode", setting.tier_mode))
+    return True

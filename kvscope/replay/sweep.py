@@ -4,8 +4,8 @@ What the capacity of a cache means depends on the workload's capacity model:
 
 - `cache`: requests come one after the other, and capacity bounds what is cached between them.
 - the same on SGLang (kvscope.sglang_sim), whose pool also holds the blocks of running requests.
-- the same in tiers (kvscope.replay.tiers): reads from the lower ones take time.
-- `engine` (kvscope.vllm_sim): vLLM's block pool, which also holds the blocks of running requests.
+- `engine` (kvscope.vllm_sim): vLLM's block pool, which also holds the blocks of running requests,
+  with the tiers of its OffloadingConnector below (kvscope.replay.tiers) or alone.
 """
 
 from __future__ import annotations
@@ -23,28 +23,19 @@ from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
-from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
+from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy, QueuePolicy
-from kvscope.policies.registry import by_name
+from kvscope.policies.lru import Lru
 from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, by_category, over_time, serve, summarize
 from kvscope.replay.misses import reasons
-from kvscope.replay.parameter_estimates import Estimates, bind
-from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import replay
 from kvscope.replay.sampling import with_drift
 from kvscope.replay.settings import engine_setting
-from kvscope.replay.tier_spec import Tier, parse_tiers
-from kvscope.replay.tiers import (
-    TieredReplay,
-    read_s,
-    replay_tiers,
-    tier_outcomes,
-    transfer_s,
-    write_s,
-)
+from kvscope.replay.tier_spec import Tier
+from kvscope.replay.tiers import TieredReplay, read_s, tier_outcomes, transfer_s, write_s
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
 from kvscope.vllm_sim.offload_spec import OffloadSpec
@@ -161,25 +152,7 @@ def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
         return _serve_engine(workload, request)
     if workload.on_tree(request.policy):
         return _serve_tree(workload, request)
-    if request.tiers:
-        return _serve_tiers(workload, request)
     return _serve_cache(workload, request)
-
-
-def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> ReplayRequest:
-    """Return the request to replay the tiers of the setting, with `policy` where they name none."""
-    setting = workload.setting
-    tiers = parse_tiers(
-        setting.tiers,
-        block_bytes=setting.block_bytes,
-        bind=lambda kind: policy if kind is type(policy) else bind(Variant(kind), estimates),
-        default=type(policy),
-    )
-    if setting.capacity_model == "engine" and setting.tier_mode is not None:
-        chunk_policy = by_name(OffloadSpec.parse(setting.tier_mode).eviction_policy)()
-        tiers = (tiers[0], replace(tiers[1], policy=chunk_policy), *tiers[2:])
-        policy = tiers[0].policy
-    return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
 def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
@@ -201,7 +174,7 @@ def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
 def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
     """Return how a simulated SGLang serves each request."""
     policy, blocks = request.policy, request.capacity_blocks
-    pool, host = request.tiers or (Tier("hbm", blocks, policy), workload.host_tier(blocks))
+    pool, host = request.tiers or (Tier("hbm", blocks), workload.host_tier(blocks))
     done = workload.serve_tree(workload.traffic, policy, pool.capacity_blocks, host)
     served = replace(_served(workload, done.hit_blocks), stored_blocks=done.stored_blocks)
     if served.queued_ttft_s is not None:
@@ -211,8 +184,8 @@ def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
     tiers: tuple[TierOutcome, ...] = ()
     if host is not None:
         hits = np.stack([done.hit_blocks - done.loaded_blocks, done.loaded_blocks], axis=1)
-        evictions, nothing = (done.evictions, done.host_evictions), np.zeros((2, 0), np.bool_)
-        tiered = TieredReplay((pool, host), hits, evictions, (0, 0), nothing)
+        evictions = done.evictions, done.host_evictions
+        tiered = TieredReplay((pool, host), (policy.name, Lru.name), hits, evictions)
         tiers = tier_outcomes(tiered, served, workload.setting.block_bytes)
     return ServedReplay(
         served,
@@ -235,15 +208,6 @@ def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
     return definition.name == LIBCACHESIM.name
 
 
-def _serve_tiers(workload: Workload, request: ReplayRequest) -> ServedReplay:
-    setting = workload.setting
-    mode = cast("TierMode", setting.tier_mode or "exclusive")
-    done = replay_tiers(workload.traffic, request.tiers, mode, history=workload.history)
-    served = _served(workload, done.hit_blocks, transfer_s(done, setting.block_bytes))
-    outcomes = tier_outcomes(done, served, setting.block_bytes)
-    return ServedReplay(served, sum(tier.evictions - tier.demotions for tier in outcomes), outcomes)
-
-
 def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     setting = workload.setting
     engine_setting(setting)  # refuses what an engine cannot replay
@@ -259,7 +223,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     tiered = None
     served = _served(workload, done.hit_blocks)
     if done.loaded_blocks is not None:
-        tiered = _tiered(request.tiers, done)
+        tiered = _tiered(request, done, engine.offload.eviction_policy if engine.offload else "")
         times = transfer_s(tiered, setting.block_bytes)
         served = _served(workload, tiered.hit_blocks, times)
     if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other
@@ -285,16 +249,17 @@ def chunk_blocks(engine: EngineSettings, block_size: int) -> int:
     return (engine.offload.blocks_per_chunk if engine.offload else 0) * size // block_size
 
 
-def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
+def _tiered(request: ReplayRequest, done: EngineReplay, below: str) -> TieredReplay:
     """Return what an engine and the tiers below it did, in blocks."""
     loaded, read = cast("Int32s", done.loaded_blocks), cast("Int32s", done.read_blocks)
-    copied, count = cast("Int32s", done.copied_blocks), len(tiers)
+    copied, count = cast("Int32s", done.copied_blocks), len(request.tiers)
     hits, reads = (
         np.stack([done.hit_blocks, blocks - read, read][:count], axis=1)
         for blocks in (loaded, copied)
     )
-    evictions, nothing = (done.evictions, done.chunk_evictions, 0), np.zeros((count, 0), np.bool_)
-    return TieredReplay(tiers, hits, evictions[:count], (0, 0, 0)[:count], nothing, reads)
+    evictions = done.evictions, done.chunk_evictions, 0
+    policies = request.policy.name, below, request.policy.name
+    return TieredReplay(request.tiers, policies[:count], hits, evictions[:count], reads)
 
 
 def offload_settings(

@@ -1,9 +1,9 @@
-"""Tiers of cache memory, from text.
+"""The tiers of an engine's cache, from text.
 
-    hbm=40GiB,dram=128GiB:ttl=10m,ssd=1TiB:policy=tlru:read=12GB/s:latency=80us
+    hbm=40GiB,dram=128GiB,ssd=1TiB:read=12GB/s:latency=80us
 
-One tier is NAME=CAPACITY with options behind colons; the first is where the engine computes. By
-default, the time of a copy from or to a lower tier follows from its name:
+One tier is NAME=CAPACITY with options behind colons; the first is the engine's pool. By default,
+the time of a copy from or to a lower tier follows from its name:
 
 - dram: 25 GB/s and 10 us. PCIe 4.0 x16 carries 31.5 GB/s (16 GT/s a lane, 128b/130b coding); that
   copies reach 80 % of it is an assumption, and so is the time to start one.
@@ -13,8 +13,7 @@ default, the time of a copy from or to a lower tier follows from its name:
 - remote: 10 GB/s and 1 ms, an assumption: four fifths of 100 Gbit/s Ethernet, and a store that
   answers within a millisecond.
 
-Writes take time on the simulated engine alone (`--offload`). Without `write`, they are as fast as
-the name has it, and no faster than reads.
+Without `write`, writes are as fast as the name has it, and no faster than reads.
 """
 
 from __future__ import annotations
@@ -29,19 +28,12 @@ from msgspec import Struct
 from kvscope.core import units
 from kvscope.core.errors import UsageError, did_you_mean, key_values, placed
 from kvscope.core.runs import RunSetting
-from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.registry import by_name
 from kvscope.vllm_sim.offload_spec import OffloadSpec
-
-Bind = Callable[[type[Policy]], Policy]
 
 _WHERE = "--tiers"
 _BLOCKS = "blocks"
-_FORM = "write for example hbm=40GiB,dram=128GiB:ttl=10m"
+_FORM = "write for example hbm=40GiB,dram=128GiB"
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
-    "ttl": units.parse_duration,
-    "policy": by_name,
     "read": units.parse_bandwidth,
     "write": units.parse_bandwidth,
     "latency": units.parse_duration,
@@ -97,47 +89,39 @@ class SharedPool(Struct, frozen=True):
 
 
 class Tier(Struct, frozen=True):
-    """One tier: its capacity, its eviction policy, the time of a read, and writes a second.
+    """One tier: its capacity, the time of a read, and writes a second.
 
     Of a `pool` those are of a replica's link, and the capacity is that of all.
     """
 
     name: str
     capacity_blocks: int
-    policy: Policy
     read: Read = IN_PLACE
     write_bytes_per_s: float = math.inf
     pool: SharedPool | None = None
 
-    @property
-    def ttl_s(self) -> float:
-        """How long a block may stay untouched, in seconds; infinite without a limit."""
-        return self.policy.values.get("ttl_s", math.inf)
 
-
-def parse_tiers(
-    text: str,
-    *,
-    block_bytes: int | None = None,
-    bind: Bind = lambda policy: policy(),
-    default: type[Policy] = Lru,
-) -> tuple[Tier, ...]:
-    """Return the tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
+def parse_tiers(text: str, *, block_bytes: int | None = None) -> tuple[Tier, ...]:
+    """Return the tiers in `hbm=40GiB,dram=128GiB`, the first on top.
 
     A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). With
-    `block_bytes` 0, which stands for those of a trace to come, sizes stay bytes. Options are ttl,
-    policy (else `default`), read and write (bytes a second, `25GB/s`) and latency. `bind` gives a
-    policy its parameters; a tier's ttl overrides the one among them.
+    `block_bytes` 0, which stands for those of a trace to come, sizes stay bytes. Options are read
+    and write (bytes a second, `25GB/s`) and latency.
     Raises UsageError for what cannot be read, and for a lower tier with a name of its own that does
     not say how long a read takes.
     """
     tiers: list[Tier] = []
     for part in text.split(","):
-        tier = _tier(part.strip(), block_bytes, bind, default, first=not tiers)
+        tier = _tier(part.strip(), block_bytes, first=not tiers)
         if tier.name in [above.name for above in tiers]:
             raise UsageError(f"{tier.name!r} is there twice", where=_WHERE, remedy="rename one")
         tiers.append(tier)
     return tuple(tiers)
+
+
+def setting_tiers(setting: RunSetting) -> tuple[Tier, ...]:
+    """Return the tiers of a setting, none where it has a pool alone."""
+    return parse_tiers(setting.tiers, block_bytes=setting.block_bytes) if setting.tiers else ()
 
 
 def kv_transfer_config(setting: RunSetting) -> Mapping[str, Any] | None:
@@ -172,40 +156,26 @@ def _sized(setting: RunSetting) -> tuple[OffloadSpec, int] | None:
     spec = offload_of(setting)
     if spec is None or setting.block_bytes is None:
         return None
-    lower = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)[1]
-    return spec, lower.capacity_blocks * setting.block_bytes
+    return spec, setting_tiers(setting)[1].capacity_blocks * setting.block_bytes
 
 
-def _tier(
-    part: str,
-    block_bytes: int | None,
-    bind: Bind,
-    default: type[Policy],
-    *,
-    first: bool,
-) -> Tier:
+def _tier(part: str, block_bytes: int | None, *, first: bool) -> Tier:
     main, *rest = part.split(":")
     name, equals, capacity = (piece.strip() for piece in main.partition("="))
     if not (name and equals and capacity):
         raise UsageError(f"{part!r} is no tier", where=_WHERE, remedy=_FORM)
     place = f"{_WHERE} {name}"
     options = _options(rest, place)
-    policy = bind(options.get("policy", default))
-    if "ttl" in options:
-        if "ttl_s" not in policy.values:
-            what, remedy = f"{policy.name} has no time to live", "leave out ttl, or take lru"
-            raise UsageError(what, where=place, remedy=remedy)
-        policy = type(policy)({**policy.values, "ttl_s": options["ttl"]}, policy.evicts)
     read = _read(name, options, place, first=first)
     usual = min(read.bytes_per_s, math.inf if first else WRITES.get(name, math.inf))
     blocks = _capacity(capacity, block_bytes, place)
-    return Tier(name, blocks, policy, read, options.get("write", usual))
+    return Tier(name, blocks, read, options.get("write", usual))
 
 
 def _options(rest: list[str], place: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    given = key_values(rest, _OPTIONS, place, owner="a tier", example="write for example ttl=10m")
-    for key, value in given:
+    example = "write for example read=10GB/s"
+    for key, value in key_values(rest, _OPTIONS, place, owner="a tier", example=example):
         with placed(place):
             options[key] = _OPTIONS[key](value)
     return options

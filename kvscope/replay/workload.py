@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property, partial
+from typing import Self
 
 import numpy as np
 from msgspec import Struct
@@ -21,7 +22,6 @@ from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.learning.directives.offline import STATED, stated_tables
 from kvscope.learning.offline.learners import tables_for, tables_of_served
 from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.footprint import tables_bytes
@@ -38,14 +38,19 @@ _APART_S = 1e6  # between requests of a trace without times
 
 
 class ReplayRequest(Struct, frozen=True):
-    """One replay to make: a policy with its parameters at a capacity, or over tiers.
+    """One replay to make: a policy with its parameters at a capacity, or above tiers.
 
-    Over tiers, the capacity is the sum of theirs, and `policy` that of tiers that name none.
+    The first of the tiers is the policy's pool; the capacity is the sum of theirs.
     """
 
     policy: Policy
     capacity_blocks: int
     tiers: tuple[Tier, ...] = ()
+
+    @classmethod
+    def over(cls, policy: Policy, tiers: tuple[Tier, ...]) -> Self:
+        """Return the replay of a policy in the first of the tiers."""
+        return cls(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
 class Workload:
@@ -217,7 +222,7 @@ class Workload:
         if hicache is None:
             return None
         read = IN_PLACE if self.setting.block_bytes is None else READS["dram"]
-        return Tier("dram", hicache.blocks(capacity_blocks, self.prompts.block_size), Lru(), read)
+        return Tier("dram", hicache.blocks(capacity_blocks, self.prompts.block_size), read)
 
     def serve_tree(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int, tier: Tier | None = None

@@ -72,7 +72,7 @@ def screen(simulation: Simulation) -> list[Section]:
     tables = [*first.tables[:1]]
     if not simulation.without_tier:
         tables.append(_policy_table(simulation, simulation.middle, _ROWS))
-    offload = tier_sections(simulation) if simulation.setting.holds_running else []
+    offload = tier_sections(simulation)
     launch = [sentence for section in offload for sentence in section.sentences]
     tables += [table for section in offload for table in section.tables]
     if not first.tables and not offload:  # there is room
@@ -252,10 +252,7 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     """Return what the numbers count and assume."""
     capacity = "Capacity: idle cached blocks; add KV memory for running requests."
     if setting.tiers and setting.capacity_model == "cache":
-        capacity = (
-            f"Capacity: {setting.tiers} together, {setting.tier_mode}. No engine works like this;"
-            " --offload replays an engine's tier."
-        )
+        capacity = f"Capacity: {setting.tiers}, {setting.tier_mode}, as earlier kvscopes replayed."
     elif setting.capacity_model == "engine":
         capacity = (
             "Capacity: an engine's block pool, which also holds the blocks of running requests; at"
@@ -375,7 +372,6 @@ def tier_sections(simulation: Simulation) -> list[Section]:
             "hit rate": lambda row: share(row[1].token_hit_rate),
             "transfer (ms)": transfer,
             "evictions": lambda row: count(row[1].evictions),
-            "demotions": lambda row: count(row[1].demotions),
         },
         f"transfer: mean {beside} of a request for this tier's blocks, part of its TTFT",
         words=("tier",),

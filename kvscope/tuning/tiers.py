@@ -21,7 +21,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.units import format_size
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
-from kvscope.policies.lru import RETENTION, Lru, LruRetention, retained_by
+from kvscope.policies.lru import RETENTION, LruRetention, retained_by
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.tier_spec import READS, WRITES, Read, SharedPool, Tier
 from kvscope.replay.workload import Workload
@@ -183,7 +183,7 @@ class TierCandidate(Struct, frozen=True):
             read = Read(READS[name].latency_s, READS[name].bytes_per_s * links / copies)
             blocks = max(1, size_bytes // block_bytes)
             writes = WRITES[name] * links / copies
-            tiers.append(Tier(name, blocks, Lru(), read, writes, pool))
+            tiers.append(Tier(name, blocks, read, writes, pool))
         return EngineTier(self.offload, block_bytes, tuple(tiers))
 
     @property

@@ -62,8 +62,7 @@ class EngineTier(Struct, frozen=True):
 
     def request(self, policy: Policy, capacity_blocks: int) -> ReplayRequest:
         """Return the replay of a policy in a pool of so many blocks above the tiers."""
-        tiers = Tier("hbm", capacity_blocks, policy), *self.tiers
-        return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
+        return ReplayRequest.over(policy, (Tier("hbm", capacity_blocks), *self.tiers))
 
 
 class Trial(Struct, frozen=True):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
@@ -29,7 +28,7 @@ from kvscope.app.requests import (
 )
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
-from kvscope.core.runs import Run, RunSetting, TierMode, hit_rate
+from kvscope.core.runs import Run, RunSetting, hit_rate
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import FROM_TRACE
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from kvscope.app.simulate import Simulation
     from kvscope.core.percentiles import Percentiles
     from kvscope.deployment.deployment import ResolvedDeployment
-    from kvscope.policies.base import Policy
     from kvscope.tuning.file import EngineTable, RecommendationFile
 
 _QUEUED_FIGURES = tuple(f"{QUEUED}{name}" for name in (*PERCENTILES, *BY_SLO))
@@ -77,20 +75,16 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         value="cache",
     )
     tiers: str | None = opt.option(
-        "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
-        " of --capacity. A tier takes ttl, policy, read, write (bandwidths) and latency.",
+        "Replay vLLM with a CPU tier below its pool, instead of --capacity, for example"
+        " hbm=40GiB,dram=128GiB; a third tier has the files below. A tier takes read, write"
+        " (bandwidths) and latency.",
         "NAME=SIZE,...",
     )
-    tier_mode: Literal["exclusive", "write-through"] | None = opt.option(
-        "exclusive: blocks evicted from a tier move to the next. write-through: every tier is"
-        " written at once.",
-        default="exclusive",
-    )
     offload: str | None = opt.option(
-        "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
-        " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
-        " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
+        "Version and options of vLLM's OffloadingConnector, for --tiers: vllm@0.32 or"
+        " vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
         "ENGINE",
+        default="vllm@0.33",
     )
     param: opt.Params = None
     slo: opt.Slo = None
@@ -154,7 +148,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     if options.refit is not None:
         variants = [refitted(variant, options.refit) for variant in variants]
     if setting.tiers:
-        _check_tiers(setting, variants, kv)
+        _check_tiers(setting, kv)
     if not setting.exact:
         variants = _estimated(options, variants, definition)
     capacities = Capacities(
@@ -193,7 +187,6 @@ def _on_engine(
         max_num_seqs=None if on_sglang and model == "cache" else seqs,
         max_num_batched_tokens=None if on_sglang and model == "cache" else tokens,
         tiers=options.tiers,
-        tier_mode=options.tier_mode,
         offload=options.offload,
         capacities_named=any(capacity is not None for capacity in named),
     )
@@ -223,29 +216,14 @@ def _named(
     return variants
 
 
-def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model | None) -> None:
+def _check_tiers(setting: RunSetting, model: Model | None) -> None:
     """Raise UsageError for tiers that cannot be replayed, whatever the blocks of the trace are."""
-    from kvscope.replay.tier_spec import offload_of, parse_tiers  # late: loads NumPy
-    from kvscope.replay.tiers import read_s, require_exact
+    from kvscope.replay.tier_spec import parse_tiers  # late: loads NumPy
+    from kvscope.replay.tiers import read_s
 
     block_bytes = None if model is None else 0  # the trace says how many
-    for variant in variants:
-        policy = variant.policy(variant.given, variant.leaves)
-        tiers = parse_tiers(
-            setting.tiers,
-            block_bytes=block_bytes,
-            bind=partial(_own_or_default, policy),
-            default=type(policy),
-        )
-        for tier in tiers[1:]:
-            read_s(tier, 1, block_bytes)
-        if offload_of(setting) is None:
-            require_exact(tiers, cast("TierMode", setting.tier_mode))
-
-
-def _own_or_default(own: Policy, kind: type[Policy]) -> Policy:
-    """Return the policy of a tier: the one with parameters, where that is its kind."""
-    return own if kind is type(own) else kind()
+    for tier in parse_tiers(setting.tiers, block_bytes=block_bytes)[1:]:
+        read_s(tier, 1, block_bytes)
 
 
 def _estimated(
@@ -332,10 +310,10 @@ def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
     path = options.recommendation
     if path is None:
         return None
-    settled = ("policy", "param", "capacity", "capacity_blocks", "points", "tiers", "tier_mode")
+    settled = ("policy", "param", "capacity", "capacity_blocks", "points", "tiers", "offload")
     named = [
         f"--{name.replace('_', '-')}"
-        for name in (*settled, "offload", "latency", "slo")
+        for name in (*settled, "latency", "slo")
         if getattr(options, name) is not None
     ]
     if named:

@@ -226,7 +226,8 @@ def test_a_figure_that_the_result_lacks(text: str, remedy: str) -> None:
 
 def test_tiers_are_one_capacity() -> None:
     """They have capacities of their own."""
-    request = simulate_request(SimulateOptions(tiers="hbm=2blocks", policy="lru", slo=1.0))
+    tiers = {"tiers": "hbm=2blocks,dram=2blocks", "model": "llama3-8b"}
+    request = simulate_request(SimulateOptions(**tiers, policy="lru", slo=1.0))
     gates = parse_gates(["p95>1s,lru.tel>1s"], simulate.known_figures(request))
     assert [gate.name for gate in gates] == ["p95", "lru.tel"]
 

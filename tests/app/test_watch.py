@@ -98,9 +98,6 @@ def test_requests_that_no_pool_holds(lines: list[bytes], tmp_path: Path, capsys:
         "engine",
         max_num_seqs=8,
         max_num_batched_tokens=2048,
-        tiers=None,
-        tier_mode=None,
-        capacities_named=True,
     )
     blocks = 100
     hits = measure(lines, request_with(Advice(Lru(), engine, 16 * blocks, None)))

@@ -112,7 +112,7 @@ def test_what_xi_does(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams)
 
 
 def test_tiers(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
-    """A cache in tiers is replayed as by --tiers, and each tier is told by itself."""
+    """An engine's tiers are replayed as by --tiers, and each is told by itself."""
     tiers = "hbm=20blocks,dram=40blocks"
     app = shown(db, monkeypatch, "lab", policies="lru", tiers=tiers, slo="20ms")
     app.button(key="run").click().run()
@@ -166,7 +166,7 @@ def _one(value: str | list[str]) -> str:
 
 def test_contradictions_are_those_of_the_command(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiers beside capacities, a tier without a read, xi without an SLO: a sentence each."""
-    app = shown(db, monkeypatch, "lab", tiers="hbm=20blocks", sizes="60")
+    app = shown(db, monkeypatch, "lab", tiers="hbm=20blocks,dram=20blocks", sizes="60")
     assert "tiers have capacities of their own" in app.error[0].value
     app = shown(db, monkeypatch, "lab", sizes="10GiB", model="none")
     assert "bytes need a model" in app.error[0].value

@@ -48,7 +48,7 @@ CHAINS: dict[str, str] = {
         diff run:1 run:2
         runs --model qwen2-7b
         simulate --forget --model qwen2-7b --policy lru,tlru,gittins,belady --points 2 --slo 200ms
-        simulate --forget --model qwen2-7b --tiers hbm=1GiB,dram=4GiB:ttl=10m
+        simulate --forget --model qwen2-7b --tiers hbm=1GiB,dram=4GiB
         tune --forget --slo 300ms --policy tlru,wa --capacity-blocks 500 --output first.toml
         tune --forget --slo 200ms --view queued --policy tlru --output second.toml
         diff first.toml second.toml

@@ -29,8 +29,8 @@ from kvscope.store.traces import load_prompts
 from kvscope.usecases.simulate import USE_CASE
 
 TIERS = (
-    TierOutcome("hbm", "lru", 2, None, 0.0, None, 6, 96, 0.4, 0.0, None, 7, 5),
-    TierOutcome("dram", "lru", 2, 60.0, 0.01, 25e9, 3, 48, 0.2, 6000.0, 4096, 5, 0),
+    TierOutcome("hbm", "lru", 2, 0.0, None, 6, 96, 0.4, 0.0, None, 7),
+    TierOutcome("dram", "lru", 2, 0.01, 25e9, 3, 48, 0.2, 6000.0, 4096, 5),
 )
 HOSTILE = "<img src=x onerror=alert(1)></script><b>&"
 
@@ -115,7 +115,7 @@ def test_every_table_is_rectangular(simulation: Simulation) -> None:
     )
     engine = replace(simulation.setting, capacity_model="engine", max_num_seqs=2)
     on_engine = tuple(replace(run, setting=engine, preemptions=1) for run in simulation.runs[:2])
-    tiers = replace(simulation.setting, tiers="hbm=2blocks,dram=2blocks", tier_mode="exclusive")
+    tiers = replace(engine, tiers="hbm=2blocks,dram=2blocks", tier_mode="vllm@0.33")
     in_tiers = tuple(replace(run, setting=tiers, tiers=TIERS) for run in simulation.runs[:1])
     sections = [
         *report.sections(simulation),
@@ -138,8 +138,8 @@ def test_tiers_have_a_section_of_their_own(simulation: Simulation) -> None:
     requests = run.outcome.requests
     assert requests == 12
     assert section.tables[0].rows == (
-        ("lru", "hbm", "2 blocks", "96", "40.0%", "–", "7", "5"),
-        ("lru", "dram", "2 blocks", "48", "20.0%", "500", "5", "0"),
+        ("lru", "hbm", "2 blocks", "96", "40.0%", "–", "7"),
+        ("lru", "dram", "2 blocks", "48", "20.0%", "500", "5"),
     )
 
 

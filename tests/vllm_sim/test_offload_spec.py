@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
-from kvscope.core.runs import RunSetting
-from kvscope.replay.settings import with_capacity_model
+from kvscope.core.runs import CapacityModel, RunSetting
+from kvscope.replay.settings import engine_setting, with_tiers
 from kvscope.replay.sweep import engine_of
 from kvscope.replay.tier_spec import kv_transfer_config, offload_of, parse_tiers
 from kvscope.report.policies import setting_in_words
@@ -47,7 +47,7 @@ def test_a_third_tier_is_files() -> None:
     """vLLM's flags name a folder, and the engine has room for whole chunks in each tier."""
     dram = "dram=500blocks:read=4GB/s:write=2GB/s:latency=1s"
     tiers = f"hbm=100blocks,{dram},ssd=1003blocks:read=1GB/s:write=500MB/s:latency=1ms"
-    setting = with_tiers("vllm@0.33:blocks_per_chunk=4", tiers)
+    setting = offloading("vllm@0.33:blocks_per_chunk=4", tiers)
     engine = engine_of(setting, 100, 16, parse_tiers(tiers, block_bytes=10**6))
     assert engine.offload is not None
     assert engine.offload.capacity_chunks == 125
@@ -75,7 +75,7 @@ def test_a_third_tier_is_files() -> None:
 )
 def test_wrong_hits_of_vllm_are_warned_of(options: str, groups: str, warned: bool) -> None:
     """Where outputs are stored and windows have smaller blocks than full attention."""
-    setting = with_tiers(f"vllm@0.33{options}", "hbm=100blocks,dram=500blocks")
+    setting = offloading(f"vllm@0.33{options}", "hbm=100blocks,dram=500blocks")
     words = " ".join(setting_in_words(replace(setting, kv_groups=groups)))
     assert ("may then load blocks of another request" in words) == warned
 
@@ -106,26 +106,31 @@ def test_refuses(text: str, what: str) -> None:
     assert what in str(error.value)
 
 
-def with_tiers(offload: str, tiers: str) -> RunSetting:
+def offloading(offload: str, tiers: str) -> RunSetting:
     """Return a setting with blocks of a megabyte."""
-    return with_capacity_model(
-        RunSetting(standard(), "none", 0.0, 0.0, 0.0, block_bytes=10**6),
-        "engine",
-        max_num_seqs=None,
-        max_num_batched_tokens=None,
-        tiers=tiers,
-        tier_mode=None,
-        capacities_named=False,
-        offload=offload,
-    )
+    setting = engine_setting(RunSetting(standard(), "none", 0.0, 0.0, 0.0, block_bytes=10**6))
+    return with_tiers(setting, tiers, offload)
 
 
-@pytest.mark.parametrize("mode", ["lmcache:chunk_size=512", "vllm@0.33:eviction_policy=tlru"])
-def test_a_stored_run_of_an_earlier_version_can_be_listed(mode: str) -> None:
+@pytest.mark.parametrize(
+    ("capacity_model", "mode"),
+    [
+        ("engine", "lmcache:chunk_size=512"),
+        ("engine", "vllm@0.33:eviction_policy=tlru"),
+        ("cache", "exclusive"),
+        ("cache", "write-through"),
+    ],
+)
+def test_a_stored_run_of_an_earlier_version_can_be_listed(
+    capacity_model: CapacityModel, mode: str
+) -> None:
     """What only earlier versions simulated has no flags."""
-    setting = replace(with_tiers("vllm@0.33", "hbm=9blocks,dram=9blocks"), tier_mode=mode)
+    setting = offloading("vllm@0.33", "hbm=9blocks,dram=9blocks:ttl=10m")
+    setting = replace(setting, capacity_model=capacity_model, tier_mode=mode)
     assert offload_of(setting) is None
     assert kv_transfer_config(setting) is None
+    words = "hbm=9blocks,dram=9blocks:ttl=10m, {mode}, as earlier kvscopes replayed"
+    assert (words.format(mode=mode) in setting_in_words(setting)[0]) == (capacity_model == "cache")
 
 
 def test_what_vllm_refuses_with_files_is_refused() -> None:

@@ -74,30 +74,38 @@ def test_the_usual_policies_are_those_that_a_model_can_run(
 def test_tiers_tell_what_each_gave_and_cost(
     trace: str, options: tuple[str, ...], capsys: Streams
 ) -> None:
-    """Of the last turn's two blocks HBM has one; the other, 256 MiB, is read at 1 GiB/s."""
-    tiers = "hbm=2blocks, dram=9blocks:read=1GiB/s:latency=1s"
+    """Of the last turn's two blocks HBM has one; the other, 256 MiB, is read at 1 GiB/s.
+
+    The stranger's three blocks and output take four of five.
+    """
+    lines = Path(trace).read_text().replace("[3]", "[3, 6, 7]")
+    Path(trace).write_text(
+        lines.replace(f'"input_length": {BLOCK},', f'"input_length": {3 * BLOCK},')
+    )
+    tiers = "hbm=5blocks, dram=9blocks:read=1GiB/s:latency=1s"
     asked = (trace, *options, "--policy", "lru", "--model", "vicuna-7b", "--tiers", tiers)
-    for mode, dram_hits in (("exclusive", 1), ("write-through", 1)):
-        document = simulated(capsys, *asked, "--tier-mode", mode)
-        assert document["tier_mode"] == mode
-        (result,) = document["results"]
-        hbm, dram = result["tiers"]
-        assert (hbm["name"], dram["name"]) == ("hbm", "dram")
-        assert (hbm["capacity_bytes"], result["capacity_blocks"]) == (2**29, 11)
-        assert hbm["hit_tokens"] + dram["hit_tokens"] == result["hit_tokens"] == 2 * BLOCK
-        assert dram["hit_tokens"] == dram_hits * BLOCK
-        assert dram["token_hit_rate"] == pytest.approx(dram_hits / 7)
-        assert (hbm["transfer_ms"], dram["transfer_ms"]) == (0, pytest.approx(1250))
-        assert result["ttft_ms"]["p99"] == pytest.approx(1034 + 1250)
-        assert simulated(capsys, *asked, "--tier-mode", mode)["results"] == [result]
+    document = simulated(capsys, *asked)
+    assert document["tier_mode"] == "vllm@0.33"
+    (result,) = document["results"]
+    hbm, dram = result["tiers"]
+    assert (hbm["name"], dram["name"]) == ("hbm", "dram")
+    assert (hbm["capacity_bytes"], result["capacity_blocks"]) == (5 * 2**28, 14)
+    assert hbm["hit_tokens"] + dram["hit_tokens"] == result["hit_tokens"] == 2 * BLOCK
+    assert dram["hit_tokens"] == BLOCK
+    assert dram["token_hit_rate"] == pytest.approx(1 / 9)
+    assert (hbm["transfer_ms"], dram["transfer_ms"]) == (0, pytest.approx(1250))
+    assert result["ttft_ms"]["p99"] == pytest.approx(1034 + 1250)
+    for offload in ((), ("--offload", "vllm@0.33")):  # the default, from the store
+        assert simulated(capsys, *asked, *offload)["results"] == [result]
 
 
 def test_tiers_have_a_table(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """A row a tier, with its hit rate and the wait; the summary names the tiers."""
-    tiers = ["--tiers", "hbm=2blocks,dram=9blocks:read=1GiB/s", "--model", "vicuna-7b"]
+    tiers = ["--tiers", "hbm=5blocks,dram=9blocks:read=1GiB/s", "--model", "vicuna-7b"]
     assert run(["simulate", trace, *options, *tiers, "--policy", "lru", "--full"]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert "Capacity: hbm=2blocks,dram=9blocks:read=1GiB/s together, exclusive." in words
+    assert "Offloading as in vLLM 0.33: stored when computed, prompts only, LRU." in words
+    assert "Sizes: hbm=5blocks,dram=9blocks:read=1GiB/s." in words
     assert "Hits by tier" in words
     assert "lru dram" in words
 
