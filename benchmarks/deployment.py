@@ -62,6 +62,7 @@ class PoolLine:
     kv_gib: float
     rule_kv_gib: float
     band_gib: float
+    more_gib: float
     weights_gib: float | None
     rule_weights_gib: float
     activation_gib: float | None
@@ -74,7 +75,7 @@ class PoolLine:
     @property
     def inside(self) -> bool:
         """Whether the published pool lies within the rule's band."""
-        return abs(self.rule_kv_gib - self.kv_gib) <= self.band_gib
+        return -self.band_gib <= self.rule_kv_gib - self.kv_gib <= self.band_gib + self.more_gib
 
     @property
     def error(self) -> float:
@@ -123,6 +124,10 @@ def pool_lines() -> tuple[PoolLine, ...]:
 
 def _pool_line(line: dict[str, Any]) -> PoolLine:
     model = published_model(line["model"], line.get("weight_dtype"), line.get("kv_dtype"))
+    if "checkpoint_gib" in line:  # as the index in the checkpoint's folder says
+        model = replace(model, weights_total=line["checkpoint_gib"] * GIB, parts_assumed=False)
+    if "max_model_len" in line:
+        model = model.up_to(line["max_model_len"])
     gpu = resolve_gpu(line["gpu"])
     if "total_gib" in line:
         gpu = replace(gpu, total_bytes=round(line["total_gib"] * GIB))
@@ -142,8 +147,9 @@ def _pool_line(line: dict[str, Any]) -> PoolLine:
         source=line["source"],
         gpu=gpu,
         kv_gib=line["kv_gib"],
-        rule_kv_gib=sum(terms.values()),
+        rule_kv_gib=sum(terms.values()) - line.get("elsewhere_gib", 0),
         band_gib=sum(term.band_bytes for term in pool.terms) / GIB,
+        more_gib=sum(term.more_bytes for term in pool.terms) / GIB,
         weights_gib=line.get("weights_gib"),
         rule_weights_gib=-terms["weights"],
         activation_gib=line.get("activation_gib"),

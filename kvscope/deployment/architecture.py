@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
 from kvscope.deployment.config_fields import ConfigFields, LinearState, linear_state
+from kvscope.deployment.rotary import rotary_bytes
 
 WeightDtype = Literal["bf16", "fp8", "int8", "awq", "gptq", "nvfp4", "mxfp4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = get_args(WeightDtype)
@@ -185,7 +186,8 @@ class Architecture(Struct, frozen=True):
     """The shape of a decoder: parameters by part, over all layers, and what sizes attention.
 
     `latent_size` is the rank of MLA's compressed keys and values, None elsewhere.
-    `replicated_parameters` of the attention are held whole by each tensor-parallel rank.
+    `replicated_parameters` of the attention are held whole by each tensor-parallel rank, as are the
+    `rotary_bytes` of tables of positions.
     `widest` is the width of the widest activation of a token, in values, before tensor parallelism.
     """
 
@@ -210,6 +212,7 @@ class Architecture(Struct, frozen=True):
     vision: VisionEncoder = VisionEncoder()
     layer_embedding_parameters: int = 0
     latent_size: int | None = None
+    rotary_bytes: int = 0
 
     @property
     def embedding_parameters(self) -> int:
@@ -542,6 +545,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
         router_parameters=unquantized,
         vision=_vision(config),
         layer_embedding_parameters=_layer_embeddings(config, layers),
+        rotary_bytes=rotary_bytes(config, sizes["query_size"]),
         **sizes,
     )
 

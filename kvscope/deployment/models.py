@@ -387,6 +387,14 @@ class Model(Struct, frozen=True):
             return counted
         return counted * self.weights_total / self.architecture.weight_bytes(self.bits)
 
+    def loaded_bytes(self, tp: int = 1, dp: int = 1) -> float:
+        """Return what loading takes on each GPU: the weights, and tables of positions.
+
+        Raises InputError as `weight_bytes` does.
+        """
+        tables = self.architecture.rotary_bytes if self.architecture is not None else 0
+        return self.weight_bytes(tp, dp) + tables
+
     def left_out_bytes(self, tp: int = 1, dp: int = 1) -> float:
         """Return by how much weights are more where only experts are quantized, or a dense MLP."""
         if not self.parts_assumed:

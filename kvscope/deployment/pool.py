@@ -66,6 +66,7 @@ _ACTIVATION_BAND = round(0.32 * GIB)
 _OTHER_BAND = round(0.2 * GIB)
 _GRAPHS_BAND = round(0.5 * GIB)
 _FIRST_GRAPH, _GRAPH = 100 * MIB, 5.5 * MIB  # read off the development lines of 0.20 and newer
+_MOST_A_LAYER, _MOST_WITH_EXPERTS = 0.3 * MIB, 0.8 * MIB  # of a graph, in published logs
 _UNIFIED_HOST = round(2.7 * GIB)  # by one development line
 _COUNTED = 0.12 * GIB  # that the first runner takes more: by two development lines
 _LARGEST_GRAPH = 512  # tokens
@@ -92,12 +93,16 @@ _MOST = 2**53  # blocks, tokens or GiB
 
 
 class Term(Struct, frozen=True):
-    """One term of the pool, in bytes on each GPU; the truth lies within `band_bytes` mostly."""
+    """One term of the pool, in bytes on each GPU; the truth lies within `band_bytes` mostly.
+
+    It may take `more_bytes` beyond the band, where published logs differ by the driver or kernels.
+    """
 
     name: str
     bytes: int
     band_bytes: int
     rule: str
+    more_bytes: int = 0
 
 
 class KvPool(Struct, frozen=True):
@@ -190,7 +195,8 @@ def derive_pool(
     if model.tokens_in(max(0, kv), tp)[1] // size <= null:
         raise _nothing_left(model, gpu, (tp, dp), terms)
     least, best, _ = (tokens // size - null for tokens in model.tokens_in(kv, tp))
-    low = model.tokens_in(max(0, kv - band), tp)[0] // size - null
+    least_kv = kv - band - sum(term.more_bytes for term in terms)
+    low = model.tokens_in(max(0, least_kv), tp)[0] // size - null
     high = model.tokens_in(kv + band, tp)[2] // size - null
     return KvPool(
         blocks=best,
@@ -226,12 +232,16 @@ def _vllm_terms(
     batched: int,
 ) -> tuple[Term, ...]:
     tp, dp = parallel
-    weights = round(model.weight_bytes(tp, dp))
+    weights = round(model.loaded_bytes(tp, dp))
     activations = round(activation_bytes(model, engine, sequences, batched, tp, dp))
     band = _ACTIVATION_BAND
     profiled = f"profiled with {sequences:,} requests and {batched:,} tokens"
     if dp > 1:
-        band, profiled = max(band, activations // 2), f"{profiled} of each rank"
+        profiled += " of each rank"
+    if dp > 1 or (model.moe and model.weight_dtype == "nvfp4"):  # kernels keep workspaces
+        band = max(band, activations // 2)
+    if not engine.has(LEAN_SAMPLER):  # some of these profiled the model without its sampler
+        band = max(band, round(_sampler_bytes(model, engine, sequences, batched)))
     other = _outside(engine, gpu, tp * dp)
     if _on_second_runner(model, engine):  # counts each request's tokens, for penalties
         other += 4 * sequences * model.shaped().vocabulary - _COUNTED
@@ -255,18 +265,18 @@ def _vllm_terms(
         terms.append(Term("drafter", -drafter, drafter, rule))
     unestimated = _on_second_runner(model, engine) and not engine.has(SECOND_RUNNER_GRAPHS)
     if engine.has(GRAPHS) and not unestimated:
-        count, taken = _graphs(model, gpu, engine, sequences, batched)
-        terms.append(Term("CUDA graphs", -round(taken), _GRAPHS_BAND, f"{count} of them"))
+        terms.append(_graphs(model, gpu, engine, sequences, batched))
     return tuple(terms)
 
 
-def _graphs(
-    model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int
-) -> tuple[int, float]:
-    """Return how many CUDA graphs vLLM captures, and the bytes that it expects of them.
+def _graphs(model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int) -> Term:
+    """Return what vLLM expects its CUDA graphs to take.
 
     It captures steps of 1, 2, 4, 8, 16, ... tokens in pieces, and decode steps whole: these need
-    FlashInfer's workspace where that is the backend, which with drafts captures none.
+    FlashInfer's workspace where that is the backend, which with drafts captures none. Its estimate
+    is what the second graph of each kind takes, times their number, so that whatever else is
+    allocated at that moment counts as often (vllm#45178): logs have up to 0.3 MiB a layer in each
+    graph, with experts up to 0.8.
 
     Source: vLLM 0.32.0, vllm/config/vllm.py (_set_cudagraph_sizes), v1/worker/gpu_model_runner.py
     (profile_cudagraph_memory) and v1/attention/backends/flashinfer.py.
@@ -279,8 +289,12 @@ def _graphs(
     )
     whole = 0 if flashinfer and query > 1 else _captured(min(query * sequences, largest))
     count = _captured(largest) + whole
-    workspace = _FLASHINFER_WORKSPACE if flashinfer and whole else 0
-    return count, _FIRST_GRAPH + count * _GRAPH + workspace
+    taken = _FIRST_GRAPH + count * _GRAPH
+    if flashinfer and whole:
+        taken += _FLASHINFER_WORKSPACE
+    most = (_MOST_WITH_EXPERTS if model.moe else _MOST_A_LAYER) * model.shaped().layers
+    more = round(max(0, count * (most - _GRAPH) - _GRAPHS_BAND))
+    return Term("CUDA graphs", -round(taken), _GRAPHS_BAND, f"{count} of them", more)
 
 
 def _captured(largest: int) -> int:
@@ -324,8 +338,7 @@ def activation_bytes(
     shape = model.shaped()
     recent = engine.has(LEAN_SAMPLER)
     second = _on_second_runner(model, engine)
-    each = 6 if second else 14.3 if recent else 38.5
-    sampler = each * min(sequences, batched) * shape.vocabulary
+    sampler = _sampler_bytes(model, engine, sequences, batched)
     hidden = shape.hidden_size
     product = 1 if model.bits.mlp < 16 and model.weight_dtype == "fp8" else 2
     dense = batched * (4 * hidden + (4 + product) * shape.mlp_width / tp)
@@ -342,6 +355,13 @@ def activation_bytes(
     images = shape.vision.peak_bytes(batched, tp)
     peak = max(max(sampler, routed) + fixed + embedded, dense + embedded, images)
     return peak + 40 * model.indexers.longest_bytes
+
+
+def _sampler_bytes(model: Model, engine: Engine, sequences: int, batched: int) -> float:
+    """Return the bytes of the sampler's copies of the logits in the profiling pass."""
+    second, recent = _on_second_runner(model, engine), engine.has(LEAN_SAMPLER)
+    each = 6 if second else 14.3 if recent else 38.5
+    return each * min(sequences, batched) * model.shaped().vocabulary
 
 
 def _compiled_bytes(model: Model, engine: Engine, batched: int, tp: int) -> int:
@@ -373,7 +393,7 @@ def _outside(engine: Engine, gpu: Gpu, tp: int) -> float:
 
 
 def _sglang_terms(model: Model, gpu: Gpu, tp: int, fraction: float | None) -> tuple[Term, ...]:
-    weights = round(model.weight_bytes(tp))
+    weights = round(model.loaded_bytes(tp))
     total = gpu.total_bytes
     fraction = fraction or sglang_fraction(gpu, tp)
     context = round(_outside(Engine("vllm", (0, 33)), gpu, tp))
@@ -434,6 +454,12 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, parallel: tuple[int,
             "one pool of data-parallel ranks was compared; one start and its log settle yours"
             " (--engine-log)"
         )
+        if engine.has(GRAPHS):
+            notes.append(
+                "vLLM sets aside what it expects CUDA graphs to take, with experts in parallel up"
+                " to 119 GiB in reports (vllm#53013): if the log says so, lower"
+                " --max-cudagraph-capture-size"
+            )
     elif engine.version > _CHECKED_UNTIL:
         notes.append(
             "38 pools of vLLM 0.20 to 0.31 were compared, 7 were over 10 % off; one start and its"

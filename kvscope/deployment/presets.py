@@ -77,7 +77,13 @@ _FURTHER: Mapping[str, Config] = {
     "qwen3-30b-a3b": _experts(8, 768),
     "qwen3-235b-a22b": _experts(8, 1536),
     "gemma2": {**_TIED, "model_type": "gemma2", "sliding_window": 4096},
-    "gemma3": {**_TIED, "model_type": "gemma3", "sliding_window": 1024, **_SIGLIP},
+    "gemma3": {
+        **_TIED,
+        "model_type": "gemma3",
+        "sliding_window": 1024,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        **_SIGLIP,
+    },
     "deepseek": {
         "model_type": "deepseek_v3",
         "n_routed_experts": 256,

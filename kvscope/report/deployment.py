@@ -75,19 +75,24 @@ def _pool(deployment: ResolvedDeployment) -> Section:
 
 def _terms(terms: tuple[Term, ...]) -> Table:
     rest = sum(term.bytes for term in terms)
-    band = sum(term.band_bytes for term in terms)
-    rows = [*terms, Term("KV cache", rest, band, "the rest")]
+    band, more = (sum(term.band_bytes for term in terms), sum(term.more_bytes for term in terms))
+    rows = [*terms, Term("KV cache", rest, band, "the rest", more)]
     return tabulate(
         "",
         rows,
         {
             "each GPU": lambda term: term.name,
             "memory": lambda term: "-" * (term.bytes < 0) + format_size(abs(term.bytes)),
-            "within": lambda term: format_size(term.band_bytes) if term.band_bytes else "",
+            "within": _within,
             "by": lambda term: term.rule,
         },
         words=("by",),
     )
+
+
+def _within(term: Term) -> str:
+    band = format_size(term.band_bytes) if term.band_bytes else ""
+    return f"{band}, or {format_size(term.more_bytes)} worse" if term.more_bytes else band
 
 
 def _latency(deployment: ResolvedDeployment) -> Section:

@@ -53,16 +53,17 @@ def test_published_pools() -> None:
     ]
     assert median_and_p90(weights)[0] <= 0.005
     assert median_and_p90(weights)[1] <= 0.01
-    assert sum(line.inside for line in lines) >= 0.85 * len(lines)
+    assert all(line.inside for line in lines)
 
 
-@pytest.mark.parametrize(("half", "count", "inside"), [("held out", 11, 11), ("fresh", 10, 9)])
-def test_published_pools_of_0_20_and_newer(half: str, count: int, inside: int) -> None:
-    """Those that the rule was not set by are as far off as the evidence page says."""
+@pytest.mark.parametrize(("half", "count"), [("development", 17), ("held out", 11), ("fresh", 10)])
+def test_published_pools_of_0_20_and_newer(half: str, count: int) -> None:
+    """Each lies within its band, a tenth of the pool in the median; errors are the page's."""
     lines = [line for line in pool_lines() if line.half == half]
     assert len(lines) == count
-    assert median_and_p90(line.error for line in lines)[0] <= 0.02
-    assert sum(line.inside for line in lines) == inside
+    assert median_and_p90(line.error for line in lines)[0] <= 0.015
+    assert all(line.inside for line in lines)
+    assert median_and_p90(line.band_gib / line.kv_gib for line in lines)[0] < 0.12
 
 
 def test_the_terms_add_up() -> None:
@@ -88,7 +89,7 @@ def test_a_rank_has_a_pool_of_its_own() -> None:
     model, gpu = resolve_model("deepseek-v3"), resolve_gpu("h200")
     ranks, one = derive_pool(model, gpu, VLLM, dp=8), derive_pool(model, gpu, VLLM, tp=8)
     gathered = 8 * 8192 * (8 * (7168 + 2 * 7168) + 3 * 7168) + 0.3 * GIB
-    weights = model.weight_bytes(1, 8)
+    weights = model.loaded_bytes(1, 8)
     kv = round(0.92 * gpu.total_bytes) - round(weights) - round(gathered)
     kv -= round(1.98 * GIB + 4 * 1024 * 129_280) + round((100 + 102 * 5.5) * MIB)
     assert sum(term.bytes for term in ranks.terms) == kv
