@@ -20,6 +20,7 @@ An engine reports its pool in its start-up log, or in its metrics:
 | `GPU KV cache size: 163,168 tokens` | blocks times block size; not for hybrid models |
 | `Available KV cache memory: 8.11 GiB` | bytes of one GPU, one line for each |
 | `max_total_num_tokens=445871` | SGLang's tokens |
+| `--kv-cache-memory=61814666240` (57.57 GiB) to fully utilize | bytes of one GPU that would fit |
 
 For hybrid models vLLM's cache size is the number of longest requests times their length, not the
 pool (vllm#54662). The last start in a log counts.
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from io import TextIOWrapper
 from pathlib import Path
@@ -84,11 +85,14 @@ _BLOCKS = re.compile(rf"# (?:gpu|cuda) blocks: {_COUNT}", re.IGNORECASE)
 _TOKENS = re.compile(rf"GPU KV cache size: {_COUNT} tokens")
 _BYTES = re.compile(r"Available KV cache memory: (?P<value>[\d.]+) GiB")
 _SGLANG = re.compile(r"max_total_num_tokens(?:=|\{[^}]*\} )(?P<value>[\d,.e+]+)")
+_FITS = re.compile(r"--kv-cache-memory=(?P<value>\d+)`[^`]* to fully utilize")
+_IN_USE = re.compile(r"Current kv cache memory in use is (?P<value>[\d.]+) GiB")
 _BLOCK_SIZE = re.compile(r"\bblock_size['\"]?[=:]\s*['\"]?(?P<value>\d+)")
-_PATTERNS = (_METRICS, _OVERRIDE, _BLOCKS, _TOKENS, _BYTES, _SGLANG)
+_PATTERNS = (_METRICS, _OVERRIDE, _BLOCKS, _TOKENS, _BYTES, _SGLANG, _FITS, _IN_USE)
 _LONGEST_LINE = 2**20
 _MOST_PARTS = 64  # of a line
 _NAMED = 2  # unknown fields in a table
+_WORTH_SAYING = 1.01  # times as many blocks
 _MOST = 2**53  # blocks, tokens or GiB
 
 
@@ -112,12 +116,13 @@ class KvPool(Struct, frozen=True):
     the pool is stated or observed. `null_blocks` are those that the engine keeps to itself on top.
     `terms` are those of one GPU, none but for a derived pool. `layer_share` is the share of the
     model's layers whose KV a block holds: below 1 for hybrid models, whose layers are in groups.
-    `num_gpu_blocks` is the engine's own count, with those that it keeps to itself.
+    `num_gpu_blocks` is the engine's own count, with those that it keeps to itself. By a log,
+    `fitting_bytes` of KV fit on each GPU, and hold `fitting_times` as many blocks.
     """
 
     DOCUMENT: ClassVar[str] = (
         "value=blocks low=low_blocks high=high_blocks source=origin num_gpu_blocks block_size"
-        " tokens terms"
+        " tokens terms fitting_bytes fitting_times"
     )
     blocks: int
     low_blocks: int
@@ -128,6 +133,8 @@ class KvPool(Struct, frozen=True):
     terms: tuple[Term, ...] = ()
     notes: tuple[str, ...] = ()
     layer_share: float = 1.0
+    fitting_bytes: int | None = None
+    fitting_times: float = 1.0
 
     @property
     def num_gpu_blocks(self) -> int:
@@ -148,6 +155,11 @@ class KvPool(Struct, frozen=True):
     def of_all_layers(self) -> KvPool:
         """The pool as if each block held the KV of all layers: what a cache without groups gets."""
         return replace(self._scaled(self.layer_share), layer_share=1.0)
+
+    @property
+    def filling_the_gpu(self) -> KvPool:
+        """The pool with `fitting_bytes`."""
+        return replace(self._scaled(self.fitting_times), fitting_bytes=None, fitting_times=1.0)
 
     def in_blocks_of(self, block_size: int) -> KvPool:
         """Return the pool in blocks of `block_size` tokens, each figure rounded down."""
@@ -531,6 +543,8 @@ def pool_in(
     for line in lines:
         for pattern in _PATTERNS:
             if (match := pattern.search(line)) is not None:
+                if pattern in {_TOKENS, _BYTES} and _FITS in reports:  # another start
+                    del reports[_FITS]
                 reports.setdefault(pattern, []).append(_number(match["value"], where))
         if (match := _BLOCK_SIZE.search(line)) is not None:
             stated_size = int(_number(match["value"], where))
@@ -544,8 +558,33 @@ def pool_in(
         blocks = _vllm_blocks(reports, size, model, tp, where) - engine.null_blocks
     if blocks < 1:
         raise InputError("no block for requests", where=where, remedy="name another start's log")
-    notes = () if stated_size or block_size or sglang else (f"blocks of {size} tokens assumed",)
-    return KvPool(blocks, blocks, blocks, size, origin, engine.null_blocks, notes=notes)
+    notes = [] if stated_size or block_size or sglang else [f"blocks of {size} tokens assumed"]
+    fits, times = _fitting(reports, tp)
+    if fits is not None:
+        notes.append(
+            f"the log says that --kv-cache-memory {fits} fits: {times - 1:.0%} more blocks on the"
+            " same GPU, of which 150 MiB stay free"
+        )
+    return KvPool(
+        *(blocks, blocks, blocks, size, origin, engine.null_blocks),
+        notes=tuple(notes),
+        fitting_bytes=fits,
+        fitting_times=times,
+    )
+
+
+def _fitting(reports: Mapping[re.Pattern[str], list[float]], tp: int) -> tuple[int | None, float]:
+    """Return the KV memory that fits on each GPU, and how many times what is in use.
+
+    None where no log says it, or hardly more fits. vLLM counts it once CUDA graphs are captured, of
+    which its pool rests on an estimate. Source: vLLM 0.32.0, vllm/v1/worker/gpu_worker.py
+    (compile_or_warm_up_model).
+    """
+    if _FITS not in reports or _IN_USE not in reports:
+        return None, 1.0
+    fits, in_use = (min(reports[each][-tp:]) for each in (_FITS, _IN_USE))
+    times = fits / (in_use * GIB) if in_use else 1.0
+    return (int(fits), times) if times >= _WORTH_SAYING else (None, 1.0)
 
 
 def _number(text: str, where: str) -> float:

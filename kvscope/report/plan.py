@@ -42,7 +42,9 @@ def options_section(tuned: Recommendation) -> Section:
     if where is not None:
         pool = label(tuned.tuning.capacity_blocks)
         machine = f"{where.summary}, pool {pool} ({where.pool.origin}). {machine}".rstrip()
-    others = {each.machine.name: each.machine for each in tuned.plan.options if each.machine}
+    machines = [each.machine for each in tuned.plan.options if each.machine]
+    others = {each.name: each for each in machines if each.kv_cache_bytes is None}
+    filled = next((each for each in machines if each.kv_cache_bytes is not None), None)
     pools = ", ".join(f"{name} {label(each.capacity_blocks)}" for name, each in others.items())
     weights = {each.where.stated.weight_dtype for each in others.values()}
     own = {where.stated.weight_dtype, where.model and where.model.weight_dtype} if where else set()
@@ -57,6 +59,10 @@ def options_section(tuned: Recommendation) -> Section:
         *_tiles(tuned),
         machine or None,
         f"Pools of other machines (derived): {pools}.{quality}" if pools else None,
+        f"{filled.name} is what vLLM's log says fits: --kv-cache-memory {filled.kv_cache_bytes},"
+        " with 150 MiB of the GPU left."
+        if filled
+        else None,
         _table(tuned),
         infinite,
         _recorded(tuned),

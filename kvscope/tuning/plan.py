@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
-from kvscope.core.units import duration_in_words
+from kvscope.core.units import duration_in_words, format_size
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.fleet.disaggregated import Link, PrefillSplit, Stages
 from kvscope.fleet.options import RANKS_ROUTER, Scaling, router_label
@@ -47,14 +47,25 @@ TierReason = Literal["overloaded", "no-gain", "too-dear", "costs-more", "met-wit
 
 
 class ReplicaMachine(Struct, frozen=True):
-    """Another machine for a replica: where it is deployed, and the blocks of the trace it holds."""
+    """Another machine for a replica: where it is deployed, and the blocks of the trace it holds.
+
+    With `kv_cache_bytes` it is the same one, of which each GPU has so much memory for KV.
+    """
 
     where: ResolvedDeployment
     capacity_blocks: int
+    kv_cache_bytes: int | None = None
+
+    @classmethod
+    def of(cls, where: ResolvedDeployment, block_size: int, kv_cache_bytes: int | None) -> Self:
+        """Return the machine of a deployment, for a trace with blocks of `block_size` tokens."""
+        return cls(where, where.pool.in_blocks_of(block_size).blocks, kv_cache_bytes)
 
     @property
     def name(self) -> str:
         """The machine in words: `2 x h100`, with the precision of the weights if it is stated."""
+        if self.kv_cache_bytes is not None:
+            return f"{format_size(self.kv_cache_bytes)} for KV"
         gpu, dtype = self.where.gpu, self.where.stated.weight_dtype
         name = f"{self.where.tp} x {gpu.name if gpu else 'unknown GPU'}"
         return f"{name} in {dtype}" if dtype else name
@@ -358,6 +369,13 @@ class Planner:
             yield from self._apart(self._link)
         for machine in self._machines:
             change = OptionChange(lru, 1, machine=machine)
+            if machine.kv_cache_bytes is not None:  # on the GPUs that are there
+                router = self._tuner.options.router
+                here = replace(change, replicas=result.replicas, router=router)
+                yield here
+                if result.choice is not None:
+                    yield replace(here, policy=result.choice.policy)
+                continue
             counts = range(1, MOST_REPLICAS + 1)
             yield replace(change, replicas=self._fewest(change, counts) or 1)
 

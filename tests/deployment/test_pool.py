@@ -24,6 +24,7 @@ from kvscope.deployment.pool import (
     sglang_fraction,
     stated_pool,
 )
+from tests.deployment.logs import advice
 
 LLAMA = resolve_model("llama3.1-8b")
 H100 = resolve_gpu("h100")
@@ -374,6 +375,19 @@ def test_observed_pools(text: str, blocks: int, size: int, origin: str) -> None:
     pool = pool_in(text.splitlines(), "engine.log")
     assert (pool.blocks, pool.block_size, pool.origin) == (blocks, size, origin)
     assert pool.low_blocks == pool.high_blocks == blocks
+
+
+def test_memory_that_a_log_says_fits() -> None:
+    """The smallest rank decides; a start that says nothing, or hardly more, has none."""
+    ranks = [advice(15 * GIB, 10.0), advice(12 * GIB, 10.0)]
+    pool = pool_in([*LOG.splitlines(), *ranks], "engine.log", tp=2)
+    assert (pool.fitting_bytes, pool.fitting_times) == (12 * GIB, 1.2)
+    assert any("--kv-cache-memory 12884901888 fits: 20% more blocks" in note for note in pool.notes)
+    assert pool.filling_the_gpu.blocks == int(1.2 * pool.blocks)
+    assert pool.filling_the_gpu.fitting_bytes is None
+    assert pool.in_blocks_of(32).filling_the_gpu.blocks == int(1.2 * (pool.blocks // 2))
+    for log in ([*ranks, LOG], [LOG, advice(10 * GIB, 10.0)], [LOG, advice(GIB, 0.0)]):
+        assert pool_in("\n".join(log).splitlines(), "engine.log").fitting_bytes is None
 
 
 def test_available_memory_of_the_smallest_rank() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import kvscope
 from kvscope.app.monitor import Monitor
 from kvscope.core.files import data_folder
 from kvscope.core.trace import Measurements
+from kvscope.core.units import GIB
 from kvscope.deployment.models import resolve_model
 from kvscope.routers.registry import router_by_name
 from kvscope.tuning.comparison import Harm
@@ -21,6 +23,7 @@ from kvscope.tuning.split import Split
 from kvscope.tuning.target import Target
 from kvscope.usecases.tune.recommendation import RecordedLater
 from tests.cli.replayed import write_short
+from tests.deployment.logs import advice
 from tests.small_traces import built, prompts
 from tests.tuning.examples import in_turn
 
@@ -156,6 +159,33 @@ def test_other_machines_are_options() -> None:
     assert plan["rows"][plan["to_meet"]] == small
     with pytest.raises(kvscope.UsageError, match="no GPU 'abacus'"):
         plan_of(SAMPLE, "200ms", also="abacus")
+
+
+def test_memory_that_the_engine_leaves_is_an_option(tmp_path: Path) -> None:
+    """As its log says: the same GPU and price with a larger pool, which is replayed as stated."""
+    log = tmp_path / "engine.log"
+    log.write_text(
+        "GPU KV cache size: 320,000 tokens\n" + advice(50 * GIB, 40.0) + "\n", encoding="utf-8"
+    )
+    tuned = kvscope.tune(SAMPLE, slo="200ms", db=":memory:", engine_log=str(log), **DEPLOYMENT)
+    first, *rows = tuned.to_dict()["rows"]
+    filled = {
+        row["change"]["policy"]: row
+        for row in rows
+        if row["change"]["kv_cache_bytes"] == 50 * GIB and row["change"]["replicas"] == 1
+    }
+    assert "lru" in filled
+    assert first["capacity_blocks"] == 320_000 // 16 - 1
+    assert filled["lru"]["capacity_blocks"] == int(first["capacity_blocks"] * 1.25)
+    assert filled["lru"]["price_per_hour"] == first["price_per_hour"] == 2.5
+    stated = plan_of(SAMPLE, "200ms", num_gpu_blocks=filled["lru"]["capacity_blocks"] + 1)
+    figures = "capacity_blocks", "hit_rate", "within_slo"
+    assert [filled["lru"][name] for name in figures] == [
+        stated["rows"][0][name] for name in figures
+    ]
+    chosen = rows[0]["change"]["policy"]
+    assert chosen == "lru" or filled[chosen]["hit_rate"] >= rows[0]["hit_rate"]
+    assert f"--kv-cache-memory {50 * GIB}" in tuned._repr_html_()
 
 
 def test_replicas_that_come_and_go_or_stand_apart_are_options(half: str) -> None:

@@ -141,10 +141,7 @@ def tune(
             where.price_of(where.tp) if where else None,
             tiers=offer,
             routers=routers,
-            machines=[
-                ReplicaMachine(each, each.pool.in_blocks_of(trace.block_size).blocks)
-                for each in request.also
-            ],
+            machines=list(_machines(where, request, trace.block_size)),
             scaling=request.autoscale,
             link=link,
             on_option=lambda option: monitor.row(option.in_words),
@@ -168,6 +165,17 @@ def tune(
         assumptions=_assumptions(tuned, request.given),
         warnings=tuple(_warnings(tuned, prompts, latency)),
     )
+
+
+def _machines(
+    where: ResolvedDeployment | None, request: TuneRequest, block_size: int
+) -> Iterator[ReplicaMachine]:
+    """Yield the other machines: the same one with all its memory first, where a log states it."""
+    if where is not None and (fits := where.pool.fitting_bytes) is not None:
+        filled = replace(where, pool=where.pool.filling_the_gpu)
+        yield ReplicaMachine.of(filled, block_size, fits)
+    for each in request.also:
+        yield ReplicaMachine.of(each, block_size, None)
 
 
 def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) -> float | None:

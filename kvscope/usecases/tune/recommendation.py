@@ -110,13 +110,13 @@ class RowChange(Struct, frozen=True):
     `prefill` of the `replicas` prefill and the others decode; null where all do both. With
     autoscaling, `replicas` is the largest number and `mean_replicas` the mean; null without.
     `gpu`, `tp` and `weight_dtype` are null in a cache study; `params` has `xi_ms` beside
-    `xi_tokens`.
+    `xi_tokens`. `kv_cache_bytes` are for vLLM's `--kv-cache-memory`, null where it decides.
     """
 
     DOCUMENT: ClassVar[str] = (
         "policy=option.policy.name params tier router replicas=option.replicas"
         " prefill=option.split.prefill mean_replicas=option.mean_replicas gpu=where.gpu.name"
-        " tp=where.tp weight_dtype"
+        " tp=where.tp weight_dtype kv_cache_bytes=option.machine.kv_cache_bytes"
     )
     option: PlanOption
     where: ResolvedDeployment | None
