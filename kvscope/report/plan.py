@@ -59,8 +59,8 @@ def options_section(tuned: Recommendation) -> Section:
         *_tiles(tuned),
         machine or None,
         f"Pools of other machines (derived): {pools}.{quality}" if pools else None,
-        f"{filled.name} is what vLLM's log says fits: --kv-cache-memory {filled.kv_cache_bytes},"
-        " with 150 MiB of the GPU left."
+        f"{filled.name} is what vLLM's log says fits: --kv-cache-memory {filled.kv_cache_bytes}"
+        " leaves 150 MiB of the GPU. Try it on one engine first."
         if filled
         else None,
         _table(tuned),

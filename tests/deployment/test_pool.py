@@ -386,6 +386,10 @@ def test_memory_that_a_log_says_fits() -> None:
     assert pool.filling_the_gpu.blocks == int(1.2 * pool.blocks)
     assert pool.filling_the_gpu.fitting_bytes is None
     assert pool.in_blocks_of(32).filling_the_gpu.blocks == int(1.2 * (pool.blocks // 2))
+    linear = resolve_model(str(Path(__file__).parent / "configs" / "qwen3.5-27b"))
+    metrics = METRICS + advice(15 * GIB, 10.0)
+    assert pool_in(metrics.splitlines(), "engine.log").fitting_bytes == 15 * GIB
+    assert pool_in(metrics.splitlines(), "engine.log", model=linear).fitting_bytes is None
     for log in ([*ranks, LOG], [LOG, advice(10 * GIB, 10.0)], [LOG, advice(GIB, 0.0)]):
         assert pool_in("\n".join(log).splitlines(), "engine.log").fitting_bytes is None
 
