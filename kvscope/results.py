@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UseCaseResult:
-    """What the function of a use case returns: JSON document, frames, figures and HTML.
+    """The result of a use case's function, with its JSON document, frames, figures and HTML.
 
-    Fields of the result are attributes, and itself one by name: an `Explanation` is `explanation`,
-    a `FleetStudy` `study`.
+    Its attributes are the fields of the result object, and the object itself, named after the last
+    word of its class: `explanation` for an `Explanation`, `study` for a `FleetStudy`.
     """
 
     _case: AnyUseCase

@@ -374,7 +374,7 @@ class TekkenTokenizer(Tokenizer):
         return Text(plain_text(request.response))
 
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
-        """Return the tokens of each text: prompts with the first token, answers with the last."""
+        """Return the tokens of each text: raw prompts begin with BOS, answers end with EOS."""
         return [
             Encoded(tokens_of(self._encode(text.text, bos=text.is_raw, eos=not text.is_raw)))
             for text in texts

@@ -23,10 +23,9 @@ _USER = re.compile(r"[^\s/@:'\"]+:[^\s/'\"]+@(?=[\w\[])")
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with the addresses in it as they may be shown: no user, no query.
+    """Return `text` with user names, passwords and queries removed from its addresses.
 
-    A question mark of s3:// is one of a pattern. A user with a password is left out of what is no
-    whole address, too.
+    An s3:// address keeps its `?`, a wildcard. `user:password@` is removed outside addresses, too.
     """
     if "://" in text:
         text = _ADDRESS.sub(

@@ -366,9 +366,9 @@ def _take_address(passed: Any, value: Any, context: Any) -> Any:
 
 @cache
 def function_type(contract: Callable[..., Any], memory: Any = None) -> FunctionAddress:
-    """Return the type of the functions that have the annotations of `contract`.
+    """Return the type of functions with the annotations of `contract`.
 
-    `memory` is the type of what those leave open (`Any`); for a kernel that calls them an address.
+    `memory` is the type of arguments annotated `Any`; by default an address, as callers take it.
     """
     memory = OpaqueAddress() if memory is None else memory
     hints = get_type_hints(contract)

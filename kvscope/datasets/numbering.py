@@ -34,10 +34,10 @@ class NumberedPaths(NamedTuple):
 def owned_blocks(
     block_parent: Int32s, own: Bools, member: Int32s, leaf: Int32s, row: Int32s
 ) -> tuple[Int32s, Arrays]:
-    """Return the owner of each of a shard's `own` blocks, and what `number_blocks` reads.
+    """Return the owner of each of a shard's `own` blocks, and the arrays for `number_blocks`.
 
-    These are, for K paths to `leaf` of the requests `member`, in row `row` of the files: how many
-    blocks are `new`, and the owners of the block `above` them and of the `last` one (-1: none).
+    The arrays cover K paths, ending at `leaf`, of requests `member` in file rows `row`: the number
+    of `new` blocks, and the owners of the block `above` them and of the `last` one (-1: none).
     """
     owner = np.full(len(block_parent), -1, dtype=np.int32)
     new, above = np.zeros((2, len(leaf)), dtype=np.int32)

@@ -321,9 +321,9 @@ class FollowedShards:
     def distances(
         self, definition: HitDefinition
     ) -> Iterator[tuple[int, PromptLengths, LruDistances]]:
-        """Yield LRU's stack distances by stretches of time: from which request on, their lengths.
+        """Yield the first request, prompt lengths and LRU stack distances of each stretch of time.
 
-        Requests are numbered within a stretch.
+        Request numbers start from 0 in each stretch.
         """
         key = self._walks.index(walked(definition))
         if key not in self._measured:

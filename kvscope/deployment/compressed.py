@@ -111,7 +111,7 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def read_bytes(self) -> tuple[float, float]:
-        """Bytes that decoding a token reads for each token of its context, and besides."""
+        """Bytes that decoding a token reads: per token of its context, and constant."""
         sparse, dense = self.sparse_layers, self.layers - self.sparse_layers
         each = sparse * self.index_bytes / _SPARSE
         each += self.ratios.count(128) * self.entry_bytes / 128
@@ -119,7 +119,7 @@ class CompressedKv(Struct, frozen=True):
         return each, float(besides * self.entry_bytes)
 
     def look_flops(self, heads: int) -> tuple[float, float]:
-        """Return the operations of a token for each token before it, and besides, in all layers."""
+        """Return the attention FLOPs of a token in all layers: per earlier token, and constant."""
         entry, key = 4.0 * heads * self.size, 2.0 * self.index_heads * self.index_size
         each = self.sparse_layers * key / _SPARSE + self.ratios.count(128) * entry / 128
         return each, entry * (self.window * self.layers + self.entries * self.sparse_layers)

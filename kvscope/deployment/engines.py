@@ -301,7 +301,7 @@ class Engine(Struct, frozen=True):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What kvscope cannot do in this vLLM."""
+        """What is unavailable in a vLLM version that kvscope's plugin does not load into."""
         if self.name != "vllm" or self.runs_plugin:
             return ()
         known = ", ".join(map(version_text, PLUGIN))

@@ -396,7 +396,7 @@ class Model(Struct, frozen=True):
         return self.weight_bytes(tp, dp) + tables
 
     def left_out_bytes(self, tp: int = 1, dp: int = 1) -> float:
-        """Return by how much weights are more where only experts are quantized, or a dense MLP."""
+        """Return the extra weight bytes if only experts are quantized, or only the MLP if dense."""
         if not self.parts_assumed:
             return 0.0
         kept = ("attention", "shared", "mlp") if self.moe else ("attention",)

@@ -186,7 +186,7 @@ def derive_pool(
 ) -> KvPool:
     """Return the pool that the engine leaves for KV on `tp` GPUs; None takes its defaults.
 
-    It is that of each of the `dp` ranks of an engine (vLLM), which divide experts where there are.
+    The pool is per rank of vLLM's `dp` ranks, which split the experts of a MoE model.
 
     Raises UsageError where nothing is left, naming what takes the memory and the remedy.
     """

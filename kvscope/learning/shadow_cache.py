@@ -35,11 +35,11 @@ class BranchPoint(Struct, eq=False):
 
 
 class ShadowRuns:
-    """The part of all shadows that is equal: where runs begin, and how they branch.
+    """State that all shadow caches share: where runs begin, and how they branch.
 
-    Of the latest `slots` requests (a power of 2), each by its number: `first`, `arrival_s`, the
-    branch point that its run is a child of (`parent`), and its own `branches`, by depth. Those
-    below `oldest` are forgotten.
+    Per request number, for the latest `slots` requests (a power of 2): the `first` block of its
+    run, `arrival_s`, the branch point above the run (`parent`), and its own `branches` by depth.
+    Requests numbered below `oldest` are forgotten.
     """
 
     def __init__(self, slots: int, oldest: int) -> None:

@@ -55,11 +55,10 @@ def look_up(
     undrafted_blocks: Int32s | None = None,
     kept_blocks: Int32s | None = None,
 ) -> Lookups:
-    """Return what was written of each prompt before, given the blocks that each hit (R entries).
+    """Return how far each prompt had been written before, given `hit_blocks` (R entries).
 
-    `distances` are LRU's, for `needed_blocks`. Without a drafter, `undrafted_blocks` would have
-    hit: by default those that did. Of what was written, `kept_blocks` had been kept: all, by
-    default.
+    LRU's `distances` give `needed_blocks`. `undrafted_blocks` would have hit without a drafter
+    (default: `hit_blocks`), `kept_blocks` without eviction (default: all blocks written before).
     """
     requests = len(steps.leaf)
     seen = np.zeros(requests, dtype=np.int32)
@@ -103,7 +102,7 @@ class Elsewhere(Struct, frozen=True):
 
 
 def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
-    """Return how far prompts had been computed over a trie in which `cause` keeps none apart."""
+    """Return how far prompts had been computed in a trie that ignores differences by `cause`."""
     known = look_up(steps, hit_blocks)
     return Elsewhere(cause, known.seen, known.shared_with)
 

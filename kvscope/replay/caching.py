@@ -88,7 +88,7 @@ class Caching(Struct, frozen=True):
 
 
 class LayoutCapacity(SessionStarts, frozen=True):
-    """What LRU needs for 90 % of the ideal hits where sessions begin otherwise."""
+    """The capacity that LRU needs for 90 % of the ideal hits at another rate of session starts."""
 
     capacity_blocks: int
 

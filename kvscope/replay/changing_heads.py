@@ -43,11 +43,11 @@ class HeadChange(Struct, frozen=True):
 
 
 class ChangingHeads(Struct, frozen=True):
-    """The `changes` of a trace, and what they cost each of R requests.
+    """The `changes` of a trace, and the blocks that each of R requests could have reused.
 
-    Without the change `change` (an index, NO_CHANGE for none) the first `end` blocks of a prompt
-    would have been computed before: what the requests of several periods share, at least in length,
-    and what a turn repeats of its previous one.
+    `change` is the index of the costliest change in a prompt (NO_CHANGE for none). Without it,
+    earlier requests would have computed the first `end` blocks: as many as requests of several
+    periods share (contents behind the change may differ), or as the previous turn had.
     """
 
     changes: tuple[HeadChange, ...]

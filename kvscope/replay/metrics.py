@@ -69,7 +69,7 @@ class QueueTimes(Struct, frozen=True):
         return max((last_s - first_s) / (end_s - start_s), until)
 
     def keeps_up(self, slo_s: float) -> bool:
-        """Return whether the queue does not grow: by GROWTH, and at the end beyond the SLO."""
+        """Return whether TTFT grows by at most GROWTH, or its mean at the end is within the SLO."""
         if self.growth <= GROWTH:
             return True
         return bool(self.ttft_s[-(len(self.ttft_s) // _PART) :].mean() <= slo_s)

@@ -117,10 +117,10 @@ def format_value(name: str, value: float) -> str:
 def parameter_values(
     owner: type[Policy | Router], name: str, text: str, where: str, *others: str
 ) -> list[float]:
-    """Return the values of a parameter of a policy or a router in `2k,4k`.
+    """Return the values of a policy's or router's parameter from a list such as `2k,4k`.
 
-    Raises UsageError for one that it has not, `others` being what it has besides, and for a value
-    in another form.
+    Raises UsageError for a value in another form, and for an unknown parameter; the remedy names
+    the known ones and `others`.
     """
     known = {parameter.name: parameter for parameter in owner.parameters}
     if name not in known:

@@ -86,10 +86,10 @@ class Truth(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """What a router may write: the leading blocks that its choice copies from other replicas.
+    """A router's order to copy leading blocks from other replicas to the one chosen.
 
-    Both have one entry. `blocks` is 0 unless set, and counts as far as some replica holds so many;
-    the copy takes `seconds`, before the prefill.
+    Both arrays have one entry. `blocks` is 0 unless set, and is capped at what some replica
+    holds; the copy takes `seconds` before the prefill.
     """
 
     blocks: Int32s

@@ -119,7 +119,7 @@ class Dynamo(Router):
         return DynamoMemory(np.zeros(sizes.replicas), new_dice(seed))
 
     def among(self, memory: DynamoMemory, replicas: int, seed: int) -> DynamoMemory:
-        """Return room for the costs of the replicas that are left."""
+        """Return the memory with the costs of the first `replicas` only."""
         return memory._replace(costs=memory.costs[:replicas])
 
     @staticmethod

@@ -18,11 +18,11 @@ EPOCH, _NODES, _FREE, _EVICTIONS = 0, 1, 2, 3  # entries of `counters`
 class Tree(NamedTuple):
     """Nodes of texts; node 0 is the root, and a node's edge ends where another begins.
 
-    Per block of the trie: `node_of`, the node whose edge has it, or 0. Per node: its `parent` (of a
-    freed one the next freed), the blocks above its edge, those on it and the last of them, the
-    tokens on it and how many of those lie in no block. Per node and replica: the `stamps`. Per
-    replica: the tokens of its nodes, and the epoch up to which `stamped`, the node of each epoch,
-    was searched for its oldest.
+    Per block of the trie: `node_of`, the node whose edge contains it, or 0. Per node: `parent` (the
+    next free node, once freed), blocks `above` its edge, `blocks` on it and the `bottom` one, its
+    `tokens`, and the `tail_tokens` of them in no whole block. Per node and replica: `stamps`. Per
+    replica: `replica_tokens`, and `searched`, the epoch up to which its oldest node was searched in
+    `stamped`, the node of each epoch.
     """
 
     block_parent: Int32s

@@ -40,8 +40,8 @@ MOST_REPLICAS = 64
 class FewestReplicas(Struct, frozen=True):
     """The fewest replicas with a policy behind a router that meet the SLO.
 
-    `replicas` is None where up to `tried` do not meet it. `size` has its 95 % interval, in which
-    None stands for more than `compared`; None without the fewest.
+    `replicas` is None if up to `tried` do not meet it. `size` has its 95 % interval, with None for
+    more than `compared`; it is None without `replicas`.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -176,9 +176,9 @@ def fleet_size(
 
 
 def doubled(counts: Sequence[int]) -> list[int]:
-    """Return some of ascending counts: each the largest that is at most twice the one before.
+    """Return a subset of ascending counts, from the first to the last, in steps of at most double.
 
-    The next one where there is none; the first and the last are among them.
+    Where no larger count is within twice the previous one, the step goes to the next count.
     """
     chosen = list(counts[:1])
     while chosen and chosen[-1] < counts[-1]:

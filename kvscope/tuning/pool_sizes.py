@@ -52,10 +52,10 @@ def pool_sizes(
     tier: TierCandidate,
     note: Callable[[str], None],
 ) -> tuple[PoolSize, ...]:
-    """Return the answer above pools of parts of the size, without one, and with no limit.
+    """Return the answer's fleet with no shared pool, smaller ones, its own, and an unlimited one.
 
-    The last only where the pool was full; with the seed of the answer. Sizes with which requests
-    never start are left out, with a note.
+    The unlimited pool only if the answer's own was full. All replays use the answer's seed. Sizes
+    with which requests never start are left out, with a note.
     """
     offload = engine.offload
     storage = None if offload is None else offload.storage

@@ -60,7 +60,7 @@ class Target(Struct, frozen=True):
 
     @property
     def figure(self) -> str:
-        """Return what stays within the limit: p95 TTFT."""
+        """Return the name of the limited latency: p95 TTFT."""
         return f"{self.rank_name} TTFT"
 
     @property

@@ -714,7 +714,7 @@ def _runs(
 
 
 def known_figures(request: FleetRequest) -> Known:
-    """Return the verdict and figures of a fleet, as `ROUTER.NAME` of a router's."""
+    """Return the verdicts and figure names of a fleet, with `ROUTER.NAME` for each router."""
     routers = dict.fromkeys(router.name for router in request.routers)
     owned = (f"{router}.{figure}" for router in routers for figure in _FIGURES)
     return Known((*_FIGURES, *owned), VERDICTS)

@@ -61,16 +61,15 @@ def predict(
     *,
     fitted: FittedTable | None = None,
 ) -> Prediction:
-    """Return the prediction for `sent`, requests in the engine's own blocks.
+    """Return the prediction for `sent`, whose prompts are in the engine's own blocks.
 
-    In sequence, requests take no time and arrive at the trace's times, which a policy's clock
-    follows, and TTFT is the profile's of what was not hit. At the recorded times the simulated
-    steps decide which requests overlap. With so many in flight, the next one is sent when an answer
-    ends, after the time that this client took: TTFT is that of a simulated engine which is sent
-    requests in this way, so it rests on the profile. Hits are those at the `measured` times of
-    sending, as fast as the engine was in that run. `fitted` is the table of the policy's file; in
-    sequence, classes, fits and guard are those of the plugin, else as near as its clock and the
-    order of the answers allow.
+    Pace "sequential": requests take no time and arrive at the trace's times, which the policy's
+    clock follows; TTFT is the profile's for the uncached tokens. "recorded": simulated steps decide
+    which requests overlap. "in-flight": the end of an answer triggers the next request, after the
+    client's own delay; TTFT is that of such a simulated engine, so it rests on the profile. Hits
+    come from a replay at the `measured` send times, scaled to the engine's speed in that run.
+    `fitted` is the table of the policy's file. Sequential runs have the plugin's classes, fits and
+    guard; other paces approximate them, as their clock and order of answers differ.
     """
     if pace.kind == "sequential":
         alone = replace(settings, max_num_seqs=1)

@@ -320,7 +320,7 @@ def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
 
 @callable_in_kernels
 def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int) -> None:
-    """Note what an offer with so many fresh chunks tells: ghosts for ARC, accesses for all."""
+    """Record an offer: ghost hits of its fresh chunks (ARC), accesses to fresh and held ones."""
     state, access = off.state[0], off.members[request].access
     for reverse in range(fresh - 1, -1, -1):
         mark = access + off.fresh[reverse]

@@ -18,7 +18,7 @@ def runner(machine: Machine) -> Callable[[int, int, float], bool]:
 
 
 def engine_function(machine: Machine) -> Function:
-    """Return what runs `machine` and all that have its kinds of arrays; kernels share it."""
+    """Return the step loop of machines with the array types of `machine`; kernels share it."""
     return Function(run_above_tier if has_tier(machine) else run_steps, _contract, machine)
 
 

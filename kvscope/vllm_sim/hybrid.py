@@ -477,7 +477,7 @@ def pass_states(machine: Machine, request: int, group: int, end: int) -> int:
 
 
 def allocate(machine: Any, request: int, tokens: int, admitted: bool) -> None:
-    """Allocate blocks in all groups until so many tokens have room, after what has to be copied.
+    """Allocate blocks for `tokens` tokens in all groups, and copy a block in which a hit ends.
 
     `admitted` as in `copy_block`.
     """

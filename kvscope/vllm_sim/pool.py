@@ -252,7 +252,7 @@ def choose_victim(machine: Machine) -> int:
 
 @callable_in_kernels
 def choose_again(machine: Machine) -> int:
-    """Choose where only the lane that the last block was taken from may have changed."""
+    """Return the block to evict when only the lane of the last evicted one may have changed."""
     state = machine.state[0]
     if state.taken_lane != NONE:
         head = candidate(machine, state.taken_lane)

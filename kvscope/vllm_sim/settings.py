@@ -168,12 +168,12 @@ class EngineSettings(Struct, frozen=True):
     `async_scheduling` plans a step before the last one's tokens are known, as vLLM does on GPUs.
     `reserve_full_prompt` (`scheduler_reserve_full_isl`) admits a request only if all its
     tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
-    `rehashes_states`: as 0.32 does, and not 0.33, the state before a prompt's end counts as new in
-    the step after its own too, and requests that hit it wait for longer.
-    `unhashed_last`: as before 0.24, blocks without a hash are freed like the others.
-    `offload` is a CPU tier below the pool; None for none. `drafter` is that of speculative
-    decoding: one that reads hidden states shortens hits, and has room ahead. Steps still yield one
-    token for each request.
+    `rehashes_states` (vLLM 0.32, not 0.33): the state before a prompt's end counts as new in the
+    step after its own, too, so requests that hit it wait longer.
+    `unhashed_last` (before 0.24): blocks without a hash are freed like the others.
+    `offload` is a CPU tier below the pool, None for none. `drafter` is for speculative decoding: a
+    drafter that reads hidden states shortens hits and reserves slots ahead. Steps still yield one
+    token per request.
     Raises UsageError for values that no engine takes.
     """
 

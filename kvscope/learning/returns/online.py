@@ -158,9 +158,9 @@ class ReturnEstimator:
 class ReturnsLearner(GuardedLearner):
     """Learns for `gittins` how soon the blocks of each class of requests return.
 
-    It goes by a `fitted` table, which stays; or until as much has been seen here as that was fitted
-    to; or by what is seen here alone. With a `guard`, one of these candidates is in force, as in
-    the simulator: LRU, need alone, or the table.
+    Its table is `fitted` for good, or until this engine has served as many requests as the fit
+    covered, or learned here from the start. With a `guard`, the candidate in force is LRU, need
+    alone or the table, as in the simulator.
     """
 
     read_fit = staticmethod(read_returns)

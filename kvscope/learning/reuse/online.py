@@ -42,11 +42,11 @@ class _Touch(Struct, eq=False):
 
 
 class ReuseEstimator:
-    """The table of `wa`, fitted every `refit_s` to six times as long before.
+    """The table of `wa`, refitted every `refit_s` to the six refit periods before.
 
-    `table` has a row for each of `categories`. Blocks not touched within that time are forgotten,
-    and count as new. Of more than `most_keys` blocks every second is forgotten and no longer
-    followed, by its hash, and what is counted stands for twice as many.
+    `table` has a row per category. A block untouched for six periods is forgotten and counts as
+    new. Beyond `most_keys` blocks, half of them, by hash, are no longer followed, and each block
+    counted stands for twice as many.
     """
 
     def __init__(self, refit_s: float, categories: int, most_keys: int = MOST_KEYS) -> None:

@@ -237,19 +237,19 @@ class RowDoubt(Struct, frozen=True):
 
 
 class Recommendation(Struct, frozen=True):
-    """What `kvscope tune` recommends, what that rests on, and all that was tried.
+    """The recommendation of `kvscope tune`, its evidence, and every option tried.
 
-    `rows` are the options, the deployment as it is first, then by price. `do_now` and `canary` are
-    the row of the policy to change to, `to_meet` that to meet the SLO with, `add_tier` that with
-    the memory to add, with `--compare-tiers`: null for none, `tier_doubt` says why. `recorded` is
-    null where the trace has no TTFTs. The present hardware stays within `reachable_ms`;
-    `unreachable`: no cache meets the SLO. `changes` are the contenders, the preferred one first.
-    `infinite` is an infinite cache on the validation window, `limit` one on both later windows, as
-    `oracles` are, which know the future and bound no TTFT; `explored` is on the training window.
-    `without_drafter` is LRU's hit rate on the later requests without speculative decoding, null
-    where there is none.
-    Without a deployment it is a cache study: one idle cache, and no flags for an engine. `path` is
-    where it is written.
+    `rows` are the options: the present deployment first, then by price. These rows are null for
+    none: `do_now` or `canary` (policy to switch to), `to_meet` (meets the SLO), `add_tier` (memory
+    to add, with `--compare-tiers`; `tier_doubt` says why there is none). `recorded` is null if the
+    trace has no TTFTs. `reachable_ms` is the tightest SLO that the present hardware meets;
+    `unreachable` means that no cache meets the SLO. `changes` are the contenders, preferred first.
+    `explored` are the trials on the training window, `infinite` is an infinite cache on the
+    validation window, `limit` the same on validation and held-out window, as are the `oracles`
+    (offline optimum, no bound on TTFT). `without_drafter` is LRU's hit rate on later requests
+    without speculative decoding, null where there is none.
+    Without a deployment, the study covers one idle cache and has no engine flags. `path` is the
+    output file.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -279,12 +279,12 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def verdict(self) -> Verdict:
-        """What to do: as of the policy, but that a tier which is to be added is a switch."""
+        """The verdict on the policy, or "switch" where a tier is to be added."""
         return "switch" if self._tier else self.tuning.verdict
 
     @property
     def grade(self) -> Grade:
-        """How certain that is; a tier is added for a likely gain, or for what it saves."""
+        """Certainty of the recommendation; an added tier is "canary" unless a gain is certain."""
         if self._tier is None:
             return self.tuning.grade
         return "do-now" if self._tier.later.likely >= CERTAIN else "canary"
