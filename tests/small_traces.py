@@ -8,12 +8,14 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
+from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Prompts, Tenants, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats.base import ReadOptions, Records, Rejects, Request
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.pipeline import Origin, write
+from kvscope.replay.misses import ideal_blocks, ideal_rate_of
 from kvscope.store import traces
 from kvscope.store.db import Store
 
@@ -138,3 +140,8 @@ def stored(store: Store, trace: Sequence[Request], size: int) -> Trace:
     rejects = Rejects(name, accepted=len(trace))
     with store.transaction():
         return write(store, origin, built(trace, size), rejects)
+
+
+def ideal_rate(prompts: Prompts, definition: HitDefinition) -> float:
+    """Return the hit rate (0-1) of an infinite cache."""
+    return ideal_rate_of(prompts, definition, ideal_blocks(prompts, definition))

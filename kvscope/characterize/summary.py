@@ -179,14 +179,6 @@ Step = Callable[[str], None]
 T = TypeVar("T")
 
 
-def characterize(store: Store, trace: Trace) -> Characterization:
-    """Characterize a trace: traffic, turns, reuse gaps, lifetimes, sources, prefixes, stability.
-
-    A length-only trace has only the facts of lengths.
-    """
-    return start_characterization(store, trace)()
-
-
 def start_characterization(
     store: Store,
     trace: Trace,

@@ -121,11 +121,11 @@ class LatencyProfile(Struct, frozen=True):
         return np.asarray(self.base_s + computed * per_token)
 
     def scaled(self, factor: float) -> LatencyProfile:
-        """Return the profile with all its times multiplied by `factor`."""
+        """Return the profile with all its times, which its name says, multiplied by `factor`."""
         times = {
             name: value * factor for name in TIMES if (value := getattr(self, name)) is not None
         }
-        return replace(self, intervals={}, **times)
+        return replace(self, name=f"{self.name} x {factor:g}", intervals={}, **times)
 
     def xi_tokens(self, xi_s: float) -> int:
         """Return the most tokens that may stay uncached: the largest u with TTFT(u, 0) ≤ `xi_s`.

@@ -34,13 +34,11 @@ def written_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
     return blocks
 
 
-def ideal_rate(prompts: PromptPaths, definition: HitDefinition) -> float:
-    """Return the hit rate (0–1) of an infinite cache, without computing a curve."""
-    return ideal_rate_of(prompts, definition, ideal_blocks(prompts, definition))
-
-
 def ideal_rate_of(prompts: PromptLengths, definition: HitDefinition, blocks: Int32s) -> float:
-    """Return the same from `ideal_blocks`: of a definition that may differ in weight and window."""
+    """Return the hit rate (0–1) of an infinite cache, without computing a curve.
+
+    From `ideal_blocks`, of a definition that may differ in weight and window.
+    """
     counted = slice(first_counted(prompts, definition), None)
     total = int(looked_up(prompts, definition)[counted].sum())
     hits = int(weighted(prompts, definition, blocks)[counted].sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from msgspec import Struct
@@ -19,7 +18,7 @@ from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.kernels.next_use import NextUses, empty_next_uses, next_uses_kernel
 from kvscope.replay.kernels.queues import empty_queues, queues_kernel
 from kvscope.replay.last_touch import NextTouches, Segments, last_touch_segments, next_touches
-from kvscope.replay.structures.runs import END, cached_blocks
+from kvscope.replay.structures.runs import END
 from kvscope.replay.traffic import Traffic
 
 
@@ -27,22 +26,16 @@ class Replay(Struct, frozen=True):
     """What one policy did at one capacity.
 
     `hit_blocks` (R entries) are the leading blocks that each request hits, capped by the
-    last-token rule; `evictions` counts blocks.
+    last-token rule; `evictions` counts blocks. `at_end` is what the kernel left: of queue policies
+    whether each block is cached (N + 1 entries, the root's first), of others the end of the run of
+    each request.
     """
 
     policy: Policy
     capacity_blocks: int
     hit_blocks: Int32s
     evictions: int
-    find_cached: Callable[[], Bools]
-
-    @property
-    def cached(self) -> Bools:
-        """The blocks that are cached at the end (N + 1 entries, the root's first).
-
-        Computed on access: sweeps never need it, and it takes as long as a quick replay.
-        """
-        return self.find_cached()
+    at_end: Bools | Int32s
 
 
 class Tables(Struct, frozen=True):
@@ -169,7 +162,7 @@ def replay(
         queues = empty_queues(type(policy), traffic, capacity_blocks)
         evictions = kernel(traffic, history.paths, queues, capacity_blocks, p, mandatory, hits)
         cached = queues.cached[: len(traffic.block_parent)]
-        return Replay(policy, capacity_blocks, hits, evictions, lambda: cached)
+        return Replay(policy, capacity_blocks, hits, evictions, cached)
     state = _empty_state(policy, traffic, history, tables)
     ttl_s = policy.values["ttl_s"]
     evictions = kernel(
@@ -177,8 +170,7 @@ def replay(
         mandatory, hits, functions_of(policy),
     )  # fmt: skip
     end = state.runs.of[:, END].copy()  # not a view, which would keep all runs
-    left = partial(cached_blocks, traffic.block_parent, history.segments.owner, end)
-    return Replay(policy, capacity_blocks, hits, evictions, left)
+    return Replay(policy, capacity_blocks, hits, evictions, end)
 
 
 def functions_of(policy: Policy) -> Referenced | None:

@@ -18,7 +18,7 @@ from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
 from kvscope.deployment.engines import SGLANG_NUM_SEQS, HiCache, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.latency.profile import TIMES, LatencyProfile
+from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.directives.offline import STATED, stated_tables
 from kvscope.learning.offline.learners import tables_for, tables_of_served
 from kvscope.policies.base import Policy
@@ -127,17 +127,7 @@ class Workload:
 
     def with_prefill(self, times: float) -> Workload:
         """Return the same workload with a prefill that takes `times` as long."""
-        setting = self.setting
-        scaled = replace(
-            setting,
-            latency=f"{setting.latency} x {times:g}",
-            **{
-                name: value * times
-                for name in TIMES
-                if (value := getattr(setting, name)) is not None
-            },
-        )
-        return self._under(scaled)
+        return self._under(timed_by(self.setting, self.profile.scaled(times)))
 
     def with_tier(self, tier_mode: str, block_bytes: int) -> Workload:
         """Return the same workload with blocks of so many bytes and an offload tier."""

@@ -121,12 +121,6 @@ class ReuseModel:
         still: Float64s = 1.0 - self.reuse_within(t)
         return still
 
-    def hazard(self, t: Float64s) -> Float64s:
-        """Return the reuses per second of a block idle for t: p f(t) / S(t)."""
-        log_f, _ = self.log_density(np.asarray(t, dtype=np.float64), self.free_[1:])
-        rate: Float64s = self.reuse_probability_ * np.exp(log_f) / self.survival(t)
-        return rate
-
     def _intervals(self, of: Observations) -> dict[str, Interval | None]:
         names = (P, *self.parameters)
         if self.covariance_ is None:

@@ -54,11 +54,6 @@ class Gain(Struct, frozen=True):
     low: float
     high: float
 
-    @property
-    def significant(self) -> bool:
-        """Return whether it is a gain: its interval lies above 0."""
-        return self.low > 0
-
 
 class Resampled(Struct, frozen=True):
     """F figures of one policy's latencies: `value`, and `resamples`, an array of 3 x R x F.

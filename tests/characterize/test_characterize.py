@@ -17,7 +17,7 @@ import pytest
 
 from kvscope.characterize import history
 from kvscope.characterize.spatial import trace_deciles
-from kvscope.characterize.summary import Characterization, characterize, start_characterization
+from kvscope.characterize.summary import Characterization, start_characterization
 from kvscope.core.errors import InputError
 from kvscope.core.files import data_folder
 from kvscope.core.percentiles import Quantiles
@@ -30,6 +30,7 @@ from tests.characterize.tiny import (
     CHAT_2,
     REQUESTS,
     SEARCH_1,
+    characterize,
     lengths_only,
     one_request,
     tiny_store,

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from kvscope.characterize.summary import Characterization, start_characterization
 from kvscope.core.trace import Lineage, Trace
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.traces import add
@@ -183,3 +184,8 @@ def _insert(
             statement = f"INSERT INTO {table} ({names}) VALUES ({marks})"  # noqa: S608
             store._connection.executemany(statement, rows)
     return trace
+
+
+def characterize(store: Store, trace: Trace) -> Characterization:
+    """Return all facts of a trace, computed at once."""
+    return start_characterization(store, trace)()

@@ -132,9 +132,17 @@ def setting(
     return Setting(policy.name, policy.values, policy.evicts, capacity, told, mandatory)
 
 
-def left(done: Replay) -> set[int]:
-    """Return the blocks that are cached at the end."""
-    return set(np.flatnonzero(done.cached).tolist())
+def left(traffic: Traffic, done: Replay) -> set[int]:
+    """Return the blocks that are cached at the end: those above the end of their owner's run."""
+    cached = np.zeros(len(traffic.block_parent), dtype=np.bool_)
+    if done.at_end.dtype == np.bool_:
+        cached = np.asarray(done.at_end)
+    else:
+        for block, length, end in zip(traffic.leaf, traffic.length, done.at_end, strict=True):
+            for depth in range(length - 1, -1, -1):
+                cached[block] = depth < end
+                block = traffic.block_parent[block]  # noqa: PLW2901
+    return set(np.flatnonzero(cached).tolist())
 
 
 def replayed(traffic: Traffic, policy: Policy, given: Setting) -> Replay:

@@ -202,7 +202,7 @@ def test_a_toy_is_replayed(
         done, expected = drawn.replayed(of, toy, given), replay(of, given)
         assert done.hit_blocks.tolist() == expected.hit_blocks
         assert done.evictions == expected.evictions
-        assert drawn.left(done) == expected.left
+        assert drawn.left(of, done) == expected.left
 
 
 def _uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:

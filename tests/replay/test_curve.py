@@ -16,7 +16,6 @@ from kvscope.core.hits import HitDefinition, standard
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.last_touch import last_touch_segments
-from kvscope.replay.misses import ideal_rate
 from kvscope.replay.stack_distances import flat_distances, lru_distances
 from kvscope.replay.traffic import traffic
 from tests import small_traces
@@ -63,7 +62,7 @@ def test_equals_a_replay_at_every_capacity(
         assert hits >= previous
         previous = hits
     assert curve.ideal == (previous / curve.total if curve.total else 0.0)
-    assert ideal_rate(small_traces.prompts(made), definition) == curve.ideal
+    assert small_traces.ideal_rate(small_traces.prompts(made), definition) == curve.ideal
 
 
 @settings(deadline=None, max_examples=50)

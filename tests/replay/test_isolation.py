@@ -12,7 +12,6 @@ from kvscope.core.hits import standard
 from kvscope.ingest.formats.base import Request
 from kvscope.replay import derived_traces as isolation
 from kvscope.replay.derived_traces import isolate, select
-from kvscope.replay.misses import ideal_rate
 from tests import small_traces
 
 
@@ -58,11 +57,11 @@ def test_nobody_hits_what_another_wrote(data: st.DataObject) -> None:
         if own:
             tokens = sum(request.input_tokens for request in own)
             alone = small_traces.prompts(small_traces.built(own, 2))
-            hits += tokens * ideal_rate(alone, definition)
-    isolated_rate = ideal_rate(isolate(prompts, "user"), definition)
+            hits += tokens * small_traces.ideal_rate(alone, definition)
+    isolated_rate = small_traces.ideal_rate(isolate(prompts, "user"), definition)
     total = sum(request.input_tokens for request in trace)
     assert isolated_rate * total == pytest.approx(hits)
-    assert isolated_rate <= ideal_rate(prompts, definition)
+    assert isolated_rate <= small_traces.ideal_rate(prompts, definition)
 
 
 def test_a_shared_prompt_costs_its_sharing() -> None:
@@ -72,8 +71,8 @@ def test_a_shared_prompt_costs_its_sharing() -> None:
         for at, user in enumerate(["ann", "bob", "cat"])
     ]
     prompts = small_traces.prompts(small_traces.built(trace, 2))
-    assert ideal_rate(isolate(prompts, "user"), standard()) == 0.0
-    assert ideal_rate(prompts, standard()) == pytest.approx(8 / 15)
+    assert small_traces.ideal_rate(isolate(prompts, "user"), standard()) == 0.0
+    assert small_traces.ideal_rate(prompts, standard()) == pytest.approx(8 / 15)
 
 
 def test_unknown_users_are_an_error() -> None:

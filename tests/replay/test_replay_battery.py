@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kvscope.core.hits import HitDefinition
 from kvscope.policies.base import Leaves, PathPolicy, Policy, Turn
-from kvscope.replay.misses import ideal_rate
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic, traffic
 from tests import small_traces
@@ -56,13 +55,13 @@ def test_every_step_adds_up(policy: type[Policy], leaves: Leaves, data: st.DataO
     told = data.draw(drawn.tables(policy.name))
     capacity = data.draw(drawn.capacities(of))
     done = replay(of, bound, capacity, tables=told)
-    assert len(drawn.left(done)) <= capacity
+    assert len(drawn.left(of, done)) <= capacity
     if bound.hindsight:
         return
     before, evicted = set[int](), 0
     for at, path in enumerate(paths(of)):
         step = replay(first(of, at + 1), bound, capacity, tables=told)
-        after = drawn.left(step)
+        after = drawn.left(first(of, at + 1), step)
         entered = set(path) - before if _admitted(bound, of, at) else set[int]()
         assert step.hit_blocks.tolist() == done.hit_blocks[: at + 1].tolist()
         assert after <= before | entered
@@ -91,7 +90,7 @@ def test_keeps_no_orphans(policy: type[Policy], leaves: Leaves, data: st.DataObj
         tables=data.draw(drawn.tables(policy.name)),
         mandatory=data.draw(st.booleans()),
     )
-    left = drawn.left(done)
+    left = drawn.left(of, done)
     assert {int(of.block_parent[block]) for block in left} <= left | {0}
 
 
@@ -107,4 +106,4 @@ def test_room_for_all(policy: type[Policy], leaves: Leaves, data: st.DataObject)
     done = replay(of, bound, drawn.INFINITE, tables=drawn.plain_tables(policy))
     total = int(prompts.full_blocks.sum())
     assert done.evictions == 0
-    assert int(done.hit_blocks.sum()) == round(ideal_rate(prompts, definition) * total)
+    assert int(done.hit_blocks.sum()) == round(small_traces.ideal_rate(prompts, definition) * total)

@@ -34,7 +34,7 @@ def test_a_block_that_tlru_needs_in_part_is_not_safe(leaves: Leaves) -> None:
     )
     done = replay(of, TLru({"xi_tokens": 3, "next_prompt_tokens": 0}, leaves), 4)
     x, _, *others = range(1, 6)  # blocks are numbered as they come
-    assert drawn.left(done) == {x, *others}
+    assert drawn.left(of, done) == {x, *others}
 
 
 def test_tables_that_lack_a_category_are_refused() -> None:

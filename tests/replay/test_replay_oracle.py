@@ -54,4 +54,4 @@ def _compare(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
     done, expected = drawn.replayed(traffic, bound, given_), replay(traffic, given_)
     assert done.hit_blocks.tolist() == expected.hit_blocks
     assert done.evictions == expected.evictions
-    assert drawn.left(done) == expected.left
+    assert drawn.left(traffic, done) == expected.left

@@ -10,7 +10,6 @@ import pytest
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.lifetimes import HazardCurve, ReuseHazard
 from kvscope.characterize.spatial import Spatial
-from kvscope.characterize.summary import characterize
 from kvscope.characterize.traffic import Contribution, TypeContribution
 from kvscope.characterize.turns import (
     CategoryNextTurn,
@@ -34,7 +33,7 @@ from kvscope.report.section import (
     thinned,
 )
 from kvscope.report.words import large, left_out
-from tests.characterize.tiny import tiny_store
+from tests.characterize.tiny import characterize, tiny_store
 
 TURN = NextTurn(1, 0.5, 1, 0.5)
 

@@ -59,7 +59,8 @@ def test_any_data_give_a_distribution(
     survival = model.survival(at)
     assert np.all(np.diff(survival) <= 1e-12)
     assert np.all((survival >= -1e-12) & (survival <= 1))
-    assert np.all(model.hazard(np.geomspace(0.01, 1e4, 20)) >= 0)
+    density, _ = model.log_density(np.geomspace(0.01, 1e4, 20), model.free_[1:])
+    assert not np.isnan(density).any()
     assert 0 <= model.reuse_probability_ <= 1
     assert np.isfinite([model.aic_, model.log_likelihood_, *model.params_.values()]).all()
     assert model.n_ == weight.sum()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from kvscope.core.arrays import Bools, Int64s, Records
@@ -41,8 +39,8 @@ def replay_tree(
     chunk = max(chunk_tokens // page, 1) * page
     if run(tree, requests, order, chunk, page) < len(order):
         raise ValueError(f"those that run at once do not fit into {capacity_blocks:,} blocks")
-    hits, find_cached = requests.hit.astype(np.int32), partial(_cached, tree)
-    return Replay(policy, capacity_blocks, hits, int(tree.state[0].evictions), find_cached)
+    hits, evictions = requests.hit.astype(np.int32), int(tree.state[0].evictions)
+    return Replay(policy, capacity_blocks, hits, evictions, _cached(tree))
 
 
 def _cached(tree: PrefixTree) -> Bools:

@@ -82,7 +82,7 @@ def _assert_equal(
     order = np.arange(2 * len(of.leaf)) if order is None else order
     assert ours.hit_blocks.tolist() == _in_tree(of, left_behind(of), order, tree)
     assert ours.evictions == tree.evictions
-    assert int(ours.cached.sum()) == tree.size
+    assert int(ours.at_end.sum()) == tree.size
     return ours
 
 
@@ -131,7 +131,7 @@ def test_requests_longer_than_the_cache_are_rejected() -> None:
     """They hit nothing and leave nothing."""
     of = traffic_of(chats(50, seed=3), 1)
     done = replay_tree(of, by_name("lru")(), int(of.length.min()) - 1)
-    assert (done.hit_blocks.any(), done.evictions, done.cached.any()) == (False, 0, False)
+    assert (done.hit_blocks.any(), done.evictions, done.at_end.any()) == (False, 0, False)
 
 
 def test_what_does_not_fit_at_once_is_refused() -> None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Bools, Int32s
-from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.core.arrays import Int32s
+from kvscope.core.jit import callable_in_kernels
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.traffic import Traffic
 
@@ -119,21 +119,3 @@ def release(runs: CachedRuns, request: int) -> int:
     waiting = int(runs.branches[WAITING, above])
     first, end, named = of[waiting, FIRST], of[waiting, END], of[waiting, NAMED]
     return waiting if of[waiting, TIP] == above and first < end <= named else -1
-
-
-def cached_blocks(block_parent: Int32s, owner: Int32s, end: Int32s) -> Bools:
-    """Return which blocks are cached: those whose depth is below their owner's `end`."""
-    cached = np.zeros(len(block_parent), dtype=np.bool_)
-    _find_cached(block_parent, owner, end, np.empty(len(block_parent), dtype=np.int32), cached)
-    return cached
-
-
-@kernel
-def _find_cached(
-    block_parent: Int32s, owner: Int32s, end: Int32s, depth: Int32s, cached: Bools
-) -> None:
-    """Fill `cached`, and `depth`, from -1 for the root on."""
-    depth[0] = -1
-    for block in range(1, len(block_parent)):
-        depth[block] = depth[block_parent[block]] + 1
-        cached[block] = owner[block] >= 0 and depth[block] < end[owner[block]]
