@@ -194,7 +194,6 @@ def simulate(
     param: Sequence[str] | None = None,
     slo: str | float | None = None,
     recommendation: str | None = None,
-    refit: str | float | None = None,
     rate_scale: float = 1.0,
     warmup: str | float = 0.0,
     outputs: Literal['carried', 'ignored'] = 'carried',
@@ -202,9 +201,7 @@ def simulate(
     isolate: Literal['user', 'conversation'] | None = None,
     sample: str | float = 1.0,
     on: str | None = None,
-    perfetto: str | None = None,
     db: str = ':memory:',
-    force: bool = False,
 ) -> SimulationResult: ...
 
 

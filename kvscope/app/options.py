@@ -213,11 +213,6 @@ On = Annotated[
         "threads of this machine",
     ),
 ]
-FOR_PERFETTO = (
-    " for ui.perfetto.dev: a process a replica; queue, prefill and decode of each counted request;"
-    " how many wait and run; an engine's steps and evicted blocks since the previous one."
-    " Compressed if PATH ends in .gz."
-)
 Isolate = Annotated[
     Literal["user", "conversation"] | None,
     Option("Share no blocks between users or conversations (cache salts)."),

@@ -222,7 +222,6 @@ class SimulateRequest(Struct, frozen=True):
     tier: TierTable | None = None
     copied_bytes_per_token: int | None = None
     recommended: bool = False
-    perfetto: str | None = None
 
 
 def varied(autoscale: Scaling | None, disaggregate: float | None) -> list[str]:

@@ -23,8 +23,6 @@ from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
-from kvscope.fleet.replay import FleetReplay
-from kvscope.fleet.sweep import Fleet
 from kvscope.policies.base import Leaves
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES, by_name
@@ -40,7 +38,6 @@ from kvscope.replay.tier_spec import setting_tiers
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
-from kvscope.tuning.replicas import SESSION, fleet_sweep
 from kvscope.tuning.target import Target
 
 STORE_EVERY_S = 2.0
@@ -212,31 +209,15 @@ def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
 
     Rejected requests have none and are left out. `run` is one of the simulation's.
     """
-    served = serve_replay(*_again(simulation, run)).served
-    times = served.ttft_s[served.first :]
-    return times[np.isfinite(times)]
-
-
-def replayed_alone(simulation: Simulation, run: Run) -> tuple[FleetReplay, Prompts]:
-    """Replay one of the simulation's runs again: return it as a fleet of one, and its requests."""
-    workload, request = _again(simulation, run)
-    pool = request.tiers[0].capacity_blocks if request.tiers else request.capacity_blocks
-    settings = workload.setting, pool, workload.prompts.block_size, request.tiers
-    fleets = fleet_sweep(workload, pool, Target(1.0), lambda _: engine_of(*settings))
-    return fleets.replay(Fleet(SESSION, request.policy, 1)), workload.prompts
-
-
-def _again(simulation: Simulation, run: Run) -> tuple[Workload, ReplayRequest]:
-    """Return the workload and the replay of one of the simulation's runs."""
     workload = simulation.workload
     if workload is None:
         raise ValueError("this simulation has no workload to replay")
     policy = by_name(run.policy)(dict(run.params), cast("Leaves", run.leaves))
-    tiers = setting_tiers(run.setting)
+    tiers, request = setting_tiers(run.setting), ReplayRequest(policy, run.capacity_blocks)
     workload.prepare([policy])
-    if tiers:
-        return workload, ReplayRequest.over(policy, tiers)
-    return workload, ReplayRequest(policy, run.capacity_blocks)
+    served = serve_replay(workload, ReplayRequest.over(policy, tiers) if tiers else request).served
+    times = served.ttft_s[served.first :]
+    return times[np.isfinite(times)]
 
 
 def replay(

@@ -71,27 +71,6 @@ def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str])
     return [variant for policy in policies for variant in _combined(policy, values[policy])]
 
 
-def refitted(variant: Variant, refit_s: float) -> Variant:
-    """Return the variant with that time between fits, where its policy fits by time.
-
-    A time that is given already stays.
-
-    Raises UsageError for less than a policy takes.
-    """
-    from kvscope.policies.base import REFIT
-
-    if variant.policy.refit is not REFIT:
-        return variant
-    if not REFIT.low <= refit_s <= REFIT.high:
-        raise UsageError(
-            f"{units.format_duration(refit_s)} is outside"
-            f" [{units.format_duration(REFIT.low)}, {units.format_duration(REFIT.high)}]",
-            where="--refit",
-            remedy="write for example 10m",
-        )
-    return replace(variant, given={REFIT.name: refit_s, **variant.given})
-
-
 def guarded(variant: Variant) -> Variant:
     """Return the variant with a guard, where its policy takes one and nothing says otherwise."""
     from kvscope.policies.base import GUARD

@@ -5,7 +5,7 @@ Source: Trace Event Format (catapult): phases M, X, i and C; times are whole mic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -13,34 +13,14 @@ import msgspec
 import numpy as np
 
 from kvscope.core.arrays import Int64s
-from kvscope.core.files import STANDARD_STREAM, sink
-from kvscope.core.hits import HitDefinition
+from kvscope.core.files import sink
 from kvscope.core.trace import Prompts
 from kvscope.fleet.replay import FleetReplay
-from kvscope.replay.curve import first_counted
 
 if TYPE_CHECKING:
-    from kvscope.app.monitor import Monitor
+    pass
 
 Event = dict[str, Any]
-
-
-def write_timeline(
-    path: str,
-    what: str,
-    replayed: Callable[[], tuple[FleetReplay, Prompts]],
-    definition: HitDefinition,
-    monitor: Monitor,
-) -> None:
-    """Replay once more, and write how each counted request was served; `what` names it in a note.
-
-    Raises UsageError for a file that cannot be written.
-    """
-    with monitor.steps("writing the timeline"):
-        done, prompts = replayed()
-        write_perfetto(path, prompts, done, first_counted(prompts, definition))
-    if path != STANDARD_STREAM:
-        monitor.note(f"timeline of {what} written to {path}")
 
 
 def write_perfetto(path: str, prompts: Prompts, done: FleetReplay, first: int) -> None:

@@ -34,6 +34,7 @@ from kvscope.app.requests import (
     varied,
 )
 from kvscope.core.errors import Stopped, UsageError
+from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.speculative import not_beside
 from kvscope.fleet.options import RANKS_ROUTER, ROUTED
 from kvscope.replay.policy_options import VLLM, Variant, parse_policies, parse_variants
@@ -122,7 +123,11 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     on: opt.On = None
     autoscale: opt.Autoscale = None
     disaggregate: opt.Disaggregate = None
-    perfetto: str | None = opt.Target(f"Write a timeline of the answer{opt.FOR_PERFETTO}")
+    perfetto: str | None = opt.Target(
+        "Write a timeline of the answer for ui.perfetto.dev: a process a replica; queue, prefill"
+        " and decode of each counted request; how many wait and run; an engine's steps and evicted"
+        " blocks since the previous one. Compressed if PATH ends in .gz."
+    )
 
 
 def fleet_request(options: FleetOptions) -> FleetRequest:
@@ -622,17 +627,16 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
 
 
 def _write_perfetto(path: str, study: FleetStudy, sweep: FleetSweep, monitor: Monitor) -> None:
-    from kvscope.report.perfetto import write_timeline
+    from kvscope.replay.curve import first_counted
+    from kvscope.report.perfetto import write_perfetto
 
-    answer, definition = study.answer, study.request.setting.definition
-    what = f"{study.chosen} replicas with {answer.fleet.policy.name}"
-    write_timeline(
-        path,
-        f"{what} behind {answer.fleet.router.name}",
-        lambda: (sweep.replay(answer.fleet, answer.seed), sweep.prompts),
-        definition,
-        monitor,
-    )
+    answer, fleet = study.answer, study.answer.fleet
+    first = first_counted(sweep.prompts, study.request.setting.definition)
+    with monitor.steps("writing the timeline"):
+        write_perfetto(path, sweep.prompts, sweep.replay(fleet, answer.seed), first)
+    if path != STANDARD_STREAM:
+        what = f"{study.chosen} replicas with {fleet.policy.name} behind {fleet.router.name}"
+        monitor.note(f"timeline of {what} written to {path}")
 
 
 def _above(

@@ -39,7 +39,6 @@ from kvscope.replay.policy_options import (
     Variant,
     guarded,
     parse_variants,
-    refitted,
 )
 from kvscope.replay.settings import policies_for, run_setting, tree_setting, with_capacity_model
 from kvscope.usecases.base import Opened, UseCase
@@ -93,9 +92,6 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         " latency and SLO.",
         "PATH",
     )
-    refit: float | None = opt.Time(
-        "Time between refits of wa and etlru, each to a window six times as long.", default="10m"
-    )
     rate_scale: opt.RateScale = 1.0
     warmup: opt.Warmup = 0.0
     outputs: opt.Outputs = "carried"
@@ -108,10 +104,6 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         value=1.0,
     )
     on: opt.On = None
-    perfetto: str | None = opt.Target(
-        "With --capacity-model engine: write a timeline of the run with most hits, at the"
-        f" middle capacity,{opt.FOR_PERFETTO}"
-    )
 
 
 def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:
@@ -138,15 +130,8 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     if table is not None:
         setting = table.simulated(setting)
     variants = _with_lru(recommended) if recommended else _named(options, where, kv, setting)
-    if options.perfetto is not None and setting.capacity_model != "engine":
-        what, remedy = "a cache alone has no queue", "add --capacity-model engine"
-        if setting.on_tree:
-            what, remedy = "draws the steps of a simulated vLLM", "leave it out"
-        raise UsageError(what, where="--perfetto", remedy=remedy)
     if setting.on_tree:
         check_sglang_runs(variants, "--recommendation" if recommended else "--policy")
-    if options.refit is not None:
-        variants = [refitted(variant, options.refit) for variant in variants]
     if setting.tiers:
         _check_tiers(setting, kv)
     if not setting.exact:
@@ -167,7 +152,6 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         recommended.tier if recommended else None,
         table.kv_bytes_per_token if table else None,
         recommended=recommended is not None,
-        perfetto=options.perfetto,
     )
 
 
@@ -339,29 +323,14 @@ def _with_lru(recommended: RecommendationFile) -> list[Variant]:
 
 def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulation:
     """Return the runs that are wanted: from the store, or replayed and stored."""
-    from kvscope.app.simulate import replayed_alone, simulate
-    from kvscope.app.traces import require_arrivals, sampleable
+    from kvscope.app.simulate import simulate
+    from kvscope.app.traces import sampleable
 
     trace = opened.trace
-    if request.perfetto is not None:
-        require_arrivals(trace)
     if guards := [each.policy.name for each in request.variants if each.given.get("guard")]:
         monitor.note(f"with a guard, as tune sets them: {', '.join(guards)} (--param NAME.guard=0)")
     prompts = sampleable(opened.stores, trace, request.setting, monitor)
-    simulation = simulate(opened.stores, trace, prompts, request, monitor)
-    if request.perfetto is not None and not simulation.unfinished:
-        from kvscope.report.perfetto import write_timeline
-
-        runs = simulation.at(simulation.middle)
-        best = max(runs, key=lambda run: hit_rate(run.setting, run.outcome))
-        write_timeline(
-            request.perfetto,
-            f"{best.policy} at {best.capacity_blocks:,} blocks",
-            lambda: replayed_alone(simulation, best),
-            best.setting.definition,
-            monitor,
-        )
-    return simulation
+    return simulate(opened.stores, trace, prompts, request, monitor)
 
 
 def known_figures(request: SimulateRequest) -> Known:

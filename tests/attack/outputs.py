@@ -29,7 +29,7 @@ UNNAMED = (
     "analyze {trace} --db {store} --html {to}",
     "export {trace} --db {store} --to mooncake --output {to}",
     "tune {trace} --db {store} --slo 150ms --policy lru --output {to}",
-    "simulate {trace} --db {store} --policy lru --perfetto {to}",
+    "fleet {trace} --db {store} --slo 1s --policy lru --perfetto {to}",
     "fit {trace} --db {store} --deployment kvscope.toml --export {to}",
 )
 """Commands where a kvscope.toml is, which they read, as they do the files that it names."""

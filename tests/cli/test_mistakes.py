@@ -136,11 +136,6 @@ OPTIONS: Rows = {
             "--engine: vllm with schedule_policy=lpm is not simulated; write vllm",
         ),
         (
-            f"{_GPU} --engine sglang --perfetto t.json",
-            2,
-            "--perfetto: draws the steps of a simulated vLLM; leave it out",
-        ),
-        (
             f"{_GPU} --engine sglang --policy lru,wa",
             2,
             "--policy: SGLang has no policy wa; take lru, fifo, lfu, slru, tlru",
@@ -164,7 +159,6 @@ OPTIONS: Rows = {
         ("--slo 200", 2, "200ms"),
         ("--rate-scale 0", 2, "--rate-scale: not above 0"),
         ("--points 0", 2, "--points"),
-        ("--refit 5s", 2, "--refit: 5s is outside [1m, "),
         ("--isolate users", 2, "'users' is not one of"),
         ("--on nowhere", 2, "'nowhere' is no Ray cluster"),
         ("--sample 0%", 2, "--sample"),

@@ -38,7 +38,6 @@ SHARED_WORDS = {
     "--on": "ray cluster that",
     "--output": "file",
     "--param": "parameter of",
-    "--perfetto": "write a timeline",
     "--policy": "polic",
     "--recommendation": "kvscope tune",
     "--repeats": "number of measurements",

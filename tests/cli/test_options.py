@@ -123,7 +123,7 @@ def test_a_store_and_a_dataset_are_read_before_they_are_there(
         assert run([*words, "--html", str(page)]) == ExitCode.USAGE
     assert inside.read_bytes() == before
     with pytest.raises(UsageError, match="the file is read, too"):
-        kvscope.simulate(trace, capacity_blocks=9, perfetto=trace, force=True)
+        kvscope.simulate_fleet(trace, slo="1s", capacity_blocks=9, perfetto=trace, force=True)
 
 
 def test_what_is_read_without_being_named_is_not_replaced(
@@ -168,8 +168,8 @@ def test_only_own_reports_are_replaced(tmp_path: Path, capsys: Streams) -> None:
     for words in (analyze, [*export, str(notes)], [*export, str(trace)]):
         assert "replace it with --force" in streams_of(capsys, *words, code=ExitCode.USAGE).err
     assert notes.read_text() == "mine\n"
-    simulate = ["simulate", "a", "--db", store, "--capacity-blocks", "9", "--perfetto"]
-    for words in (export, [*analyze[:-1]], simulate):
+    fleet = ["fleet", "a", "--db", store, "--slo", "1s", "--capacity-blocks", "9", "--perfetto"]
+    for words in (export, [*analyze[:-1]], fleet):
         assert run([*words, str(trace), "--force"]) == ExitCode.USAGE
         assert "the file is read, too" in capsys.readouterr().err
     with pytest.raises(UsageError, match="the file is read, too"):

@@ -164,25 +164,21 @@ def test_a_fleet_is_the_answer(tmp_path: Path, capsys: Streams) -> None:
         kvscope.simulate_fleet(trace, slo="500ms", capacity_blocks=3000, perfetto=path)
 
 
-def test_an_engine_is_the_run_with_most_hits(tmp_path: Path, capsys: Streams) -> None:
-    """The queued TTFTs are those of that run; a cache alone has none, which is said before."""
+def test_one_engine_is_that_of_simulate(tmp_path: Path, capsys: Streams) -> None:
+    """Its queued TTFTs, rejected requests and evicted blocks are those of the run."""
     path = tmp_path / "engine.json"
-    trace = write_short(tmp_path)
-    words = ("simulate", trace, "--db", ":memory:", "--capacity-blocks", "3000", "--policy")
-    words = (*words, "lru,wa", "--perfetto", str(path))
-    refused = streams_of(capsys, *words, code=ExitCode.USAGE)
-    assert "--capacity-model engine" in refused.err
-    assert not path.exists()
-    made = document(capsys, *words, "--capacity-model", "engine")
+    pool = (write_short(tmp_path), "--db", ":memory:", "--capacity-blocks", "3000", "--policy")
+    (run,) = document(capsys, "simulate", *pool, "lru", "--capacity-model", "engine")["results"]
+    words = ("fleet", *pool, "lru", "--time-model", "engine", "--slo", "500ms", "--warmup", "0%")
+    streams_of(capsys, *words, "--router", "session", "--replicas", "1", "--perfetto", str(path))
     events = events_of(path)
     whole = requests_of(events)
     rejected = [event["args"]["request"] for event in events if event["ph"] == "i"]
     assert sorted([*whole, *rejected]) == list(range(500))
-    best = max(made["results"], key=lambda run: run["token_hit_rate"])
-    assert len(rejected) == best["turned_away"] > 0
+    assert len(rejected) == run["turned_away"] > 0
     counted = {name: [event for event in events if event["name"] == name] for name in SINCE}
     steps, evicted = ([event["args"]["since"] for event in counted[name]] for name in SINCE)
     assert len(steps) == len(evicted) == 500
     assert min(*steps, *evicted) == 0 < sum(steps)
-    assert 0.9 * best["evictions"] < sum(evicted) <= best["evictions"]  # some follow the last one
-    assert ttft_of(whole) == pytest.approx(best["queued_ttft_ms"], abs=0.002)
+    assert 0.9 * run["evictions"] < sum(evicted) <= run["evictions"]  # some follow the last one
+    assert ttft_of(whole) == pytest.approx(run["queued_ttft_ms"], abs=0.002)

@@ -77,14 +77,3 @@ def test_ctrl_c_keeps_what_is_finished(
     assert "2 of 6 runs are finished and kept" in written.err
     kept = json.loads(streams_of(capsys, "runs", *options[:2], "--json").out)["runs"]
     assert [one["capacity_blocks"] for one in kept] == [1, 2]
-
-
-def test_refit_is_for_those_who_fit(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
-    """`--refit` reaches wa and nobody else; what --param says stands."""
-    at = ("--capacity-blocks", "4", "--policy", "lru,wa")
-    usual = simulated(capsys, trace, *options, *at)["results"]
-    assert [one["params"].get("refit_s") for one in usual] == [None, 600]
-    soon = simulated(capsys, trace, *options, *at, "--refit", "2m")["results"]
-    assert [one["params"].get("refit_s") for one in soon] == [None, 120]
-    named = (*at, "--refit", "2m", "--param", "wa.refit_s=1h")
-    assert simulated(capsys, trace, *options, *named)["results"][1]["params"]["refit_s"] == 3_600
