@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heapreplace
+
 import numpy as np
 from msgspec import Struct
 
@@ -121,7 +123,6 @@ def replay_fleet(
     think_s: Float64s | None = None,
     after: Int32s | None = None,
     tables: Tables = NO_TABLES,
-    mandatory: bool = False,
     seed: int = 0,
 ) -> FleetReplay:
     """Replay `traffic` on `replicas` of `capacity_blocks` each, behind `router`: exact.
@@ -166,7 +167,7 @@ def replay_fleet(
     )
     limits = CacheLimits(
         capacity_blocks,
-        mandatory or policy.makes_room,
+        policy.makes_room,
         policy.values.get("ttl_s", np.inf),
         scrape_s,
         event_lag_s,
@@ -284,3 +285,36 @@ def _empty_served(requests: int) -> Served:
     request, replica, hit, best, uncached = (np.zeros(requests, dtype=np.int32) for _ in range(5))
     begin_s, token_s, end_s = (np.zeros(requests) for _ in range(3))
     return Served(request, replica, hit, best, uncached, begin_s, token_s, end_s)
+
+
+def pooled_fleet(
+    traffic: Traffic, hit_blocks: Int32s, profile: LatencyProfile, replicas: int
+) -> FleetReplay:
+    """Return what N replicas do that share one cache and one queue, first come, first served.
+
+    `hit_blocks` (R) are those of a replay at N times the capacity. A request goes to the replica
+    that is free first. Decoding is left out: `end_s` is NaN. In open loop only.
+    """
+    requests = len(traffic.leaf)
+    inputs = traffic.input_tokens.astype(np.int64)
+    hit_tokens = np.minimum(hit_blocks.astype(np.int64) * traffic.block_size, inputs)
+    prefill_s = profile.ttft_s(inputs - hit_tokens, hit_tokens).tolist()
+    free = [(0.0, number) for number in range(replicas)]  # equal, and so a heap
+    replica, begin_s = np.empty(requests, dtype=np.int32), np.empty(requests)
+    for request, arrival_s in enumerate(traffic.arrival_s.tolist()):
+        free_s, number = free[0]
+        start_s = max(arrival_s, free_s)
+        replica[request], begin_s[request] = number, start_s
+        heapreplace(free, (start_s + prefill_s[request], number))
+    return FleetReplay(
+        replicas,
+        replica,
+        hit_blocks,
+        hit_blocks,
+        np.arange(requests, dtype=np.int32),
+        traffic.arrival_s,
+        begin_s,
+        begin_s + np.array(prefill_s),
+        np.full(requests, np.nan),
+        np.zeros(replicas, dtype=np.int64),
+    )

@@ -21,8 +21,7 @@ from kvscope.fleet.kernel import Asked
 from kvscope.fleet.machines import machines_bytes
 from kvscope.fleet.options import Scaling
 from kvscope.fleet.outcome import FleetOutcome, Slo, fleet_outcome, infinite_hit_blocks
-from kvscope.fleet.pooled import pooled_fleet
-from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
+from kvscope.fleet.replay import FleetReplay, asked, pooled_fleet, replay_fleet
 from kvscope.fleet.scaling import schedule
 from kvscope.fleet.split import assignment, fleet_curve
 from kvscope.policies.base import TOKENS_PER_S, Policy

@@ -12,19 +12,31 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Bools, Int64s
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import write_path
 from kvscope.core.records import Beside
 from kvscope.core.trace import Prompts
 from kvscope.replay.attribution import NO_REQUEST, Attribution
-from kvscope.replay.branches import Branch, branches
 from kvscope.replay.causes import AVOIDABLE, Cause
 from kvscope.replay.observed_hits import Gap, HitGaps, hit_gaps
 from kvscope.replay.prompt_parts import NEW_HEADS, Break
-from kvscope.replay.traffic import walk
+from kvscope.replay.traffic import Walk, walk
 
 _MOST_BRANCHES = 8
 Place = Literal["first-prompt", "shortened", "history"]
+
+
+class Branch(Struct, frozen=True):
+    """Earlier requests that share the first `blocks` blocks with a request and no more.
+
+    `latest` is the number of the last one.
+    """
+
+    blocks: int
+    requests: int
+    latest: int
 
 
 class CauseTotal(Struct, frozen=True):
@@ -400,3 +412,28 @@ def explained_request(
         ),
         part=costliest.part(np.where(is_request, costliest.tokens, 0)),
     )
+
+
+def branches(steps: Walk, request: int, most: int) -> tuple[Branch, ...]:
+    """Return where earlier paths leave that of `request`, head first; those of most requests."""
+    length = int(steps.length[request])
+    path = np.empty(length, dtype=np.int32)
+    write_path(steps.block_parent, int(steps.leaf[request]), path, 0, length)
+    common = np.zeros(len(steps.block_parent), dtype=np.int32)
+    common[path] = np.arange(1, length + 1)
+    _inherit(steps.block_parent, common)
+    shared = common[steps.leaf[:request]]
+    requests = np.bincount(shared, minlength=length + 1)
+    latest = np.zeros(length + 1, dtype=np.int64)
+    latest[shared] = np.arange(request)  # the last one stays
+    used = np.flatnonzero(requests[1:]) + 1
+    chosen = np.sort(used[np.argsort(-requests[used], kind="stable")[:most]])
+    return tuple(Branch(int(at), int(requests[at]), int(latest[at])) for at in chosen)
+
+
+@kernel
+def _inherit(block_parent: Int32s, common: Int32s) -> None:
+    """Fill each block's entry from its parent's, unless it has one of its own."""
+    for block in range(1, len(block_parent)):  # parents have lower numbers
+        if common[block] == 0:
+            common[block] = common[block_parent[block]]

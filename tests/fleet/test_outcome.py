@@ -12,8 +12,7 @@ from kvscope.core.hits import standard
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
 from kvscope.fleet.outcome import FleetOutcome, Slo, fleet_outcome, infinite_hit_blocks
-from kvscope.fleet.pooled import pooled_fleet
-from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
+from kvscope.fleet.replay import FleetReplay, asked, pooled_fleet, replay_fleet
 from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
