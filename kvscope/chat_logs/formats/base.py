@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from msgspec import Struct, field
 
-from kvscope.core.trace import Directives
 from kvscope.ingest.formats.base import Identifier, is_marked
 
 ASSISTANT = "assistant"
@@ -63,10 +62,9 @@ class LoggedRequest(Struct, kw_only=True):
     `input_tokens`, `output_tokens` and `cached_tokens` are those that the log states. Without
     output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
     other zero, the times measured from the arrival. `date_s` is the time that the chat template
-    takes for now. `adapter` is a LoRA adapter, `retention` what the client stated about its blocks.
-    `parent_id` is the id of the request that this one continues, if the log `states_parent`, which
-    may be none; by their messages (see `MessageLineage`), this one is `name` and `continues`
-    another.
+    takes for now. `adapter` is a LoRA adapter. `parent_id` is the id of the request that this one
+    continues, if the log `states_parent`, which may be none; by their messages (see
+    `MessageLineage`), this one is `name` and `continues` another.
     """
 
     prompt: Prompt
@@ -91,7 +89,6 @@ class LoggedRequest(Struct, kw_only=True):
     adapter: Identifier | None = None
     cache_salt: str | None = None
     worker: Identifier | None = None
-    retention: Directives | None = None
 
 
 class LogFormat(ABC):

@@ -33,7 +33,6 @@ from kvscope.chat_logs.formats.base import (
     Prompt,
     Tool,
 )
-from kvscope.core.trace import Directives
 from kvscope.ingest.formats.base import BadLine, Identifier, between, described, in_seconds, moment
 
 _BODIES = ("request", "body")
@@ -74,7 +73,6 @@ class _Row(msgspec.Struct, gc=False, kw_only=True):
     ttft_ms: float | None = None
     queue_ms: float | None = None
     duration_ms: float | None = None
-    retention: Directives | None = None
 
 
 class OpenAI(LogFormat):
@@ -127,10 +125,7 @@ class OpenAI(LogFormat):
         if row.duration_ms is not None:
             duration_s = in_seconds(row.duration_ms)
         if len(prompts) > 1:  # what is measured is measured of all of them together
-            return [
-                LoggedRequest(prompt=each, arrival_s=start_s, retention=row.retention, **common)
-                for each in prompts
-            ]
+            return [LoggedRequest(prompt=each, arrival_s=start_s, **common) for each in prompts]
         return [
             LoggedRequest(
                 prompt=prompts[0],
@@ -142,7 +137,6 @@ class OpenAI(LogFormat):
                 ttft_s=in_seconds(row.ttft_ms),
                 queue_s=in_seconds(row.queue_ms),
                 duration_s=duration_s,
-                retention=row.retention,
                 **common,
             )
         ]
@@ -256,10 +250,7 @@ def _conversation(
     start_s: float | None,
     common: dict[str, Any],
 ) -> list[LoggedRequest]:
-    """Return a request per answer; the conversation's time is that of the first.
-
-    Directives are of the request that was logged, which is the last.
-    """
+    """Return a request per answer; the conversation's time is that of the first."""
     messages = row.messages or []
     if common["session_id"] is None:
         common["session_id"] = randbits(62)  # the conversation has no name
@@ -271,7 +262,6 @@ def _conversation(
                 prompt=_chat(row, fields, messages[:at], messages),
                 response=messages[at],
                 arrival_s=start_s if asked_s is None and number == 0 else asked_s,
-                retention=row.retention if at == answers[-1] else None,
                 **common,
             )
         )

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct, field
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.trace import Directives, Part
+from kvscope.core.trace import Part
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES, MAX_NESTING
 from kvscope.ingest.source import Source
@@ -74,10 +74,9 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     its first token, the time until it was admitted and until its last token, all since its arrival,
     and the prompt's tokens found in the cache. `delay_s` is kept where the arrival is known, too:
     the time that a user or a tool took, for closed loops. It counts from the end of the session's
-    request before, or of the one whose `chat_id` is `waits_for`. `retention` is what the client
-    stated about the lifetime of its blocks. The request's messages begin with those of the first
-    `repeated_tokens` of its parent's prompt, whatever the chat template made of them. `parts` are
-    those of the prompt, as `kvscope hash` finds them.
+    request before, or of the one whose `chat_id` is `waits_for`. The request's messages begin with
+    those of the first `repeated_tokens` of its parent's prompt, whatever the chat template made of
+    them. `parts` are those of the prompt, as `kvscope hash` finds them.
     """
 
     input_tokens: int
@@ -103,7 +102,6 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     duration_s: float | None = None
     cached_tokens: int | None = None
     waits_for: Identifier | None = None
-    retention: Directives | None = None
     repeated_tokens: int | None = None
     parts: list[Part] | None = None
 

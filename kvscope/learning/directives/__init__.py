@@ -1,1 +1,0 @@
-"""The learner of `trtllm-priority`: what requests state about their blocks."""
