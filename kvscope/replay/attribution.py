@@ -29,13 +29,13 @@ NO_REQUEST = -1
 
 
 class Lookups(Struct, frozen=True):
-    """What a cache held of each of R prompts, in blocks from the head, and since when.
+    """Leading blocks of R prompts that a cache held, and the requests that last touched them.
 
-    The first `hit` blocks hit, `undrafted` ones would have without a drafter; the first `seen` had
-    been written before, and the first `kept` would have hit without eviction. `shared_with` last
-    touched the deepest of those that were written, and `last_use` the first one that was evicted
-    (-1: none). `written_blocks` were written since
-    then. With `needed_blocks`, LRU would have kept all that was written (0: all hit, or not known).
+    `hit` blocks hit; `undrafted` would have hit without a drafter, `kept` without eviction; `seen`
+    had been written before. `shared_with` is the last request to touch the deepest block seen,
+    `last_use` the last one to touch the first evicted block (-1: none); `written_blocks` were
+    written since `last_use`. In a cache of `needed_blocks`, LRU would have kept all blocks seen (0:
+    all hit, or not known).
     """
 
     hit: Int32s
@@ -55,7 +55,7 @@ def look_up(
     undrafted_blocks: Int32s | None = None,
     kept_blocks: Int32s | None = None,
 ) -> Lookups:
-    """Return how far each prompt had been written before, given `hit_blocks` (R entries).
+    """Return what a cache held of each prompt, given the leading blocks that hit (`hit_blocks`, R).
 
     LRU's `distances` give `needed_blocks`. `undrafted_blocks` would have hit without a drafter
     (default: `hit_blocks`), `kept_blocks` without eviction (default: all blocks written before).
@@ -84,15 +84,15 @@ def look_up(
 
 
 def computed(steps: Walk, rejected: Bools) -> Walk:
-    """Return the walk of the requests that were computed: others look up and leave nothing."""
+    """Return the walk in which `rejected` requests look up nothing and leave nothing."""
     columns = ("leaf", "length", "look", "anonymous")
     return steps._replace(**{name: np.where(rejected, 0, getattr(steps, name)) for name in columns})
 
 
 class Elsewhere(Struct, frozen=True):
-    """How far each of R prompts had been computed where its cache could not use it, and why.
+    """The leading blocks of R prompts that were computed where this cache could not use them.
 
-    That is of its first `blocks` blocks; `request` had last touched the deepest of them there (-1:
+    `cause` is the reason. `request` last touched the deepest of a prompt's `blocks` there (-1:
     none).
     """
 
@@ -102,13 +102,13 @@ class Elsewhere(Struct, frozen=True):
 
 
 def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
-    """Return how far prompts had been computed in a trie that ignores differences by `cause`."""
+    """Return the leading blocks computed before, by requests that may differ in `cause`."""
     known = look_up(steps, hit_blocks)
     return Elsewhere(cause, known.seen, known.shared_with)
 
 
 def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[Elsewhere, ...]:
-    """Return what had been computed under another cache salt, LoRA adapter and model, in turn."""
+    """Return the leading blocks computed under another salt, LoRA adapter and model, in turn."""
     shared = np.zeros(len(steps.leaf), dtype=np.int32)
     levels: tuple[tuple[Cause, Int32s, Int32s], ...] = (
         ("salt", tenants.salt, _pairs(tenants.model, tenants.adapter)),
@@ -123,7 +123,7 @@ def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[E
 
 
 def _pairs(first: Int32s, second: Int32s) -> Int32s:
-    """Return a number for each pair of numbers."""
+    """Return a number for each pair of entries, equal for equal pairs."""
     _, number = np.unique(np.stack((first, second)), axis=1, return_inverse=True)
     return number.reshape(-1).astype(np.int32)
 
@@ -133,9 +133,9 @@ _ODD = np.int64(0x1E3779B97F4A7C15)
 
 
 def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
-    """Return the same paths over a trie whose blocks are told apart by `ids` (N + 1 entries).
+    """Return the same paths in a new trie, built from the blocks' `ids` (N + 1 entries).
 
-    Requests of different groups (R entries) share none.
+    Requests of different groups (`group`, R entries) share no blocks.
     """
     trie, leaf = Trie(), np.zeros_like(steps.leaf)
     for start in range(0, len(leaf), _AT_A_TIME):
@@ -149,10 +149,10 @@ def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
 
 
 class CacheLookups(Struct, frozen=True):
-    """What one cache held of R prompts, which it `rejected`, and what was still being computed.
+    """What one cache held of R prompts, and the requests that it `rejected`.
 
-    `submitted` is how far earlier requests that were not rejected have a prompt's blocks, computed
-    by its look-up or not.
+    `submitted` has the leading blocks that earlier requests (rejected ones left out) share with a
+    prompt, whether or not they had been computed at its look-up.
     """
 
     lookups: Lookups
@@ -171,10 +171,10 @@ def cache_lookups(
     undrafted_blocks: Int32s | None = None,
     kept_blocks: Int32s | None = None,
 ) -> CacheLookups:
-    """Return what a cache held of each prompt, given the blocks that each hit.
+    """Return what a cache held of each prompt, given the leading blocks that each hit.
 
-    `distances` are LRU's, for `needed_blocks`. Of an engine, `rejected` requests write nothing, and
-    only the first `written_blocks` of a prompt had been computed when it was looked up, of which
+    LRU's `distances` give `needed_blocks`. In an engine, `rejected` requests write nothing, and
+    only the first `written_blocks` of a prompt had been computed at its look-up; of these,
     `undrafted_blocks` would have hit without a drafter, and `kept_blocks` without eviction.
     """
     steps = walk(prompts, definition)
@@ -209,7 +209,7 @@ def lru_cache_lookups(
 def by_worker(
     prompts: Prompts, worker: Int32s, served: Callable[[Prompts], CacheLookups]
 ) -> CacheLookups:
-    """Return what a cache of its own held for each worker's requests (`worker`, R entries)."""
+    """Return what the caches held of each prompt, one cache per worker (`worker`, R entries)."""
     requests = len(prompts.leaf)
     whole = CacheLookups(
         Lookups(
@@ -268,12 +268,12 @@ def _look_up(
 
 
 class Attribution(Struct, frozen=True):
-    """The causes of all missed tokens of R requests, R entries an array, all in tokens.
+    """The causes of all missed tokens of R requests; each array has R entries, in tokens.
 
-    `tokens` of each cause add up to what missed: `input_tokens` less `hit_tokens`. The first
-    `shared_tokens` of a prompt were written to its cache before, those up to `elsewhere` where it
-    could not use them. The first `common_tokens` are those of the previous turn too (-1: no
-    previous turn). `heads` are what changes with the time in shared heads.
+    `tokens` has an array per cause; they add up to `input_tokens` - `hit_tokens`. The first
+    `shared_tokens` of a prompt were written to its cache before; `elsewhere` has blocks computed
+    where this cache could not use them. The first `common_tokens` equal the previous turn's (-1: no
+    previous turn). `heads` are places in shared heads that change with time.
     """
 
     input_tokens: Int64s
@@ -302,9 +302,9 @@ def attribute(
 ) -> Attribution:
     """Return the cause of every missed token.
 
-    `several`: `cached` is of several workers' caches. `tenants` are those of the requests, None
-    where all are of one. The messages of each request begin with the first `repeated_tokens` of its
-    previous turn's prompt (R entries), None where that is not known.
+    `several`: `cached` covers the caches of several workers. `tenants` is None where all requests
+    have the same tenant. `repeated_tokens` (R entries) are the leading tokens of the previous
+    turn's prompt that the messages of a request repeat; None where unknown.
     """
     steps, size = walk(prompts, definition), prompts.block_size
     lookups, rejected = cached.lookups, cached.rejected

@@ -1,4 +1,4 @@
-"""What caching gives: LRU at every capacity, its landmarks, and what became of the tokens."""
+"""LRU's hit rate at every capacity, the landmarks of its curve, and the causes of misses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CURVE_POINTS = 48
 
 
 class HitRate(Struct, frozen=True):
-    """One definition's row: its hit rate with an infinite cache."""
+    """A definition of a hit, and the hit rate (`ideal`) of an infinite cache under it."""
 
     definition: str
     weight: str
@@ -34,7 +34,7 @@ class HitRate(Struct, frozen=True):
 
 
 class CurvePoint(Struct, frozen=True):
-    """What LRU hits at one capacity. Sizes that need a model or an HBM size are None without."""
+    """LRU's hit rates at one capacity; a size is None where the model or HBM size is unknown."""
 
     capacity_blocks: int
     capacity_tokens: int
@@ -47,7 +47,7 @@ class CurvePoint(Struct, frozen=True):
 class Landmark(Struct, frozen=True):
     """The least capacity with which LRU reaches a share of the ideal hit rate.
 
-    With a deployment, `gpus` have the pools that hold it, at `price_hour` where a GPU has a price.
+    With a deployment: the `gpus` whose pools hold it, and their `price_hour`, None if unknown.
     """
 
     share_of_ideal: float
@@ -57,9 +57,9 @@ class Landmark(Struct, frozen=True):
 
 
 class Caching(Struct, frozen=True):
-    """What caching gives: LRU at every capacity, under `definition`.
+    """LRU's hit rates at every capacity: `lru` in the weight of `definition`, exact.
 
-    `lru` is the exact curve in the headline's weight, `lru_by_token` that of `misses_definition`.
+    `lru_by_token` is the exact curve under `misses_definition`.
     """
 
     definition: HitDefinition
@@ -75,7 +75,7 @@ class Caching(Struct, frozen=True):
 
     @property
     def ideal(self) -> float:
-        """The hit rate of an infinite cache, in the headline's weight."""
+        """The hit rate of an infinite cache, in the weight of `definition`."""
         return self.ideal_hit_rate
 
     def misses_at(self, capacity_blocks: int) -> MissReasons:
@@ -83,7 +83,7 @@ class Caching(Struct, frozen=True):
         return at_capacity(self.misses[-1], self.lru_by_token, capacity_blocks)
 
     def rate(self, point: CurvePoint) -> float:
-        """Return the hit rate at `point` in the weight of the headline."""
+        """Return the hit rate at `point`, in the weight of `definition`."""
         return point.block_hit_rate if self.definition.weight == "block" else point.token_hit_rate
 
 
@@ -94,9 +94,9 @@ class LayoutCapacity(SessionStarts, frozen=True):
 
 
 def caching(paths: PathFacts, definition: HitDefinition, named: Sequence[int]) -> Caching:
-    """Return LRU's curve, the definitions side by side, and why tokens missed at the landmarks.
+    """Return LRU's curve, ideal rates by definition, and the causes of misses at the landmarks.
 
-    `named` are capacities in blocks that are shown, too.
+    `named` are further capacities to show, in blocks.
     """
     block_size = paths.block_size
     # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.

@@ -1,7 +1,7 @@
-"""Heads of prompts that change with the time: a date, an hour, a counter that all requests share.
+"""Heads of prompts that change with time: a date, an hour, a counter that all requests share.
 
 Where requests branch off a shared prefix, each branch of such a head is used for one period of the
-clock, and never again. What those requests share behind the change is computed anew in each period.
+clock, and never again. Blocks behind the change are computed again in each period.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NO_CHANGE = -1
 
 
 class HeadChange(Struct, frozen=True):
-    """A place in a shared head with another block in each period of a clock.
+    """A place in a shared head where the block changes with every period of a clock.
 
-    The first `blocks` blocks stay, the next one changes: it had `values` contents.
+    The first `blocks` blocks stay the same; the next one had `values` different contents.
     """
 
     blocks: int
@@ -46,8 +46,8 @@ class ChangingHeads(Struct, frozen=True):
     """The `changes` of a trace, and the blocks that each of R requests could have reused.
 
     `change` is the index of the costliest change in a prompt (NO_CHANGE for none). Without it,
-    earlier requests would have computed the first `end` blocks: as many as requests of several
-    periods share (contents behind the change may differ), or as the previous turn had.
+    earlier requests would have computed the first `end` blocks: the length that requests of several
+    periods share (contents behind the change may differ), or the previous turn's.
     """
 
     changes: tuple[HeadChange, ...]
@@ -58,11 +58,11 @@ class ChangingHeads(Struct, frozen=True):
 def changing_heads(
     steps: Walk, arrival_s: Float64s, parent: Int32s, common: Int32s
 ) -> ChangingHeads:
-    """Return the heads that change with the time.
+    """Return the places where shared heads change with time, and the blocks that requests lose.
 
     `common` are the leading blocks that each path shares with its previous turn's (`parent`, -1:
-    none), else 0. Hashes do not tell whether contents behind a change are equal: what requests of
-    one period share counts up to the length that those of earlier periods shared.
+    none), else 0. Hashes do not tell whether contents behind a change are equal: blocks shared by
+    the requests of one period count up to the length shared in earlier periods.
     """
     requests = len(steps.leaf)
     entered = np.zeros(len(steps.block_parent), dtype=np.int32)
@@ -106,9 +106,9 @@ def _ends(
     block: Int32s,
     own: int,
 ) -> Int32s:
-    """Return up to where these requests, in order of arrival, would have found blocks.
+    """Return the leading blocks that each request would have reused if a block had not changed.
 
-    Each took `block` as its block number `own`.
+    That block is at depth `own`; each request, in order of arrival, has `block` there.
     """
     reach = np.minimum(shared[request], steps.look[request])
     _, first, value = np.unique(block, return_index=True, return_inverse=True)
@@ -125,7 +125,7 @@ def _ends(
 
 
 def _branch_points(block_parent: Int32s, entered: Int32s) -> Bools:
-    """Return the blocks with several branches that are used repeatedly, those used most."""
+    """Return a mask of the most used blocks with several children that are each used repeatedly."""
     repeated = np.bincount(
         block_parent[1:][entered[1:] >= 2], minlength=len(block_parent)
     )  # 0, the root, is one of them
@@ -138,10 +138,10 @@ def _branch_points(block_parent: Int32s, entered: Int32s) -> Bools:
 
 
 def _period(arrival_s: Float64s, block: Int32s) -> int | None:
-    """Return the period with which requests, by arrival, change to other blocks; None without one.
+    """Return the clock period (s) at which requests, in order of arrival, change blocks, or None.
 
-    Each block has a cell of the clock of its own, and the changes are so near the cells' ends that
-    chance does not explain it. When the cells begin is not known.
+    Each block is used in one period only, and changes lie so near the ends of periods that chance
+    does not explain it. The phase of the clock is unknown.
     """
     _, value = np.unique(block, return_inverse=True)
     count = np.bincount(value)
@@ -176,7 +176,7 @@ def _period(arrival_s: Float64s, block: Int32s) -> int | None:
 
 
 def _phase(change_s: Float64s, width_s: Float64s, period_s: float) -> tuple[float, Bools]:
-    """Return when cells begin so that most changes fit, and which do: one in each arc of time."""
+    """Return the clock phase (s) that fits the most changes, and a mask of the changes that fit."""
     start = change_s % period_s
     candidates = np.concatenate((start, (start + width_s) % period_s))
     inside = (candidates[:, None] - start[None, :]) % period_s <= width_s[None, :] + 1e-9
@@ -197,7 +197,7 @@ def _purity(group: Int64s, label: Int64s) -> float:
 
 
 def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s]:
-    """Return each request, with its block behind each tested one that its previous turn had not."""
+    """Return (request, block) pairs: blocks below tested ones and not in the previous turn."""
     nothing = np.empty(0, dtype=np.int32)
     count = _write_choices(steps, common, tested, nothing, nothing)
     request, block = np.empty((2, count), dtype=np.int32)
@@ -209,7 +209,7 @@ def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s
 def _write_choices(
     steps: Walk, common: Int32s, tested: Bools, request: Int32s, block: Int32s
 ) -> int:
-    """Fill `request` and `block` as far as there is room; return how many there are."""
+    """Fill `request` and `block` with pairs of `_choices` while there is room; return how many."""
     block_parent, leaf, length, _, _ = steps
     count = 0
     for number in range(len(leaf)):
@@ -229,10 +229,10 @@ def _write_choices(
 def _count_entries(
     steps: Walk, common: Int32s, entered: Int32s, depth: Int32s, shared_to: Int32s
 ) -> None:
-    """Fill `entered`: how many requests touch each block that their previous turn had not touched.
+    """Fill `entered`: the number of requests that touch a block which their previous turn did not.
 
-    `shared_to` are the blocks from the head to the deepest one on the path to each block that at
-    least two of them touch, `depth` those to the block itself.
+    `depth` is the blocks from the head to each block, `shared_to` those to the deepest block on its
+    path that at least two such requests touch.
     """
     block_parent, leaf, length, _, _ = steps
     for number in range(len(leaf)):

@@ -1,4 +1,4 @@
-"""Who evicts whom: whose requests pushed out what others miss, and what a quota would change."""
+"""Contention between groups of requests: evictions of one by another, and the effect of quotas."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MOST_GROUPS = 6
 
 
 class PushedOut(Struct, frozen=True):
-    """Evicted tokens that a group's requests pushed out."""
+    """The evicted `tokens` for which the requests of the group `name` are responsible."""
 
     name: str
     tokens: int
 
 
 class GroupLosses(Struct, frozen=True):
-    """What a group of requests hits in the cache of all, and what was evicted of theirs.
+    """A group's hits in the shared cache, and its evicted tokens by the group that evicted them.
 
     `evicted_by` adds up to `evicted_tokens`: a request's evicted tokens are divided among the
-    groups by the blocks that they wrote to the cache since the first of them was last used. Alone
-    in `quota_blocks`, the group's share of the blocks by input tokens, it hits `quota_hit_tokens`;
-    null with several workers.
+    groups by the blocks that each wrote to the cache since the first evicted block was last used.
+    In a cache of its own with `quota_blocks`, the group's share of the blocks by input tokens, it
+    hits `quota_hit_tokens`; null with several workers.
     """
 
     name: str
@@ -86,8 +86,8 @@ def group_losses(
 ) -> tuple[GroupLosses, ...]:
     """Return what each group of requests hits and loses, the group that loses most first.
 
-    `worker` (R entries) served each request from a cache of its own. `alone` has the blocks of the
-    one cache, and what replays some requests in so many blocks. Empty without `groups`.
+    `worker` (R entries) served each request from a cache of its own. `alone` is the blocks of the
+    one cache, and a function that replays requests in so many blocks. Empty without `groups`.
     """
     if groups is None:
         return ()
@@ -129,9 +129,9 @@ def pushed_out(
     groups: int,
     worker: Int32s,
 ) -> Float64s:
-    """Return the evicted tokens of each group (rows), by the group that pushed them out (columns).
+    """Return the evicted tokens of each group (rows) by the group that evicted them (columns).
 
-    Where nothing was written in between, as by requests that run at once, it is the request's own.
+    Where nothing was written since the last use (concurrent requests), the own group counts.
     """
     steps, evicted = walk(prompts, definition), causes.tokens["evicted"]
     written = np.maximum(steps.length - causes.lookups.hit, 0) + steps.anonymous

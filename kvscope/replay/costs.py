@@ -1,4 +1,4 @@
-"""What one server costs in time: prefills one after the other, and output tokens."""
+"""Service times of one server: prefills one after the other, and output tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope.latency.profile import LatencyProfile
 
 
 class Costs(NamedTuple):
-    """Seconds that serving takes: a prefill as `LatencyProfile.ttft_s`, a token as `StepCost`."""
+    """Coefficients of service times: prefill as in `LatencyProfile`, decode as in `StepCost`."""
 
     base_s: float
     floor_s: float
@@ -21,7 +21,7 @@ class Costs(NamedTuple):
 
 
 def costs(profile: LatencyProfile) -> Costs:
-    """Return the costs of a replica with this profile; without decode costs, those of a prompt."""
+    """Return the costs of a replica with this profile; without decode costs, prefill's stand in."""
     decode = (profile.base_s, profile.per_token_s, profile.per_token_pair_s)
     if profile.decode_base_s is not None:
         decode = (
@@ -43,6 +43,6 @@ def prefill_s(costs: Costs, uncached: int, cached: int) -> float:
 
 @callable_in_kernels
 def decode_s(costs: Costs, running: int, tokens: int) -> float:
-    """Return the seconds of an output token after so many others, of so many running requests."""
+    """Return the seconds of an output token with `running` requests and a context of `tokens`."""
     base_s = costs.decode_base_s + costs.decode_token_s * running
     return base_s + costs.decode_context_token_s * tokens

@@ -61,10 +61,9 @@ class HitCurve(Struct, frozen=True):
         return int(low + math.ceil((wanted - self.hits[at - 1]) / slope - 1e-9))
 
     def capacities(self, points: int) -> list[int]:
-        """Return capacities in blocks, up to the least one with the ideal hit rate.
+        """Return up to `points` capacities in blocks, spaced by a constant factor.
 
-        There are `points` of them, fewer where that is small; they grow by a constant factor from a
-        hundredth of it.
+        They range from a hundredth of the least capacity with the ideal hit rate to that capacity.
         """
         largest = max(self.capacity_for(self.ideal), 1)
         smallest = max(largest * SMALLEST_SHARE, 1.0) if points > 1 else largest
@@ -77,8 +76,7 @@ def lru_curve(
 ) -> HitCurve:
     """Return LRU's hits at every capacity, as `definition` counts them.
 
-    `distances` may be given where several weights or windows are asked of the same cache, as for
-    `curve_of`.
+    `distances` saves computing stack distances again for another weight or window (`curve_of`).
     """
     if distances is None:
         distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
@@ -88,10 +86,10 @@ def lru_curve(
 def curve_of(
     prompts: PromptLengths, definition: HitDefinition, distances: LruDistances
 ) -> HitCurve:
-    """Return the curve that follows from stack distances.
+    """Return the hit curve that follows from stack distances.
 
-    They must have been made for a definition with the same `partial`, `last_token_rule`, `outputs`
-    and `flat`.
+    `distances` must be of a definition with the same `partial`, `last_token_rule`, `outputs` and
+    `flat`.
     """
     first = first_counted(prompts, definition)
     at, weight = bends(prompts, definition, distances, first)
@@ -103,7 +101,7 @@ def curve_of(
 def bends(
     prompts: PromptLengths, definition: HitDefinition, distances: LruDistances, first: int
 ) -> tuple[Int64s, Int64s]:
-    """Return the capacities at which the curve bends, and by how much it is steeper from there on.
+    """Return the capacities at which the curve's slope changes, and the change of slope at each.
 
     Only hits of requests from number `first` on count; a capacity may occur several times.
     """
@@ -119,7 +117,7 @@ def bends(
 def bent(steepening: Iterable[NDArray[Any]]) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield the knots of a curve and its hits there, for each range of capacities in order.
 
-    A range has an entry a capacity, counted from 0: by how much the curve is steeper from there on.
+    A range has an entry for each capacity, counted from 0: the change of the curve's slope there.
     """
     begin = last = hits = slope = 0
     for each in steepening:
@@ -162,14 +160,14 @@ def _token_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) ->
 
 
 def _request_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
-    """Count a request as hit if its first block is."""
+    """Count a request as a hit if its first block hits."""
     distance = runs.distance[counted & (runs.depth == 0)]
     ones = np.ones_like(distance)
     return distance, ones, ones
 
 
 def looked_up(prompts: PromptLengths, definition: HitDefinition) -> Int64s:
-    """Return what each request looks up, in the definition's weight (R entries)."""
+    """Return what each request looks up, in the definition's weight: tokens, blocks or 1 (R)."""
     if definition.weight == "request":
         return np.ones(len(prompts.blocks), dtype=np.int64)
     blocks = prompts.blocks if definition.partial else prompts.full_blocks
@@ -177,7 +175,7 @@ def looked_up(prompts: PromptLengths, definition: HitDefinition) -> Int64s:
 
 
 def weighted(prompts: PromptLengths, definition: HitDefinition, hit_blocks: Int32s) -> Int64s:
-    """Return what each request hits, in the same weight; a partial last block weighs less."""
+    """Return the hits of each request in the definition's weight; a partial block weighs less."""
     if definition.weight == "request":
         return (hit_blocks > 0).astype(np.int64)
     blocks = hit_blocks.astype(np.int64)

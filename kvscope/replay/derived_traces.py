@@ -23,7 +23,7 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
     """Return the requests with these numbers (ascending), over the blocks that they need.
 
     Blocks, requests and conversations are numbered anew, in the same order; times, users,
-    categories and measurements stay. A parent that was not selected is none.
+    categories and measurements stay. A parent that was not selected becomes -1.
     """
     needed = needed_blocks(prompts, requests)
     block = (np.cumsum(needed) - 1).astype(np.int32)
@@ -46,7 +46,7 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
 
 
 def needed_blocks(prompts: Prompts, requests: Int64s) -> Bools:
-    """Return which blocks are on the paths of the requests with these numbers (N + 1, the root)."""
+    """Return a mask of the blocks on the paths of these requests (N + 1 entries, root first)."""
     needed = np.zeros(len(prompts.block_parent), dtype=np.bool_)
     needed[0] = True
     _mark_needed(prompts.block_parent, prompts.leaf[requests], needed)
@@ -60,9 +60,9 @@ def at_rate(prompts: Prompts, factor: float) -> Prompts:
 
 
 def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
-    """Return the trace with sessions of a clock of their own begun otherwise.
+    """Return the trace with new start times for sessions that have a clock of their own.
 
-    Requests keep their distance within a session, and are numbered anew in order of arrival.
+    Gaps within a session stay; requests are numbered anew in order of arrival.
     """
     return retimed(
         prompts,
@@ -71,7 +71,7 @@ def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
 
 
 def retimed(prompts: Prompts, arrival_s: Float64s) -> tuple[Prompts, Int64s]:
-    """Return the trace with other arrivals, numbered anew in their order, and the old numbers."""
+    """Return the trace with these arrivals, numbered anew in their order, and the old numbers."""
     order = np.argsort(arrival_s, kind="stable")
     request = np.full(len(order) + 1, -1, dtype=np.int32)  # the last entry: no parent
     request[order] = np.arange(len(order), dtype=np.int32)
@@ -90,7 +90,7 @@ def retimed(prompts: Prompts, arrival_s: Float64s) -> tuple[Prompts, Int64s]:
 
 @kernel
 def _mark_needed(block_parent: Int32s, leaf: Int32s, needed: Bools) -> None:
-    """Mark the blocks on the paths to these leaves, up to those that are marked, as the root is."""
+    """Mark the blocks from each leaf upwards until the first marked block; the root is marked."""
     for last in leaf:
         block = last
         while not needed[block]:
@@ -102,10 +102,10 @@ _AT_A_TIME = 1 << 14  # requests whose paths are written out together: bounds th
 
 
 def isolate(prompts: Prompts, by: Tenant) -> Prompts:
-    """Return the same requests such that no two tenants share a block, numbered anew.
+    """Return the requests over a new trie in which no two tenants share a block.
 
-    So does vLLM's `cache_salt`, which enters the hash of a prompt's first block and so all hashes
-    after it. Requests without a user share one tenant, as those without a salt do. Raises
+    vLLM's `cache_salt` does the same: it enters the hash of a prompt's first block and so all
+    hashes after it. Requests without a user share one tenant, as do requests without a salt. Raises
     InputError where the trace names no users at all.
     """
     tenant = _tenants(prompts, by)

@@ -1,6 +1,6 @@
-"""What the causes of missed tokens say: totals, what to change, single requests, observed hits.
+"""Findings from the causes of missed tokens: totals, remedies, single requests, observed hits.
 
-`findings` ranks by the tokens lost what can be changed.
+`findings` ranks avoidable causes by the tokens lost.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class CauseTotal(Struct, frozen=True):
 
 
 class PoolHits(Struct, frozen=True):
-    """What LRU hits in the pools of a deployment, and why other tokens miss, as `explain` has it.
+    """LRU's hits in the KV pools of a deployment, and the causes of misses, as in `explain`.
 
-    The engine is simulated where kvscope can. `router` splits the requests where there are several
-    `workers`, unless the trace names theirs.
+    The engine is simulated where kvscope can. `router` assigns requests to `workers` where there
+    are several, unless the trace names the worker of each request.
     """
 
     token_hit_rate: float
@@ -68,21 +68,21 @@ class PoolHits(Struct, frozen=True):
 
 
 class RequestCause(Struct, frozen=True):
-    """A cause of misses of one request, and how many of its tokens it took."""
+    """A cause of one request's misses, and the tokens that missed for it."""
 
     cause: Cause
     tokens: int
 
 
 class ComputedBy(Struct, frozen=True):
-    """The request that last used what another one missed, where its cache could not use it."""
+    """The last `request` to use tokens that another one missed, and the `cause` of the miss."""
 
     cause: Cause
     request: int
 
 
 class GapTotal(Struct, frozen=True):
-    """Tokens by which observed hits are not the predicted ones, by cause (see `hit_gaps`)."""
+    """Tokens by which observed hits differ from predicted ones, for one cause (see `hit_gaps`)."""
 
     cause: Gap
     tokens: int
@@ -91,12 +91,12 @@ class GapTotal(Struct, frozen=True):
 class ExplainedRequest(Struct, frozen=True):
     """Why tokens of one request missed; `causes` add up to `missed_tokens`.
 
-    The first `shared_tokens` had been computed before; `shared_with` used the last of their blocks
-    before. The first `common_tokens` are also those of `previous_turn`. `last_use` last used the
-    first evicted block, `idle_s` earlier; `written_blocks` were written to the cache since, and
-    LRU keeps all evicted blocks of the request with `needed_blocks`. None: there is none.
-    `branches` are where most earlier prompts leave its path; `computed_by` are for what had been
-    computed elsewhere. `part` is the kind of the part in which its prefix breaks.
+    The first `shared_tokens` had been computed before; `shared_with` is the last request to use the
+    deepest of their blocks. The first `common_tokens` are also in `previous_turn`. `last_use` is
+    the last request to use the first evicted block, `idle_s` earlier; `written_blocks` were written
+    since, and LRU with `needed_blocks` keeps all evicted blocks. None: there is no such request or
+    value. `branches` are where most earlier prompts leave its path; `computed_by` are requests that
+    computed missed tokens elsewhere. `part` is the kind of the part in which its prefix breaks.
     """
 
     request: int
@@ -121,13 +121,13 @@ class ExplainedRequest(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """What costs hits, by how many tokens of how many requests, and what to change.
+    """An avoidable cause of misses: the tokens and requests that it costs, and its remedy.
 
     `needed_blocks` is the capacity with which LRU keeps at least half of the tokens; only for
     evictions of an LRU cache. `at_token` is the median position where requests leave their history,
-    or where the block begins that changes every `period_s` seconds; it had `values` contents.
-    `place` is what a diverged turn changed of its previous one: it is shorter, or the change lies
-    in what the conversation began with, or behind. `part` is the kind of parts in which most of the
+    or where the block begins that changes every `period_s` seconds and had `values` contents.
+    `place` is what a diverged turn changed: it shortened the history, or changed the first prompt
+    of the conversation, or the history behind. `part` is the kind of parts in which most of the
     tokens are lost (see `Part`); None where the trace names no parts.
     """
 
@@ -147,7 +147,7 @@ class Finding(Struct, frozen=True):
 class Observed(Struct, frozen=True):
     """Hits that an engine reported, against those predicted, over the `requests` that have both.
 
-    They are of the `trace`, or of a `validation` on an engine with `engine_blocks`.
+    Hits were reported in the `trace`, or in a `validation` on an engine with `engine_blocks`.
 
     `observed_hit_tokens` = `predicted_hit_tokens` - `fewer_tokens` + `more_tokens` +
     `unseen_tokens`. `fewer`: predicted, but missed. `more`: predicted as evicted, but hit.
@@ -169,9 +169,9 @@ class Observed(Struct, frozen=True):
 def hit_gaps_of(
     prompts: Prompts, definition: HitDefinition, causes: Attribution, measured: Int64s | None
 ) -> HitGaps | None:
-    """Return why observed hits are not the predicted ones; None where none were observed.
+    """Return why observed hits differ from predicted ones; None where no hits were observed.
 
-    Hits that the trace reports win over those that a validation `measured` (R entries, -1: none).
+    Hits in the trace take precedence over those `measured` in a validation (R entries, -1: none).
     """
     if prompts.measurements is not None and _are_reported(prompts):
         measured = prompts.measurements.cached_tokens.astype(np.int64)
@@ -266,10 +266,10 @@ def findings(
     broken: Mapping[Cause, Break],
     engine_block: int | None = None,
 ) -> tuple[Finding, ...]:
-    """Return what can be changed and costs at least 1 pp, what costs the most tokens first.
+    """Return the causes with a remedy that cost at least 1 % of the input tokens, costliest first.
 
-    `broken` is where prompts break. `engine_block` are the tokens of the engine's blocks, where
-    they are known: a trace of larger ones loses tokens that the engine does not.
+    `broken` has where prompts break, by cause. `engine_block` is the tokens of an engine's block,
+    if known: a trace with larger blocks loses tokens that the engine does not.
     """
     lost = {**causes.tokens, **{cause: each.tokens for cause, each in broken.items()}}
     remedies = {**REMEDIES}
@@ -302,7 +302,7 @@ def _finding(
     remedy: str,
     broken: Break | None = None,
 ) -> Finding:
-    """Return what tokens (R entries) were lost to a cause, and where prompts are `broken` by it."""
+    """Return the finding on the tokens `lost` (R) to a cause, and where prompts break by it."""
     tokens, requests = int(lost.sum()), int(np.count_nonzero(lost))
     finding = Finding(cause, tokens, tokens / int(causes.input_tokens.sum()), requests, remedy)
     if not tokens or broken is None:
@@ -311,7 +311,7 @@ def _finding(
 
 
 def _periodic(causes: Attribution, block_size: int, broken: Break) -> list[Finding]:
-    """Return a finding for each place of a shared head that changes with the time."""
+    """Return a finding for each place of a shared head that changes with time."""
     tokens = causes.tokens["periodic"]
     return [
         replace(
@@ -331,7 +331,7 @@ def _periodic(causes: Attribution, block_size: int, broken: Break) -> list[Findi
 
 
 def _diverged(prompts: Prompts, causes: Attribution, broken: Break) -> list[Finding]:
-    """Return what was changed of previous turns: their length, the first prompt, or else."""
+    """Return a finding for each change of previous turns: shortened, first prompt, other edits."""
     shortened = prompts.input_tokens < prompts.input_tokens[prompts.parent]
     begun_with = prompts.full_blocks[prompts.conversation].astype(np.int64) * prompts.block_size
     first_prompt = causes.common_tokens < begun_with
@@ -351,7 +351,7 @@ def _diverged(prompts: Prompts, causes: Attribution, broken: Break) -> list[Find
 
 
 def _needed(causes: Attribution) -> int | None:
-    """Return the capacity with which LRU serves requests that lost half of the evicted tokens."""
+    """Return the blocks with which LRU keeps half of the evicted tokens; None where unknown."""
     needed = causes.lookups.needed_blocks
     if not needed.any():
         return None

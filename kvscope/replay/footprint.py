@@ -1,4 +1,4 @@
-"""How much memory the work on a trace takes, estimated from its shape before any of it is taken.
+"""Memory that the work on a trace needs, estimated from the trace's shape before allocating it.
 
 The coefficients are bytes an entry, fitted to peaks of resident memory (docs/reliability.md): of
 requests, of distinct blocks, and of accesses, which are the blocks of all prompts together.
@@ -21,17 +21,17 @@ _REPLAY = 80, 10  # each replay's own
 
 
 def analysis_bytes(trace: Trace) -> int:
-    """Return what an analysis takes in memory."""
+    """Return the bytes that an analysis needs."""
     return 450 * trace.requests + 16 * trace.distinct_blocks
 
 
 def fit_bytes(trace: Trace) -> int:
-    """Return what a fit takes, with one or two runs of reuse a request."""
+    """Return the bytes that a fit needs, with one or two runs of reuse a request."""
     return 340 * trace.requests
 
 
 def replays_bytes(trace: Trace) -> int:
-    """Return what the trace takes and what one replay of it does."""
+    """Return the bytes of the loaded trace and of one replay of it."""
     return int(
         _LOADED[0] * trace.requests
         + _LOADED[1] * trace.distinct_blocks
@@ -40,10 +40,10 @@ def replays_bytes(trace: Trace) -> int:
 
 
 def drawn_replays_bytes(trace: Trace, sample_rate: float, following_bytes: int) -> int:
-    """Return what they take of a dataset, of which no more than the sample is loaded.
+    """Return the bytes that replays of a dataset's sample need; only the sample is loaded.
 
-    It stays while shards are followed, which takes `following_bytes` or what a small trace does,
-    and while it is replayed.
+    The sample stays loaded while shards are followed, which needs `following_bytes` or as much as
+    for a small trace, and while it is replayed.
     """
     loaded = _LOADED[0] * trace.requests + _LOADED[1] * trace.distinct_blocks
     replays = _replay_of_sample_bytes(trace, sample_rate)
@@ -62,7 +62,7 @@ def _replay_of_sample_bytes(trace: Trace, sample_rate: float) -> float:
 
 
 def tables_bytes(traffic: Traffic, policy: Policy) -> int:
-    """Return what the tables of this policy take while they are fitted, 0 if it learns nothing."""
+    """Return the bytes needed to fit this policy's tables, 0 for a policy without tables."""
     if not policy.reads_table:
         return 0
     fits = 0.0
@@ -73,15 +73,15 @@ def tables_bytes(traffic: Traffic, policy: Policy) -> int:
 
 
 def replay_bytes(traffic: Traffic) -> int:
-    """Return what one more replay takes while it runs."""
+    """Return the bytes that one more replay needs while it runs."""
     requests, blocks = _REPLAY
     return requests * len(traffic.leaf) + blocks * len(traffic.block_parent)
 
 
 def fleet_bytes(traffic: Traffic, replicas: int, *, router_counts_blocks: bool = False) -> int:
-    """Return what a replay of so many replicas takes: each has the state of a whole cache.
+    """Return the bytes of a replay of so many replicas, each with the state of a whole cache.
 
-    Counted from the arrays of that state; peaks of whole fleets were not fitted.
+    Counted from the arrays of the state; peaks of whole fleets were not measured.
     """
     blocks = (8 if router_counts_blocks else 4) * len(traffic.block_parent)
     return replicas * (blocks + 30 * len(traffic.leaf)) + replay_bytes(traffic)

@@ -50,11 +50,10 @@ class Segments(NamedTuple):
 
 
 class NextTouches(NamedTuple):
-    """Which request touches the blocks that each request leaves cached next.
+    """The next request to touch each block that a request leaves cached.
 
-    Of request r's blocks those in front of depth `end[k]`, for k from `starts[r]` to
-    `starts[r + 1]` - 1 and ascending, are touched next by `request[k]`. Deeper ones are not touched
-    again.
+    Blocks of request r in front of depth `end[k]`, for k from `starts[r]` to `starts[r + 1]` - 1
+    and ascending, are touched next by `request[k]`. Deeper ones are not touched again.
     """
 
     starts: Int64s
@@ -92,7 +91,7 @@ def next_touches(segments: Segments) -> NextTouches:
 
 @callable_in_kernels
 def next_touch(future: NextTouches, request: int, depth: int) -> tuple[int, int]:
-    """Return the next request to touch the block at `depth` of a run, and from which depth on."""
+    """Return the next request to touch a run's block at `depth`, and where that segment begins."""
     low, high = future.starts[request], future.starts[request + 1]
     first, end = low, high
     while low < high:

@@ -39,7 +39,7 @@ _PART = 5  # the first and the last fifth of a window are compared
 
 
 class QueueTimes(Struct, frozen=True):
-    """Requests of one queue, in order of arrival: when each arrived, its TTFT, how long it waited.
+    """Requests of one queue, in order of arrival: arrival, TTFT and waiting time of each.
 
     All are seconds; the queue was empty at `began_s`.
     """
@@ -51,11 +51,11 @@ class QueueTimes(Struct, frozen=True):
 
     @property
     def growth(self) -> float:
-        """Seconds by which the TTFT grows per second: within the window, or until it.
+        """Seconds by which the TTFT grows per second: in the window, or since the queue was empty.
 
-        Within: mean of the last fifth of the requests less that of the first fifth, over the time
-        between their mean arrivals. Until: how long the former waited, over the time since the
-        queue was empty. The larger one counts; 0 with too few requests. An engine that serves a
+        In the window: mean of the last fifth of the requests less that of the first fifth, over the
+        time between their mean arrivals. Since it was empty: mean waiting time of the last fifth,
+        over that time. The larger one counts; 0 with too few requests. An engine that serves a
         share 1/(1 + g) of the work that arrives has a growth of g.
         """
         part = len(self.ttft_s) // _PART
@@ -76,14 +76,13 @@ class QueueTimes(Struct, frozen=True):
 
 
 class ServedRequests(Struct, frozen=True):
-    """How each of R requests was served, those of the warm-up included.
+    """How each of R requests was served, including the warm-up.
 
-    `looked_up` is how many blocks count as looked up, `hit_blocks` how many were cached. TTFT is in
-    seconds: `ttft_s` on an idle engine, `queued_ttft_s` behind the requests before it (None where
-    the trace has no times; nan for a request that an engine rejects), `tpot_s` from the first
-    output token to the last one, per token (None but for an engine; nan for fewer than two). The
-    requests from `first` on are counted. `stored_blocks` were written to an offload tier by all
-    requests, 0 without one.
+    `looked_up` is the number of blocks looked up, `hit_blocks` of those cached. TTFT is in seconds:
+    `ttft_s` on an idle engine, `queued_ttft_s` behind earlier requests (None where the trace has no
+    times; nan for a request that an engine rejects). `tpot_s` is the time per output token after
+    the first (None but for an engine; nan for fewer than two tokens). Requests from `first` on are
+    counted. All requests together wrote `stored_blocks` to an offload tier, 0 without one.
     """
 
     prompts: Prompts
@@ -108,9 +107,9 @@ def serve(
 ) -> ServedRequests:
     """Return how an engine of this profile serves the prompts, given the blocks that each hits.
 
-    `transfer_s` is what each request waits for blocks from slower tiers. A `flat` cache has no
-    leading blocks: there `hit_blocks` counts all hits, block figures are exact, and tokens and
-    requests those of as many leading blocks.
+    `transfer_s` is each request's wait for blocks from slower tiers. In a `flat` cache hits need
+    not be leading: `hit_blocks` counts all hits, block figures are exact, and figures of tokens and
+    requests assume leading blocks.
     """
     inputs = prompts.input_tokens.astype(np.int64)
     hit_tokens = np.minimum(hit_blocks.astype(np.int64) * prompts.block_size, inputs)
@@ -186,7 +185,7 @@ class LruAnywhere(Struct, frozen=True):
 
 
 def _groups(served: ServedRequests, group: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:
-    """Yield each group that has counted requests, and which they are."""
+    """Yield each group that has counted requests, and the numbers of these requests."""
     counted = group[served.first :]
     order = np.argsort(counted, kind="stable")
     groups, starts = np.unique(counted[order], return_index=True)
@@ -220,7 +219,7 @@ def _outcome(served: ServedRequests, which: slice | Int64s, slo_s: float | None)
 
 
 def _answered(queued_ttft_s: Float64s | None, which: slice | Int64s) -> Float64s | None:
-    """Return the times of requests that got a token; None without one, or without times."""
+    """Return the TTFT of the requests with a first token; None without any, or without times."""
     if queued_ttft_s is None:
         return None
     times = queued_ttft_s[which]

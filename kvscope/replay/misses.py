@@ -1,4 +1,4 @@
-"""Why prompts' tokens had to be computed, from the blocks that each request hit."""
+"""Causes of misses of whole prompts, from the blocks that each request hit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
 def written_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
     """Return the leading blocks of each path that earlier requests had written (R entries).
 
-    Whether blocks are looked up as a prefix or one by one is all the same here: of a path that was
-    written before, so was its head. Only the definition's `partial` and `outputs` matter.
+    A written block's ancestors were written too, so prefix look-ups and look-ups block by block
+    have the same result. Only the definition's `partial` and `outputs` matter.
     """
     steps = walk(prompts, definition)
     blocks = np.zeros(len(steps.leaf), dtype=np.int32)
@@ -37,7 +37,7 @@ def written_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
 def ideal_rate_of(prompts: PromptLengths, definition: HitDefinition, blocks: Int32s) -> float:
     """Return the hit rate (0–1) of an infinite cache, without computing a curve.
 
-    From `ideal_blocks`, of a definition that may differ in weight and window.
+    `blocks` are the `ideal_blocks`, maybe of a definition with another weight and window.
     """
     counted = slice(first_counted(prompts, definition), None)
     total = int(looked_up(prompts, definition)[counted].sum())
@@ -49,7 +49,7 @@ def ideal_rate_of(prompts: PromptLengths, definition: HitDefinition, blocks: Int
 def _climb(steps: Walk, written: Bools, blocks: Int32s) -> None:
     """Climb each path from its end to the first block that was written before.
 
-    So the work is one step a block of the trie, whatever was reused.
+    Each block of the trie costs one step, however often it is reused.
     """
     block_parent, leaf, length = steps.block_parent, steps.leaf, steps.length
     for request in range(len(leaf)):
@@ -80,11 +80,11 @@ class MissReasons(Struct, frozen=True):
 
 
 class Novelty(Struct, frozen=True):
-    """What was new in each of R prompts, whatever the cache: all in blocks from the head.
+    """New blocks of each of R prompts, whatever the cache; all fields are in blocks from the head.
 
-    Blocks before `seen` had been written by earlier requests; what is looked up from there on to
-    `look` is new, and [`diverged_from`, `diverged_to`) of it stands where the conversation's
-    previous turn had other blocks.
+    Blocks before `seen` had been written by earlier requests. Blocks from there to `look` are new;
+    of these, [`diverged_from`, `diverged_to`) stand where the conversation's previous turn had
+    other blocks.
     """
 
     seen: Int32s
@@ -94,7 +94,7 @@ class Novelty(Struct, frozen=True):
 
 
 def novelty(prompts: PromptPaths, definition: HitDefinition, seen: Int32s | None = None) -> Novelty:
-    """Return what was new in each prompt, as `definition` looks blocks up, whatever its weight.
+    """Return the new blocks of each prompt, looked up as in `definition`, whatever its weight.
 
     `seen` are the `ideal_blocks` of that definition, where they are known.
     """
@@ -104,7 +104,7 @@ def novelty(prompts: PromptPaths, definition: HitDefinition, seen: Int32s | None
 
 
 def diverged(steps: Walk, parent: Int32s, seen: Int32s) -> tuple[Int32s, Int32s]:
-    """Return from and to which depth each path has new blocks where its previous turn's has others.
+    """Return the depths between which each path has new blocks in place of its previous turn's.
 
     Blocks before depth `seen` are not new. `parent` is the previous turn, -1 where there is none.
     """
@@ -124,7 +124,7 @@ def common_blocks(steps: Walk, parent: Int32s) -> Int32s:
 def reasons(
     prompts: PromptLengths, new: Novelty, hit_blocks: Int32s, capacity_blocks: int, first: int = 0
 ) -> MissReasons:
-    """Return why tokens of the requests from `first` on missed; `hit_blocks` is what each hit."""
+    """Return why tokens of the requests from `first` on missed, given the blocks that each hit."""
     counted = slice(first, None)
     inputs = prompts.input_tokens[counted].astype(np.int64)
 
@@ -148,15 +148,15 @@ def reasons(
 
 
 def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> Int32s:
-    """Return the leading blocks that each request hits in an LRU cache, by their distances."""
+    """Return the leading blocks that each request hits in an LRU cache, from stack distances."""
     hits = np.clip(capacity_blocks - runs.distance + 1, 0, runs.blocks)
     return np.bincount(runs.request, hits, minlength=requests).astype(np.int32)
 
 
 def at_capacity(known: MissReasons, curve: HitCurve, capacity_blocks: int) -> MissReasons:
-    """Return the same at another capacity: only how many of the reusable tokens hit depends on it.
+    """Return `known` at another capacity, which changes only the split into hits and evictions.
 
-    `curve` are the tokens that hit, of the same requests by the same definition.
+    `curve` has the tokens that hit, for the same requests and definition.
     """
     hits = round(float(curve.rate(capacity_blocks)) * known.input_tokens)
     reusable = known.hit_tokens + known.evicted_tokens
@@ -170,7 +170,7 @@ def at_capacity(known: MissReasons, curve: HitCurve, capacity_blocks: int) -> Mi
 
 @kernel
 def _find_common(steps: Walk, parent: Int32s, common: Int32s) -> None:
-    """Climb both paths from the end of the shorter one until they meet."""
+    """Fill `common`: climb each path and its previous turn's until they meet."""
     block_parent, leaf, length, _, _ = steps
     for request in range(len(leaf)):
         before = parent[request]

@@ -25,7 +25,7 @@ Gap = Literal["routed", "in-flight", "evicted", "kept", "cached-before"]
 
 
 class HitGaps(Struct, frozen=True):
-    """The gaps of R requests: `tokens` of each cause, R entries an array.
+    """Observed hits of R requests, and why they differ from predicted ones (`tokens` by cause).
 
     Observed hits are the predicted ones, less the first three causes, plus the other two.
     `observed_tokens` are -1 where nothing was reported; such requests have no gap.
@@ -43,7 +43,7 @@ class HitGaps(Struct, frozen=True):
 def hit_gaps(
     prompts: Prompts, definition: HitDefinition, causes: Attribution, observed_tokens: Int64s
 ) -> HitGaps:
-    """Return why `observed_tokens` (R entries, -1: not reported) are not those predicted."""
+    """Return why `observed_tokens` (R entries, -1: not reported) differ from the predicted hits."""
     steps, size = walk(prompts, definition), prompts.block_size
     observed = np.minimum(observed_tokens, prompts.input_tokens)
     known = observed >= 0

@@ -31,9 +31,9 @@ def estimate_parameters(
 ) -> Estimates:
     """Return values for the parameters that follow from the trace, the profile and the SLO.
 
-    `xi_tokens` and `slo_tokens` are what the profile computes within the SLO. Parameters of
-    conversations are estimated from the first `share` of the requests. Costs of tokens and pairs of
-    tokens are the profile's where pairs cost something; else every block costs the same.
+    `xi_tokens` and `slo_tokens` are the tokens that the profile prefills within the SLO. Parameters
+    of conversations are estimated from the first `share` of the requests. Costs per token and per
+    pair of tokens are the profile's if pairs cost something; else every block costs the same.
     """
     first = "from these requests" if share == 1 else f"from the first {share:.0%} of the requests"
     estimates = {
@@ -55,8 +55,8 @@ def estimate_parameters(
 def bind(variant: Variant, estimates: Estimates) -> Policy:
     """Return the policy with every parameter: as chosen, else as estimated, else its default.
 
-    What is for its guard is estimated only where it has one. Raises UsageError for a chosen value
-    that the policy does not take.
+    Parameters of a guard are estimated only for a guarded policy. Raises UsageError for a chosen
+    value that the policy does not take.
     """
     values = {
         parameter.name: estimates[parameter.name].value
@@ -71,7 +71,7 @@ def bind(variant: Variant, estimates: Estimates) -> Policy:
 
 
 def used(variants: Sequence[Variant], estimates: Estimates) -> Estimates:
-    """Return the estimates that some variant takes; a guard's follow from the SLO."""
+    """Return the estimates that a variant uses, without the guards', which follow from the SLO."""
     taken = {
         parameter.name
         for variant in variants

@@ -1,4 +1,4 @@
-"""What an analysis takes from the paths of a trace, wherever its prefix trie lies."""
+"""Facts that an analysis derives from the paths of a trace, wherever its prefix trie is stored."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "
 
 
 def walked(definition: HitDefinition) -> HitDefinition:
-    """Return what definitions that differ only in weight and window share, in one pass."""
+    """Return the definition without weight and window, in which one pass serves several."""
     return replace(definition, name="", weight="block", warmup=0.0)
 
 
 def by_token(definition: HitDefinition) -> HitDefinition:
-    """Return the definition that counts the tokens of the whole trace, else the same."""
+    """Return the same definition, weighted by token and over the whole trace."""
     return replace(definition, weight="token", warmup=0.0)
 
 
 def _writing(definition: HitDefinition) -> HitDefinition:
-    """Return what definitions share by which the same blocks are written."""
+    """Return a key that is equal for definitions under which requests write the same blocks."""
     return replace(walked(definition), flat=False, last_token_rule=False)
 
 
 class Followed(Protocol):
-    """What follows from all paths of a trace, in one pass over them."""
+    """Curves, ideal rates and causes of misses from one pass over all paths of a trace."""
 
     def curve(self, definition: HitDefinition) -> HitCurve:
         """Return LRU's hits at every capacity."""
@@ -54,7 +54,7 @@ class Followed(Protocol):
     def ideal_rate(self, definition: HitDefinition) -> float:
         """Return the hit rate (0-1) of an infinite cache.
 
-        Without eviction, to look blocks up one by one or as a prefix is the same.
+        Without eviction, look-ups by prefix and block by block have the same hits.
         """
 
     def misses(
@@ -64,7 +64,7 @@ class Followed(Protocol):
 
 
 class PathFacts(Protocol):
-    """The facts of R requests that follow from their paths; a trie may lie in several parts."""
+    """The paths of R requests, for facts derived from them; the trie may lie in several parts."""
 
     @property
     def block_size(self) -> int:
@@ -73,17 +73,17 @@ class PathFacts(Protocol):
     def follow(
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> Followed:
-        """Follow all paths, for curves and misses under these definitions, and ideal rates."""
+        """Walk all paths, for curves and misses under definitions, and ideal rates under others."""
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Return what `decile_histogram` counts, given which requests are later turns (R)."""
+        """Return the counts of `decile_histogram`; `multi_turn` (R) marks later turns."""
 
     def in_order(self, order: Int64s) -> PathFacts:
-        """Return the same of the requests in another order of arrival, numbered anew in it."""
+        """Return these facts with the requests in another order of arrival, numbered anew."""
 
 
 def lengths_in_order(lengths: PromptLengths, order: Int64s) -> dict[str, Int32s]:
-    """Return the columns of lengths of the requests in another order, numbered anew in it."""
+    """Return the columns of lengths with the requests in another order, numbered anew."""
     number = np.full(len(order) + 1, -1, dtype=np.int32)  # the last entry: no parent
     number[order] = np.arange(len(order), dtype=np.int32)
     columns = {name: getattr(lengths, name)[order] for name in LENGTHS}
@@ -91,9 +91,9 @@ def lengths_in_order(lengths: PromptLengths, order: Int64s) -> dict[str, Int32s]
 
 
 class FollowedTrace:
-    """What follows from the paths of a trace whose trie is one, computed when it is asked for.
+    """Curves, ideal rates and misses of a trace with a single trie; each is computed on first use.
 
-    `touched` are the runs of what is carried, where they are known.
+    `touched` are the reused runs with outputs carried, where they are known.
     """
 
     def __init__(self, prompts: PromptPaths, touched: ReusedRuns | None = None) -> None:
@@ -144,7 +144,7 @@ class FollowedTrace:
 
 
 class TracePaths(Struct, frozen=True):
-    """The facts of a trace whose trie is one; `touched` as `TraceReuse` has it, where known."""
+    """The paths of a trace with a single trie; `touched` as in `TraceReuse`, None where unknown."""
 
     lengths: PromptPaths
     touched: ReusedRuns | None = None
@@ -157,15 +157,15 @@ class TracePaths(Struct, frozen=True):
     def follow(
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> FollowedTrace:
-        """Return what follows from the paths: each definition is followed when it is asked for."""
+        """Return the trace's curves, rates and misses; each definition is computed on first use."""
         return FollowedTrace(self.lengths, self.touched)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Return what `decile_histogram` counts, given which requests are later turns (R)."""
+        """Return the counts of `decile_histogram`; `multi_turn` (R) marks later turns."""
         return trace_deciles(self.lengths, multi_turn)
 
     def in_order(self, order: Int64s) -> TracePaths:
-        """Return the same of the requests in another order of arrival, numbered anew in it."""
+        """Return these facts with the requests in another order of arrival, numbered anew."""
         prompts = self.lengths
         return TracePaths(
             PromptPaths(

@@ -72,7 +72,7 @@ def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str])
 
 
 def guarded(variant: Variant) -> Variant:
-    """Return the variant with a guard, where its policy takes one and nothing says otherwise."""
+    """Return the variant with a guard, if its policy takes one and no chosen value rules it out."""
     from kvscope.policies.base import GUARD
 
     takes_one = GUARD in variant.policy.parameters and not variant.given.get("xi_percentile")
@@ -121,7 +121,7 @@ def combinations(values: Mapping[str, Iterable[T]]) -> Iterator[dict[str, T]]:
 
 
 def _unit_of(name: str) -> tuple[Callable[[str], float], Callable[[float], str]]:
-    """Return what reads and what writes the values of a parameter of this name."""
+    """Return the parser and the formatter of values of a parameter with this name."""
     return next((parse, write) for end, parse, write in _UNITS if name.endswith(end))
 
 

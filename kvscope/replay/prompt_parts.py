@@ -1,7 +1,7 @@
-"""In which part of a prompt its prefix breaks: where it no longer repeats what was computed before.
+"""The part of a prompt in which its prefix breaks: where it no longer repeats computed tokens.
 
-Blocks tell where prompts differ to a block alone. Of the parts in that block it is the first one,
-but for those that end there in both prompts at the same token.
+Blocks locate a break only to a block. Among the parts in that block the first one counts, after
+skipping parts that end at the same token in both prompts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ UNKNOWN, BEHIND = -1, -2
 
 
 class Break(Struct, frozen=True):
-    """Where each of R prompts breaks for one cause, and the `tokens` behind that it costs.
+    """Where each of R prompts breaks for one cause, and the `tokens` lost behind the break.
 
-    It is at token `at`, in a part of kind `kind`, an index into the `kinds` of parts (-1: unknown).
+    The break is at token `at`, in a part of kind `kind`, an index into `kinds` (-1: unknown).
     """
 
     at: Int64s
@@ -46,7 +46,7 @@ class Break(Struct, frozen=True):
 
 
 class PartTotal(Struct, frozen=True):
-    """The tokens that are lost behind one kind of parts, in which prompts break.
+    """The tokens lost behind breaks in one kind of parts.
 
     `share` of all input tokens; `at_token` is the median position of the breaks. Of `growth` and
     `cold`, only new tokens of the system prompt and the tools count.
@@ -65,8 +65,8 @@ def breaks(
 ) -> Mapping[Cause, Break]:
     """Return where prompts break, for each cause of new tokens; without `parts`, in unknown ones.
 
-    Edits of a conversation are in a part of the previous turn's prompt, or its answer; what differs
-    between conversations is in a part of the prompt itself.
+    An edited conversation breaks in a part of the previous turn's prompt, or in its answer; prompts
+    of different conversations break in a part of the prompt itself.
     """
     own, size = np.arange(len(prompts.leaf), dtype=np.int32), prompts.block_size
     if parts is None:
@@ -102,7 +102,7 @@ def breaks(
 
 
 def part_totals(causes: Attribution, broken: Mapping[Cause, Break]) -> tuple[PartTotal, ...]:
-    """Return the parts in which prompts break, those with the most tokens first."""
+    """Return the kinds of parts in which prompts break, those with the most tokens first."""
     inputs, names, totals = int(causes.input_tokens.sum()), tuple(broken), []
     at, kind, tokens = (
         np.stack([getattr(each, name) for each in broken.values()])
@@ -130,8 +130,8 @@ def parts_at(
 ) -> Int32s:
     """Return the kind of the part in which each `request` breaks, in the block from token `at` on.
 
-    It is an index into `parts.kinds`, UNKNOWN, or BEHIND. The `other` request (-1: none) is the one
-    from which the prompt differs. All have K entries.
+    Kinds are indices into `parts.kinds`, UNKNOWN, or BEHIND. `other` (-1: none) is the request with
+    which the prompt is compared. All arrays have K entries.
     """
     kind = np.empty(len(request), dtype=np.int32)
     _find_parts(
@@ -162,7 +162,7 @@ def _find_parts(
     block_size: int,
     broken: Int32s,
 ) -> None:
-    """Fill `broken` as `parts_at` says: of the parts in a block, the last one met that may."""
+    """Fill `broken` with the result of `parts_at`, walking each prompt's parts from the end."""
     for k in range(len(request)):
         broken[k] = UNKNOWN
         if request[k] < 0 or last[request[k]] == 0:

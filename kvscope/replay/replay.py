@@ -23,12 +23,12 @@ from kvscope.replay.traffic import Traffic
 
 
 class Replay(Struct, frozen=True):
-    """What one policy did at one capacity.
+    """Hits and evictions of one policy at one capacity.
 
-    `hit_blocks` (R entries) are the leading blocks that each request hits, capped by the
-    last-token rule; `evictions` counts blocks. `at_end` is what the kernel left: of queue policies
-    whether each block is cached (N + 1 entries, the root's first), of others the end of the run of
-    each request.
+    `hit_blocks` (R entries) are the leading blocks that each request hits, capped by the last-token
+    rule; `evictions` counts blocks. `at_end` is the final state of the cache: of queue policies
+    whether each block is cached (N + 1 entries, the root's first), of others the depth at which
+    each request's run ends.
     """
 
     policy: Policy
@@ -39,14 +39,14 @@ class Replay(Struct, frozen=True):
 
 
 class Tables(Struct, frozen=True):
-    """What a policy has learned of the traffic's categories, and from which request on.
+    """The tables that a policy has learned, and the request from which on each one holds.
 
     Table k holds from request `since[k]` on; `since[0]` is 0. Its row for category c is
-    `values[rows[k, c]]`: tables share rows that are equal. `classes` (R entries) take the place of
-    the traffic's categories for policies with classes of their own, and `cuts` (R x P) of its cuts
-    for those that tell parts of a path apart: each class then has P + 1 categories, one for each
-    part, from the head on. `choose` gives the tables for one policy and capacity, where they depend
-    on that.
+    `values[rows[k, c]]`: tables share rows that are equal. `classes` (R entries) replace the
+    traffic's categories for policies with classes of their own, and `cuts` (R x P) its cuts for
+    policies that divide a path into parts: each class then has P + 1 categories, one for each part,
+    from the head on. `choose` returns the tables for one policy and capacity, where they depend on
+    these.
     """
 
     since: Int64s
@@ -88,7 +88,7 @@ class Tables(Struct, frozen=True):
         return traffic.category if self.classes is None else self.classes
 
     def of_requests(self, requests: Int64s) -> Tables:
-        """Return the tables of a replay of these requests alone, in ascending order."""
+        """Return the tables for a replay of only these requests (ascending numbers)."""
         classes = None if self.classes is None else self.classes[requests]
         cuts = None if self.cuts is None else self.cuts[requests]
         since = np.searchsorted(requests, self.since)

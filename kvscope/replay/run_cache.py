@@ -1,4 +1,4 @@
-"""CachedRuns of a trace that the store has already, and those still to be replayed."""
+"""Runs of a trace that the store already has, and runs still to be replayed."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _SOURCES = (
 
 
 class PendingRuns(Struct, frozen=True):
-    """CachedRuns, each once: `known` ones are in the store, `missing` ones have to be replayed."""
+    """Requested runs, each once: `known` are in the store, `missing` have to be replayed."""
 
     known: tuple[Run, ...]
     missing: tuple[ReplayRequest, ...]
 
     @property
     def count(self) -> int:
-        """How many runs these are."""
+        """Number of requested runs."""
         return len(self.known) + len(self.missing)
 
 
 def pending_runs(
     store: Store, trace: Trace, setting: RunSetting, requests: Sequence[ReplayRequest]
 ) -> PendingRuns:
-    """Return which of the requested runs the store has, made by these very sources."""
+    """Return the requested runs: those that the store has from the same sources, and the rest."""
     by_digest = {
         results.request_digest(
             request.policy.name,
@@ -58,7 +58,7 @@ def pending_runs(
 
 
 def save_run(store: Store, trace: Trace, run: Run) -> Run:
-    """Store a run that these sources made, and return it as stored."""
+    """Store a run made by the present kvscope sources, and return it as stored."""
     return results.add_run(store, trace, run, sources_digest())
 
 

@@ -1,8 +1,8 @@
-"""From the hit rates of a dataset's sample to the whole's, with their error, by LRU's exact curve.
+"""Estimate the hit rates of a whole dataset from a sample, with their error, by LRU's exact curve.
 
-What a miniature gets wrong is known for LRU, whose exact curve costs one pass over the whole trace.
-So an estimate takes a policy's lead over LRU from the sample and adds it to LRU's exact rate (a
-control variate): the error that both share cancels.
+The error of a sample in a scaled-down cache is known for LRU, whose exact curve costs one pass over
+the whole trace. So an estimate takes a policy's lead over LRU from the sample and adds it to LRU's
+exact rate (a control variate): the error common to both cancels.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SHARED_BY = 0.01  # of all requests: a subtree of more is no unit to sample, but
 
 
 class Sample(Struct, frozen=True):
-    """Part of a trace: `prompts`, which are the trace's `requests` (ascending numbers).
+    """Part of a trace: `prompts` are its requests with the ascending numbers `requests`.
 
-    `group` numbers the subtree of each. `rate` is the share that was asked for of
+    `group` numbers the trie's subtree of each. `rate` is the requested share of the
     `whole_requests`.
     """
 
@@ -42,23 +42,23 @@ class Sample(Struct, frozen=True):
     whole_requests: int
 
     def capacity(self, capacity_blocks: int) -> int:
-        """Return the capacity of the sample, in blocks, that stands for this one of the trace."""
+        """Return the sample's capacity that corresponds to a capacity of the trace, in blocks."""
         return round(self.rate * capacity_blocks)
 
 
 class DrawnTrace(Struct, frozen=True):
-    """What is read of a dataset that is too large: a `sample`, and LRU's exact curve of it all."""
+    """A dataset too large to load: a `sample` of it, and LRU's exact curve of the whole."""
 
     sample: Sample
     curve: HitCurve
 
     @property
     def without_measurements(self) -> Prompts:
-        """The prompts of the sample, as of a trace that has no measurements."""
+        """The prompts of the sample, without measurements."""
         return replace(self.sample.prompts, measurements=None)
 
     def at_rate(self, factor: float) -> DrawnTrace:
-        """Return it with requests that arrive `factor` times as fast."""
+        """Return the drawn trace with requests that arrive `factor` times as fast."""
         prompts = at_rate(self.sample.prompts, factor)
         return replace(self, sample=replace(self.sample, prompts=prompts))
 
@@ -66,8 +66,8 @@ class DrawnTrace(Struct, frozen=True):
 def sampled(source: Sample, rate: float, part: int = 0) -> Sample:
     """Return a share `rate` of the trace by subtrees, from a sample that has at least that share.
 
-    Samples of the same rate and another `part` are disjoint. Raises UsageError where nothing is
-    left in it.
+    Samples of the same rate and another `part` are disjoint. Raises UsageError if no request is
+    left.
     """
     chosen = np.flatnonzero(is_drawn(source.group, rate, part))
     if not len(chosen):
@@ -82,13 +82,13 @@ def sampled(source: Sample, rate: float, part: int = 0) -> Sample:
 
 
 def is_drawn(group: Int64s, rate: float, part: int = 0) -> Bools:
-    """Return which requests of these subtrees are in the sample."""
+    """Return a mask of the requests in the sample, given the subtree of each (`group`)."""
     place = uniform(group, 0)
     return (part * rate <= place) & (place < (part + 1) * rate)
 
 
 def nothing_left(requests: int, rate: float) -> UsageError:
-    """Return the error for a sample of so many requests that has none."""
+    """Return the error for an empty sample of a trace of so many requests."""
     return UsageError(
         f"nothing is left of {requests:,} requests at rate {rate}", remedy="sample at a higher rate"
     )
@@ -100,7 +100,7 @@ def shared_limit(requests: int) -> int:
 
 
 def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
-    """Return the first block of each block's subtree; 0 for what more than `limit` requests share.
+    """Return the first block of each block's subtree; 0 where more than `limit` requests share it.
 
     `leaf` are the last blocks of the requests; the result has N + 1 entries, the root's first.
     """
@@ -113,7 +113,7 @@ def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
 def _find_roots(
     block_parent: Int32s, leaf: Int32s, limit: int, requests: Int32s, root: Int32s
 ) -> None:
-    """Fill `requests`, how many have each block, and `root`, the subtree that it belongs to."""
+    """Fill `requests`, the requests with each block, and `root`, the first block of its subtree."""
     for block in leaf:
         requests[block] += 1
     for block in range(len(block_parent) - 1, 0, -1):  # children have higher numbers
@@ -125,7 +125,7 @@ def _find_roots(
 
 
 def uniform(numbers: Int64s, seed: int) -> Float64s:
-    """Return a number in [0, 1) for each, the same for the same number and seed."""
+    """Return a pseudo-random number in [0, 1) for each number, fixed by that and the seed."""
     states = numbers.astype(np.uint64) + np.uint64((seed + 1) * int(STEP) % 2**64)
     return np.asarray(fraction(mixed(states)))
 
@@ -144,10 +144,10 @@ class Estimate(Struct, frozen=True):
 
 
 class Anchor(Struct, frozen=True):
-    """LRU's exact curve of the `whole` trace, and LRU on the sample.
+    """LRU's exact curve of the `whole` trace, and its stack distances (`runs`) on the sample.
 
-    `total` is what each sampled request looks up, in the weight of `definition`; those from `first`
-    on are counted.
+    `total` is what each sampled request looks up, in the weight of `definition`; requests from
+    `first` on are counted.
     """
 
     sample: Sample
@@ -160,11 +160,11 @@ class Anchor(Struct, frozen=True):
     def estimate(self, hit_blocks: Int32s, capacity_blocks: int) -> Estimate:
         """Return the whole trace's hit rate at `capacity_blocks`, from a replay of the sample.
 
-        `hit_blocks` is what each sampled request hit at `sample.capacity(capacity_blocks)`. The
-        error is twice that of the lead over LRU, by the spread of the subtrees, and of the most
-        that the miniature gets wrong about LRU between half and twice the capacity: other policies
-        suffer from what the miniature lacks, too. It is 1 where the scaled cache holds so few
-        requests that nothing can be said.
+        `hit_blocks` are the hits of each sampled request at `sample.capacity(capacity_blocks)`. The
+        error is twice the root sum of squares of the standard error of the lead over LRU, by
+        subtrees, and of the sample's largest error about LRU between half and twice the capacity,
+        since other policies suffer from scaling, too. It is 1 where the scaled cache holds too few
+        requests.
 
         Source: Cochran, "Sampling Techniques", sections 6.3 and 9A (ratios over clusters).
         """
@@ -195,7 +195,7 @@ class Anchor(Struct, frozen=True):
         return self._weighted(lru_hit_blocks(self.runs, len(self.sample.requests), capacity))
 
     def _wrong(self, capacity_blocks: int, counted: slice, asked: int) -> float:
-        """Return LRU's rate in the miniature minus its exact one."""
+        """Return LRU's hit rate on the sample minus its exact one."""
         hits = float(self._lru_hits(capacity_blocks)[counted].sum())
         return hits / asked - float(self.whole.rate(capacity_blocks))
 
@@ -204,12 +204,12 @@ class Anchor(Struct, frozen=True):
 
 
 def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Estimate:
-    """Return an estimate from a sample of this rate, its error widened by how it drifts with scale.
+    """Return an estimate from a sample of this rate, its error widened by the drift with size.
 
     `parts` are the estimates from the parts of the sample, each a sample of rate / PARTS. A policy
-    may behave otherwise in a smaller cache (lfu counts what many requests share, and a sample has
-    less of it): what changes from the parts to the sample, and its own uncertainty, are taken to
-    change once more by each factor of PARTS up to the whole.
+    may behave otherwise in a smaller cache (lfu counts requests that share a block, and a sample
+    has fewer): the change from the parts to the sample, plus its own uncertainty, is assumed to
+    recur with each factor of PARTS up to the whole.
     """
     if max(estimate.error, *(part.error for part in parts)) == 1:
         return Estimate(estimate.rate, 1.0)

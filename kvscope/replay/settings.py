@@ -39,7 +39,7 @@ def run_setting(
 
 
 def timed_by(setting: RunSetting, profile: LatencyProfile) -> RunSetting:
-    """Return `setting` with another profile's numbers."""
+    """Return `setting` with the latency of another profile."""
     numbers = {name: getattr(profile, name) for name in TIMES}
     return replace(setting, latency=profile.name, **numbers)
 
@@ -108,7 +108,7 @@ def engine_setting(
 ) -> RunSetting:
     """Return `setting` on an engine with these limits, by default vLLM's.
 
-    Raises UsageError, of the option `where`, where no engine can be replayed as `setting` says.
+    Raises UsageError, naming the option `where`, if an engine cannot be replayed under `setting`.
     """
     from kvscope.vllm_sim.settings import EngineSettings
 
@@ -139,11 +139,11 @@ def with_groups(
     trace_block: int,
     deployment: ResolvedDeployment | None,
 ) -> tuple[RunSetting, Model | None]:
-    """Return the setting of the deployment's engine and version, and the model of its blocks.
+    """Return the setting for the deployment's engine version, and the model that sizes its blocks.
 
-    Where the model's layers are grouped, a block is of one group; `trace_block` are the tokens of
-    the trace's blocks. Both stay for other models, and for a cache without an engine, which counts
-    all layers as full attention. On SGLang's tree a block has the bytes of each GPU.
+    In a model whose layers are grouped, a block belongs to one group; `trace_block` is the tokens
+    of the trace's blocks. Other models and their settings stay the same, as does a cache without an
+    engine, which counts all layers as full attention. On SGLang's tree, block bytes are per GPU.
     """
     if deployment is not None and not setting.engine:
         setting = _of_engine(setting, deployment)
@@ -159,7 +159,7 @@ def with_groups(
 
 
 def _of_engine(setting: RunSetting, deployment: ResolvedDeployment) -> RunSetting:
-    """Return the setting of the deployment's version, or of SGLang's prefix tree for a cache."""
+    """Return `setting` for the deployment's engine version; a cache gets SGLang's prefix tree."""
     if setting.capacity_model == "engine":
         return replace(setting, engine=deployment.engine.simulated_as)
     if deployment.engine.name != SGLANG:
@@ -171,10 +171,10 @@ def _of_engine(setting: RunSetting, deployment: ResolvedDeployment) -> RunSettin
 def tree_setting(
     setting: RunSetting, engine: str, max_num_seqs: int, max_num_batched_tokens: int
 ) -> RunSetting:
-    """Return `setting` on a simulated SGLang, with chunks of so many tokens.
+    """Return `setting` on a simulated SGLang that prefills in chunks of `max_num_batched_tokens`.
 
-    It stays idle blocks where it is of a sample, or counts hits in another way. Raises UsageError
-    where these would leave out a host tier.
+    A setting with a sample or another hit definition stays the same: a cache of idle blocks. Raises
+    UsageError if that would leave out a host tier.
     """
     whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
     if not (whole and setting.exact):
@@ -196,11 +196,10 @@ def tree_setting(
 def policies_for(
     setting: RunSetting, text: str | None, *, hybrid: bool = False
 ) -> list[type[Policy]]:
-    """Return the policies of `--policy`; of `all` and the default, those that can be replayed.
+    """Return the policies named in `text` (`--policy`); for `all`, those that can run.
 
-    On SGLang's tree the default is all that SGLang has.
-    `hybrid`: the engine's model has several groups of layers. Raises UsageError for one that is
-    named and that the capacity model cannot run.
+    On SGLang's tree the default is all policies of SGLang. `hybrid`: the engine's model has several
+    groups of layers. Raises UsageError for a named policy that the capacity model cannot run.
     """
     default = ALL if setting.on_tree else HYBRID if hybrid else REPLAYED
     named = parse_policies(text or default)

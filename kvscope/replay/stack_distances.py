@@ -76,10 +76,10 @@ def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
 
 
 class LruStack:
-    """LRU's list of a trace of R requests, as how many blocks each request was the last to touch.
+    """LRU's list over R requests, kept as the number of blocks that each request touched last.
 
-    A trace may come in stretches of time: what is earlier then counts as the sums between the
-    requests whose blocks a stretch touches, so that a stretch costs by its runs, not by R.
+    A trace may come in stretches of time. Earlier requests then count as sums between those whose
+    blocks a stretch touches, so the cost of a stretch depends on its runs, not on R.
     Source: Niu et al., IPDPS 2012 (Parda: distances of a stretch, corrected by what is before it);
     to merge owners instead of accesses is kvscope's own.
     """
@@ -91,7 +91,7 @@ class LruStack:
     def distances(self, begin: int, runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
         """Return the distances in the next stretch: requests from `begin` on, with all their runs.
 
-        `live` is what the list holds after it.
+        `live` becomes the length of the list after the stretch.
         """
         end, request = begin + len(cached), runs.request - np.int32(begin)
         again = np.bincount(request, runs.blocks, len(cached)).astype(np.int64)
@@ -161,11 +161,11 @@ def _stack(
     first_own: int,
     live: int,
 ) -> int:
-    """Fill the distance of each run's first block; return how long LRU's list is at the end.
+    """Fill the distance of each run's first block; return the length of LRU's list at the end.
 
-    `owned` is a Fenwick tree of how many blocks each request was the last to touch, `previous` a
-    place in it; the requests themselves have those from `first_own` on. `fresh` is how many blocks
-    each touches first, `live` how long the list is before them.
+    `owned` is a Fenwick tree of the blocks that each request touched last, `previous` a place in
+    it; the stretch's own requests have places from `first_own` on. `fresh` is the number of blocks
+    that each touches first, `live` the length of the list before them.
     """
     run = 0
     for at in range(len(fresh)):

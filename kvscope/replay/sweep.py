@@ -85,9 +85,9 @@ def sweep(
 ) -> Iterator[Run]:
     """Yield the run of every request, in the order in which they finish.
 
-    The default executor are threads: one a core, or as many as fit into memory; kernels run without
-    the interpreter lock. Once `stop` is set no further run starts, and the sweep ends with those
-    under way. Raises OutOfMemoryError where not even one fits.
+    By default, threads execute the runs: one a core, or as many as fit into memory; kernels run
+    without the interpreter lock. Once `stop` is set no further run starts, and the sweep ends with
+    the running ones. Raises OutOfMemoryError where not even one fits.
     """
     policies = [request.policy for request in requests]
     each_bytes = replay_bytes(workload.traffic)
@@ -131,7 +131,7 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 class ServedReplay(Struct, frozen=True):
     """How a replay served every request, and its other results; fields as in `Run`.
 
-    `engine` is what a simulated vLLM did, `rejected` which requests a simulated SGLang turned away.
+    `engine` is the replay of a simulated vLLM; `rejected` marks what a simulated SGLang rejected.
     """
 
     served: ServedRequests
@@ -198,7 +198,7 @@ def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
 
 
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
-    """Return whether the tool with that definition makes room before it inserts.
+    """Return whether the tool behind this definition makes room before it inserts a block.
 
     libCacheSim cannot refuse a block. kvcache-simulator's fifo cannot either; its lru and its
     optimum can.
@@ -244,7 +244,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
 
 
 def chunk_blocks(engine: EngineSettings, block_size: int) -> int:
-    """Return how many blocks of so many tokens have the bytes of a chunk."""
+    """Return the number of trace blocks (of `block_size` tokens) in a chunk of the offload tier."""
     size = engine.groups.block_tokens if engine.groups else block_size
     return (engine.offload.blocks_per_chunk if engine.offload else 0) * size // block_size
 
@@ -265,10 +265,10 @@ def _tiered(request: ReplayRequest, done: EngineReplay, below: str) -> TieredRep
 def offload_settings(
     offload: str, tiers: tuple[Tier, ...], blocks_each: int, block_bytes: int | None
 ) -> OffloadSettings:
-    """Return the CPU tier of an engine that offloads so, and the files below it.
+    """Return the settings of the CPU tier named in `offload`, and of the files below it.
 
     A block of the engine is `blocks_each` blocks of the trace, of `block_bytes` each. Raises
-    UsageError where that is unknown and matters.
+    UsageError where `block_bytes` is needed and unknown.
     """
     files = len(tiers) > 1
     spec = OffloadSpec.parse(offload, files=files)
@@ -292,7 +292,7 @@ def offload_settings(
 
 
 def blocks_each(groups: KvGroups | None, block_size: int) -> int:
-    """Return how many blocks of the trace, of `block_size` tokens, are a block of an engine."""
+    """Return the number of trace blocks (of `block_size` tokens) in a block of an engine."""
     return 1 if groups is None else max(1, groups.block_tokens // block_size)
 
 

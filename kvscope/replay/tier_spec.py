@@ -70,14 +70,14 @@ WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
 
 
 class SharedPool(Struct, frozen=True):
-    """How all replicas share files: what their links carry together, and whether files leave."""
+    """Files that all replicas share: the bandwidth of all their links, and whether files leave."""
 
     bytes_per_s: float = math.inf
     evicts: bool = False
 
     @classmethod
     def parse(cls, options: Sequence[str], place: str) -> SharedPool:
-        """Return what `bandwidth=40GB/s` and `evict=lru` stand for."""
+        """Return the pool with options such as `bandwidth=40GB/s` and `evict=lru`."""
         values: dict[str, Any] = {}
         example = "write for example bandwidth=40GB/s"
         given = key_values(options, _POOL_OPTIONS, place, owner="a shared pool", example=example)
@@ -89,9 +89,9 @@ class SharedPool(Struct, frozen=True):
 
 
 class Tier(Struct, frozen=True):
-    """One tier: its capacity, the time of a read, and writes a second.
+    """One tier: its capacity, the time of a read, and the bandwidth of writes.
 
-    Of a `pool` those are of a replica's link, and the capacity is that of all.
+    With a shared `pool`, times are those of one replica's link, and the capacity is the pool's.
     """
 
     name: str
@@ -104,11 +104,10 @@ class Tier(Struct, frozen=True):
 def parse_tiers(text: str, *, block_bytes: int | None = None) -> tuple[Tier, ...]:
     """Return the tiers in `hbm=40GiB,dram=128GiB`, the first on top.
 
-    A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). With
-    `block_bytes` 0, which stands for those of a trace to come, sizes stay bytes. Options are read
-    and write (bytes a second, `25GB/s`) and latency.
-    Raises UsageError for what cannot be read, and for a lower tier with a name of its own that does
-    not say how long a read takes.
+    A capacity is a size, which needs `block_bytes`, or a number of blocks (`5000blocks`). With
+    `block_bytes` 0, for a trace not yet known, sizes stay bytes. Options are read and write (bytes
+    a second, `25GB/s`) and latency. Raises UsageError for text in another form, and for a lower
+    tier with an unknown name and no time of a read.
     """
     tiers: list[Tier] = []
     for part in text.split(","):
@@ -120,7 +119,7 @@ def parse_tiers(text: str, *, block_bytes: int | None = None) -> tuple[Tier, ...
 
 
 def setting_tiers(setting: RunSetting) -> tuple[Tier, ...]:
-    """Return the tiers of a setting, none where it has a pool alone."""
+    """Return the tiers of a setting, none where it has only a pool."""
     return parse_tiers(setting.tiers, block_bytes=setting.block_bytes) if setting.tiers else ()
 
 
@@ -134,7 +133,7 @@ def kv_transfer_config(setting: RunSetting) -> Mapping[str, Any] | None:
 
 
 def offload_launch(setting: RunSetting) -> str | None:
-    """Return how vLLM is started with the tiers of a setting; None as above."""
+    """Return vLLM's options for the tiers of a setting; None as in `kv_transfer_config`."""
     sized = _sized(setting)
     return None if sized is None else f"vLLM: {sized[0].arguments(sized[1])}"
 
@@ -142,7 +141,7 @@ def offload_launch(setting: RunSetting) -> str | None:
 def offload_of(setting: RunSetting) -> OffloadSpec | None:
     """Return the offload tier of a setting, with the files below it; None without.
 
-    And for a stored run of a tier that only earlier versions of kvscope simulated.
+    None also for a stored run with a tier that only earlier versions of kvscope simulated.
     """
     if setting.capacity_model != "engine" or not setting.tier_mode:
         return None

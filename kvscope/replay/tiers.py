@@ -15,12 +15,12 @@ from kvscope.replay.tier_spec import Tier
 
 
 class TieredReplay(Struct, frozen=True):
-    """What T tiers, the pool first, did with R requests.
+    """Hits, evictions and reads of R requests in T tiers, the pool first.
 
-    `policies` orders the blocks of each. `tier_hits` (R x T) are the leading blocks that each
-    request took from each tier, together capped by the last-token rule. `evictions` are the blocks
-    that left each tier. `tier_reads` are the blocks copied for the hits, where those are not as
-    many: of a hybrid model, each of one group of layers.
+    `policies` has the eviction policy of each tier. `tier_hits` (R x T) are the leading blocks that
+    each request took from each tier, together capped by the last-token rule. `evictions` are the
+    blocks evicted from each tier. `tier_reads` are the blocks copied for the hits, where their
+    number differs: a hybrid model copies blocks that hold one group of layers each.
     """
 
     tiers: tuple[Tier, ...]
@@ -90,7 +90,7 @@ def _copy_s(tier: Tier, bytes_per_s: float, blocks: int, block_bytes: int | None
 def tier_outcomes(
     done: TieredReplay, served: ServedRequests, block_bytes: int | None
 ) -> tuple[TierOutcome, ...]:
-    """Return what each tier gave to the counted requests of `served`, the requests of `done`."""
+    """Return each tier's hits, waits and evictions, over the requests that `served` counts."""
     prompts, counted = served.prompts, slice(served.first, None)
     inputs = prompts.input_tokens.astype(np.int64)
     total_tokens = int(inputs[counted].sum())

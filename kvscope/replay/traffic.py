@@ -1,4 +1,4 @@
-"""What a replay walks: each request's path and the facts that policies may see, as columns."""
+"""What a replay walks: each request's path, and the facts visible to policies, as columns."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def with_named_blocks(known: Traffic) -> Traffic:
 
 
 def uncut(requests: int) -> Int32s:
-    """Return the cuts of so many paths that are one part each (R x 0)."""
+    """Return cuts (R x 0) that leave each of so many paths in one part."""
     return np.zeros((requests, 0), dtype=np.int32)
 
 
@@ -167,7 +167,7 @@ def next_prompts(parent: Int32s, input_tokens: Int32s, history_tokens: Int64s) -
 def by_access(steps: Walk) -> tuple[Walk, Int32s, Int32s]:
     """Return every access as a request of one block, for a cache that knows no prefixes.
 
-    Also which request each access is of, and its depth there.
+    The other two arrays are the request of each access, and the block's depth in it.
     """
     accesses = steps.length + steps.anonymous
     request = np.repeat(np.arange(len(accesses), dtype=np.int32), accesses)

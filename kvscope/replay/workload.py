@@ -55,11 +55,11 @@ class ReplayRequest(Struct, frozen=True):
 class Workload:
     """A trace under one setting; threads may replay it at the same time.
 
-    `windows` cut the results over time. `prompts` are what is replayed: the trace, isolated by
-    tenant where the setting says so, or what was drawn from it, whose `anchor` tells of the whole.
-    `traffic` has them as the hit definition counts them. Without `in_parts`, the error leaves out
-    how a sample drifts with its rate. Raises UsageError or InputError where the trace cannot be
-    isolated or a sample of it cannot estimate what the setting counts.
+    `windows` cut the results over time. `prompts` are the replayed requests: the trace, isolated by
+    tenant where the setting says so, or a sample of it, with an `anchor` for the whole trace's
+    rates. `traffic` has them as the hit definition counts them. Without `in_parts`, a sample's
+    error leaves out the drift with sample size. Raises UsageError or InputError where the trace
+    cannot be isolated, or a sample cannot estimate the setting's hit rate.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Workload:
         )
 
     def without_drafter(self, groups: KvGroups | None = None) -> Workload | None:
-        """Return the same workload where nothing drafts tokens, None where nothing does anyway.
+        """Return the workload without a drafter, or None if no drafter shortens hits now.
 
         `groups` are those of a hybrid model without a drafter; by default they stay.
         """
@@ -143,7 +143,7 @@ class Workload:
 
     @cached_property
     def request_traffic(self) -> Traffic:
-        """The traffic by whole requests, also where the definition takes blocks one by one."""
+        """The traffic by whole requests, also where the definition is flat."""
         definition = self.setting.definition
         if not definition.flat:
             return self.traffic
@@ -156,15 +156,15 @@ class Workload:
 
     @cached_property
     def novelty(self) -> Novelty | None:
-        """What was new in each prompt; None where blocks are objects of their own."""
+        """New blocks of each prompt; None where the definition is flat."""
         definition = self.setting.definition
         return None if definition.flat else novelty(self.prompts, definition)
 
     @cached_property
     def parts(self) -> tuple[Workload, ...]:
-        """The parts of a sample, each a smaller one.
+        """The parts of a sample, each a smaller sample; none for a whole trace.
 
-        Raises UsageError where nothing is left in one of them.
+        Raises UsageError where a part has no requests.
         """
         if not self._in_parts or self.anchor is None:
             return ()
@@ -177,15 +177,15 @@ class Workload:
 
     @property
     def learned(self) -> int:
-        """How many tables `tables` has made: replays share them."""
+        """Number of tables that `tables` has made; replays share them."""
         return len(self._tables)
 
     def tables(self, policy: Policy, served: Bools | None = None) -> Tables:
-        """Return what a policy learns of the categories of `traffic`.
+        """Return the tables that a policy learns from `traffic`; they are made once.
 
-        `served` (R entries; default: all) are the requests that an engine does not reject. What a
-        small engine serves a larger one serves too, so their number says which they are. Raises
-        OutOfMemoryError, before it is taken, where that needs more memory than is available.
+        `served` (R entries; default: all) are the requests that an engine does not reject. Larger
+        engines serve all that smaller ones do, so the number of served ones identifies them. Raises
+        OutOfMemoryError, before allocating, where tables need more memory than is available.
         """
         if served is None:
             served = np.ones(len(self.traffic.leaf), dtype=np.bool_)
@@ -214,7 +214,7 @@ class Workload:
     ) -> TreeService:
         """Serve traffic, or a part of it, on a simulated SGLang as the setting says.
 
-        One by one where the trace has no times. Without a `tier`, it has the setting's host tier.
+        Requests come one by one if the trace has no times. `tier` defaults to the host tier.
         """
         arrival_s, setting = self.traffic.arrival_s, self.setting
         engine, tier = parse_engine(setting.engine), tier or self.host_tier(capacity_blocks)

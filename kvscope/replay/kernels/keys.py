@@ -1,4 +1,4 @@
-"""Replay of the policies that give every block a number."""
+"""Replay of key policies, which give every block a number."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOW, _LIMIT = 0, 1
 class Heap(NamedTuple):
     """A binary heap of requests by (key, request), the lowest pair first.
 
-    The first `size[0]` entries of `keys` and `requests`, side by side.
+    Its entries are the first `size[0]` of `keys` and of `requests`.
     """
 
     keys: Float64s
@@ -51,9 +51,9 @@ class Keys(NamedTuple):
     """The state of a key policy over R requests and N blocks.
 
     `heap` holds every run that may shrink, once, by the key of its deepest block. `uses` (N + 1, or
-    1 where the policy does not count) are the touches of each block, for which `segments` and
-    `paths` are needed. `clocks` (R) are `Block.clock` of what each request touched last; `clock`
-    has the present one, then the entries beyond which the heap is searched for stale ones.
+    1 where the policy does not count) are the touches of each block, counted with `segments` and
+    `paths`. `clocks` (R) has the `Block.clock` at each request's touch. `clock` has the present
+    clock, then the heap size above which stale entries are dropped.
     """
 
     runs: CachedRuns
@@ -93,8 +93,8 @@ def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
 def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     """Return the eviction order of a key policy.
 
-    An entry of the heap goes stale when a later request takes the whole run, and lags behind a key
-    that grows with time.
+    A heap entry is stale once later requests have taken over the whole run; under keys that grow
+    with time, its key may be too low.
     """
     key_of = callable_in_kernels(policy.key)
     admits_turn = callable_in_kernels(policy.admits)
@@ -160,10 +160,10 @@ def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     def evict_from(
         state: Keys, traffic: Traffic, request: int, most: int, key: float, now: Now
     ) -> int:
-        """Evict up to `most` of a run's blocks, those that leave before anything in the heap.
+        """Evict up to `most` of a run's deepest blocks, while they leave before the whole heap.
 
-        `key` is its deepest block's. As keys do not grow with depth, where a shallow block leaves
-        first all below it do.
+        `key` is the deepest block's. As keys do not grow with depth, a block that leaves before the
+        heap is preceded by all deeper ones.
         """
         runs, heap = state.runs, state.heap
         first, evicted = runs.of[request, FIRST], 0
@@ -232,7 +232,7 @@ def drop_stale(state: Keys) -> None:
 
 @callable_in_kernels
 def count_uses(state: Keys, request: int) -> None:
-    """Count the touch of every block on a path, before it is taken over; 1 where it is inserted."""
+    """Count a touch of every block on a path, before the request takes it over; new ones have 1."""
     segments, uses = state.segments, state.uses
     starts, blocks = state.paths.starts, state.paths.blocks
     head, end = starts[request], starts[request + 1]

@@ -35,14 +35,13 @@ _ONE, _WORD = np.uint64(1), np.uint64(63)
 
 
 class Lanes(NamedTuple):
-    """The state of a lane policy: `queues` has a set a lane (bitset.py) of R requests.
+    """The state of a lane policy: `queues` has a set (bitset.py) of requests for each lane.
 
-    `busy` has a bit a lane, set where its queue may have members. `scored` (lanes x 3) is what is
-    known of lanes whose worth changes in steps: the request that was weighed, its worth, and the
-    time until which that holds.
-    `places` (R x 2) has where the lane of each run's deepest block begins, and that lane; `recent`
-    the tokens that recent requests computed (recent.py). The last four are what the policy does
-    (1) or not (0): it `selects` the turns that it admits; the others are as in `LanePolicy`.
+    `busy` has a bit for each lane, set where its queue may have members. `scored` (lanes x 3)
+    caches scores that change in steps: the request scored, its worth, and the time until which it
+    holds. `places` (R x 2) has the depth where the lane of each run's deepest block begins, and
+    that lane; `recent` the uncached tokens of recent requests (recent.py). The last four are flags
+    (0 or 1): `selects` if the policy does not admit every turn; the others are as in `LanePolicy`.
     """
 
     runs: CachedRuns
@@ -156,7 +155,7 @@ def _compiled_in(
 
 @callable_in_kernels
 def no_step(state: Any, idle_s: float, now: Now) -> float:
-    """Return the idle time itself: the score is computed at each look."""
+    """Return `idle_s`, the present: the score is never kept and is computed at each look."""
     return idle_s
 
 
@@ -233,10 +232,10 @@ def _forget_scores(state: Lanes, traffic: Traffic, request: int, now: Now) -> No
 
 @once
 def lanes_order(calls: Calls) -> EvictionOrder:
-    """Return the eviction order of lane policies that are called so.
+    """Return the eviction order of the lane policies that kernels call as in `calls`.
 
     A lane is a set of the requests whose runs end in it. A run changes lane when it shrinks past
-    the depth where its blocks do, and leaves all lanes while a child run continues from its end.
+    the depth where the lane begins, and leaves all lanes while a child run continues from its end.
     """
     admits_turn, place, score = calls.admits, calls.place, calls.score
     next_step_s, steps = calls.next_step_s, calls.steps
@@ -258,7 +257,7 @@ def lanes_order(calls: Calls) -> EvictionOrder:
 
     @callable_in_kernels
     def worth_of(state: Lanes, traffic: Traffic, lane: int, head: int, now: Now) -> float:
-        """Return what a lane's oldest block is worth; one alone need not be weighed."""
+        """Return the worth of a lane's oldest block; 0 where there is only one lane."""
         if len(state.queues) == 1:
             return 0.0
         scored = state.scored

@@ -1,4 +1,4 @@
-"""The replay loop of all policies that work on paths; each kernel of them says how it evicts.
+"""The replay loop of all policies that work on paths; an `EvictionOrder` is what differs by policy.
 
 A request is looked up, its path joins the cache, then blocks are evicted down to the capacity.
 """
@@ -52,7 +52,7 @@ def take_table(tables: TablePeriods, period: int) -> None:
 
 @callable_in_kernels
 def advance_table(tables: TablePeriods, period: int, requests: int) -> int:
-    """Put the table in force that holds for the last of so many requests; return its period."""
+    """Put in force the table for the last of the first `requests` requests; return its period."""
     before = period
     while period + 1 < len(tables.since) and tables.since[period + 1] < requests:
         period += 1
@@ -88,10 +88,10 @@ class EvictionOrder(Struct, frozen=True, eq=False):
 
     They are called as (state, traffic, request, now): `admits` says whether the policy admits the
     request, `touch` comes before a request takes its path over, `enter` after it, `join` queues its
-    run, which may shrink, and `retable` comes once another table of the policy holds. `expire`
-    evicts a whole run, `evict` at most as many blocks as its last argument; both return how many, 0
-    if nothing is left. `observe` gets (state, number, uncached tokens, now) at the end of the
-    cache's so many-th request, from 0 on.
+    run, which may shrink, and `retable` follows a change of the policy's table. `expire` evicts a
+    whole run, `evict` at most as many blocks as its last argument; both return the number of
+    blocks, 0 if nothing is left. `observe` gets (state, number, uncached tokens, now) after each
+    request; `number` counts the cache's requests from 0.
     """
 
     admits: Callable[..., bool]
@@ -107,8 +107,8 @@ class EvictionOrder(Struct, frozen=True, eq=False):
 def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
     """Return the function that serves one request from one cache in this order.
 
-    It returns the leading blocks that the request hits, the size of the cache afterwards, and how
-    many blocks were evicted; `size` is that before, `number` how many requests the cache served.
+    It returns the leading blocks that the request hits, the size of the cache afterwards, and the
+    blocks evicted; `size` is the size before, `number` the number of requests served before.
     """
     admits, touch, enter, join = order.admits, order.touch, order.enter, order.join
     evict, observe = order.evict, order.observe

@@ -1,4 +1,4 @@
-"""Replay of the policies that keep blocks in one queue by the request that needs them next."""
+"""Replay of next-use policies: one queue of runs, by the request that needs them next."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class NextUses(NamedTuple):
     """The state of a next-use policy over R requests.
 
     Request q can hit its first `look[q]` blocks and needs the first `needed[q]`. `waits` (R x 2)
-    has the rank of each run's deepest block and the depth from which on blocks have that rank. It
-    is r for the run of request r, whose deepest block is not hit again; 2 R - 1 - q for the one
-    whose deepest block request q hits next, or 3 R - 1 - q if q needs it. `queue` is a set
-    (bitset.py) of ranks, of which the least leaves first; `run_of` has the request of each.
+    has the rank of each run's deepest block, and the depth from which on blocks have that rank. The
+    rank is r for the run of request r if the block is not hit again, 2 R - 1 - q if request q hits
+    it next, 3 R - 1 - q if q also needs it. `queue` is a set (bitset.py) of ranks, the least of
+    which is evicted first; `run_of` has the request of each rank.
     """
 
     runs: CachedRuns
@@ -63,7 +63,7 @@ def empty_next_uses(traffic: Traffic, needed: Int32s, future: NextTouches) -> Ne
 
 @callable_in_kernels
 def _admits(state: NextUses, traffic: Traffic, request: int, now: Now) -> bool:
-    """Return True: what no request hits leaves at once."""
+    """Return True: blocks that no request hits enter, and are evicted at once."""
     return True
 
 
@@ -112,7 +112,7 @@ def _lowest(state: NextUses) -> int:
 
 @callable_in_kernels
 def _evict_from(state: NextUses, request: int, most: int) -> int:
-    """Evict up to `most` of a queued run's blocks, as far as its deepest block's rank goes."""
+    """Evict up to `most` of a queued run's blocks, those with the rank of its deepest block."""
     runs = state.runs
     first = runs.of[request, FIRST]
     words = words_for(len(state.run_of))

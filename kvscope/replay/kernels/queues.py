@@ -1,4 +1,4 @@
-"""Replay of the policies that are algorithms on lists of blocks."""
+"""Replay of queue policies: published algorithms on lists of blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope.replay.traffic import Traffic
 class Queues(NamedTuple):
     """The state of a queue policy.
 
-    `cached` has an entry a block of the trie, the root first, then one a block without a number.
+    `cached` has an entry for each block of the trie, root first, then for each anonymous block.
     """
 
     links: Int32s
@@ -52,7 +52,7 @@ def empty_lists(lists: int, blocks: int) -> Int32s:
 def empty_rings(rings: int, blocks: int, most: int) -> Int32s:
     """Return empty rings of blocks 0 to `blocks` - 1 that each hold `most` at once.
 
-    They have at least twice the room, so that a queue that forgets is seldom closed up.
+    They have at least twice the room, so that holes of forgotten blocks are seldom closed up.
     """
     room = 1 << (2 * most).bit_length()
     empty = np.zeros((rings + 1, max(SLOTS + room, blocks)), dtype=np.int32)
@@ -64,9 +64,8 @@ def empty_rings(rings: int, blocks: int, most: int) -> Int32s:
 def queues_server(policy: type[QueuePolicy]) -> Callable[..., tuple[int, int, int]]:
     """Return the function that serves one request from one cache of a queue policy.
 
-    It returns the leading blocks that the request hits, the size of the cache afterwards, and how
-    many blocks were evicted; `size` is that before. The request's anonymous blocks get numbers from
-    `nameless` on.
+    It returns the leading blocks that the request hits, the size of the cache afterwards, and the
+    blocks evicted; `size` is the size before. Anonymous blocks are numbered from `nameless` on.
     """
     hit = callable_in_kernels(policy.hit)
     insert = callable_in_kernels(policy.insert)

@@ -10,21 +10,21 @@ from kvscope.policies.base import RECENT
 
 
 def nothing_recent() -> Int64s:
-    """Return room for the latest requests, in turn, and as much to sort them in."""
+    """Return an empty ring of the latest requests, and as much room to sort them in."""
     return np.zeros(2 * RECENT, dtype=np.int64)
 
 
 @callable_in_kernels
 def note_recent(recent: Int64s, request: int, uncached_tokens: int) -> None:
-    """Note the uncached tokens of a request, in place of those of the oldest recent one."""
+    """Note the uncached tokens of a request in the ring, over the oldest entry."""
     recent[request % RECENT] = uncached_tokens
 
 
 @callable_in_kernels
 def sort_recent(recent: Int64s, requests: int) -> int:
-    """Sort the notes of the latest of so many requests to recent[RECENT:end]; return that end.
+    """Sort the ring's entries after `requests` requests into recent[RECENT:end]; return that end.
 
-    A shell sort: without memory of its own.
+    A shell sort: it needs no memory.
     """
     count = min(requests, RECENT)
     for at in range(count):

@@ -23,12 +23,12 @@ CHILD_RUNS, WAITING = 0, 1
 class CachedRuns(NamedTuple):
     """The cached run of each of R requests over a trie of N blocks.
 
-    `of` has a row a request: FIRST, END; TIP, which is the run's deepest named block, or once that
-    is evicted the block above the run; NAMED, the depth from which on its blocks are anonymous, so
-    that no run can continue below them. `branches` has a column a block, kept up only where nothing
-    but leaves may leave (`leaf`): CHILD_RUNS counts the runs of other requests that continue right
-    below the block; WAITING is the request whose run ends in it and cannot shrink before those are
-    gone. TIP is kept up only where runs `climb`.
+    `of` has a row for each request: FIRST and END, depths; TIP, the run's deepest named block, or
+    the block above the run once all named ones are evicted; NAMED, the depth from which on blocks
+    are anonymous, so that no run continues below them. `branches` has a column for each block, kept
+    up only where leaves alone may be evicted (`leaf`): CHILD_RUNS counts the runs of other requests
+    right below the block; WAITING is the request whose run ends there and cannot shrink before they
+    are gone. TIP is kept up only where `climb` is set.
     """
 
     of: Int32s
@@ -50,7 +50,7 @@ def empty_runs(traffic: Traffic, leaf: bool, climb: bool) -> CachedRuns:
 
 @callable_in_kernels
 def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, int]:
-    """Take the cached blocks of a request's path from their runs: (leading ones, all of them)."""
+    """Take over a request's cached blocks from their runs; return the leading ones, and all."""
     of, branches, leaf = runs.of, runs.branches, runs.leaf
     leading, cached, start, above = 0, 0, 0, 0
     for k in range(segments.starts[request], segments.starts[request + 1]):
@@ -74,7 +74,7 @@ def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, 
 
 @callable_in_kernels
 def may_shrink(runs: CachedRuns, request: int) -> bool:
-    """Return whether a run that is not empty may shrink; if not, let it wait at its tip."""
+    """Return whether a run that is not empty may shrink; if not, note it as WAITING at its tip."""
     if not runs.leaf or runs.of[request, END] > runs.of[request, NAMED]:
         return True
     tip = runs.of[request, TIP]
@@ -86,9 +86,9 @@ def may_shrink(runs: CachedRuns, request: int) -> bool:
 
 @callable_in_kernels
 def shrink(runs: CachedRuns, request: int, most: int, stop: int) -> int:
-    """Evict up to `most` blocks of a run, deepest first, down to depth `stop`; return how many.
+    """Evict up to `most` blocks of a run, deepest first, down to depth `stop`; return the number.
 
-    Where nothing but leaves may leave, it ends early at a block that has a cached child.
+    Where only leaves may be evicted, it ends early at a block that has a cached child.
     """
     of, leaf = runs.of, runs.leaf
     end = of[request, END]
