@@ -1,1 +1,1 @@
-"""What policies with a table learn: one folder a learner, and what learners share."""
+"""Learners: they fit the tables that policies read. One folder a learner, and shared parts."""

@@ -1,8 +1,8 @@
 """Find the conversation, turn and category of a request.
 
-A request can say so itself: `session_id`, and `vllm_xargs` with `kvscope_type` and `kvscope_turn`.
-Without them its hashes decide, as at ingest: it continues the earlier request whose full blocks it
-begins with.
+A request can state them: `session_id`, and `vllm_xargs` with `kvscope_type` and `kvscope_turn`.
+Without these its hashes decide, as at ingest: a request continues the earlier one whose full blocks
+it begins with.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class RequestHints(NamedTuple):
-    """The session, type and turn that a request states; None or unknown where it does not."""
+    """The session, type and turn that a request states; None or "unknown" where it does not."""
 
     session: str | None
     type: str
@@ -38,7 +38,7 @@ class RequestHints(NamedTuple):
 
 
 def read_hints(request: Request) -> RequestHints:
-    """Return what `request` states; labels that are no plain words count as unknown."""
+    """Return the hints in `request`; labels that are not plain words count as unknown."""
     params = request.sampling_params
     extra: Mapping[str, Any] = (params.extra_args if params is not None else None) or {}
     kind, turn = str(extra.get(TYPE, UNKNOWN)), extra.get(TURN)
@@ -53,7 +53,7 @@ def read_hints(request: Request) -> RequestHints:
 
 
 def _within(value: Any, least: int, beyond: int) -> float | None:
-    """Return the number, None for anything else and outside [least, beyond)."""
+    """Return the value as a number, None if it is not one or outside [least, beyond)."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     return float(value) if least <= value < beyond else None
@@ -66,7 +66,7 @@ class Sessions:
         self._latest: dict[str, tuple[int, int]] = {}
 
     def begin(self, session: str, number: int, turn: int | None) -> tuple[int, int]:
-        """Return the request before request `number`, -1 for none, and its turn."""
+        """Return the session's previous request (-1: none), and the turn of request `number`."""
         before, turns = self._latest.get(session, (-1, 0))
         turn = turns + 1 if turn is None else turn
         remember(self._latest, session, (number, turn))
@@ -74,7 +74,7 @@ class Sessions:
 
 
 class _PromptEnd(Struct):
-    """Where some prompt ended: the latest turn that did, and how many requests continued it."""
+    """A block where prompts ended: the latest such turn, and how many requests `continued` it."""
 
     continued: int = 0
     turn: int = 0
@@ -84,7 +84,7 @@ class _PromptEnd(Struct):
 class Lineage:
     """Turns by hashes alone, for requests without a session.
 
-    As `kvscope.ingest.lineage` infers them, but without the requests that are still to come.
+    Inferred as in `kvscope.ingest.lineage`, but without knowledge of later requests.
     """
 
     def __init__(self, block_size: int) -> None:

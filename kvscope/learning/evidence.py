@@ -1,4 +1,4 @@
-"""What a guard knows of its candidates, and how it decides, request by request.
+"""The evidence on a guard's candidates, and the guard's decision, request by request.
 
 The same functions run in a kernel over a whole trace and in an engine's process. There sequences
 are lists: single numbers of arrays take four times as long.
@@ -27,11 +27,11 @@ _SURE = -2.0 * math.log(CHANCE)
 
 
 class Goal(NamedTuple):
-    """What a guard counts, for a cache of `capacity_blocks`.
+    """The quantities that a guard counts, for a cache of `capacity_blocks`.
 
-    Tokens beyond `xi_tokens`, for policies without a xi half of `slo_tokens`. And requests that
-    compute and wait for more than `slo_tokens` in an engine that computes `tokens_per_s`: without
-    that they do not wait, without `slo_tokens` none counts.
+    Tokens beyond `xi_tokens` (half of `slo_tokens` for policies without a xi). And late requests:
+    those whose computed and waited-for tokens exceed `slo_tokens`, in an engine that computes
+    `tokens_per_s`; 0 tokens/s: no waiting; 0 `slo_tokens`: none is late.
     """
 
     capacity_blocks: float
@@ -41,7 +41,7 @@ class Goal(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, float], capacity_blocks: float, share: float = 1.0) -> Goal:
-        """Return the goal of a policy with these values that serves a `share` of the requests."""
+        """Return the goal of a policy with these values, for a `share` of the requests."""
         slo_tokens = values.get(SLO_TOKENS.name, 0.0)
         return cls(
             capacity_blocks,
@@ -52,13 +52,13 @@ class Goal(NamedTuple):
 
 
 class GuardEvidence(NamedTuple):
-    """What is known of each of C candidates (every sequence has C entries), LRU the first.
+    """The evidence on C candidates, LRU the first; every sequence has C entries.
 
-    Of each request: the tokens beyond xi that LRU computed more than a candidate. `gain` is their
-    sum, `square` that of their squares, `largest` the largest square, `loss` what the candidate has
-    lost since it was best. `late` counts requests that were late under LRU alone, less those that
-    were under the candidate alone; `late_square` all of them. What is older counts less in all.
-    `backlog` are the tokens that the latest request computed and waited for.
+    A request's saving is the tokens beyond xi that LRU computed minus the candidate's. `gain` is
+    the sum of savings, `square` that of their squares, `largest` the largest square, `loss` the
+    fall of `gain` since its best. `late` counts requests late under LRU alone, less those late
+    under the candidate alone; `late_square` counts both. All are discounted with age. `backlog` are
+    the tokens that the latest request computed and waited for.
     """
 
     gain: Float64s
@@ -71,18 +71,18 @@ class GuardEvidence(NamedTuple):
 
     @classmethod
     def none(cls, candidates: int) -> GuardEvidence:
-        """Return no evidence."""
+        """Return empty evidence on so many candidates."""
         return cls(*np.zeros((len(cls._fields), candidates)))
 
     def discounted(self) -> GuardEvidence:
-        """Return the same, of another day: as sure, but outweighed by half of what comes."""
+        """Return an earlier run's evidence at half weight: as sure, but sooner outweighed."""
         gain, square, largest, loss, late, late_square, backlog = map(np.asarray, self)
         return GuardEvidence(
             gain / 2, square / 4, largest / 4, loss / 2, late / 2, late_square / 4, backlog * 0
         )
 
     def each(self, of: Callable[[Float64s], Any]) -> Any:
-        """Return the same with `of` applied to every sequence."""
+        """Return the evidence with the function `of` applied to every sequence."""
         return GuardEvidence(*map(of, self))
 
 
@@ -90,9 +90,9 @@ class GuardEvidence(NamedTuple):
 def note_request(
     evidence: GuardEvidence, goal: Goal, passed_s: float, blocks: Any, tokens: Any
 ) -> None:
-    """Add a request that came `passed_s` after the one before.
+    """Add a request that arrived `passed_s` after the previous one.
 
-    Each candidate computes so many `blocks` of it, and of its prompt so many `tokens`.
+    Each candidate computes so many `blocks` of it, and so many `tokens` of its prompt.
     """
     most = 0
     for count in blocks:
@@ -119,7 +119,7 @@ def note_request(
 
 @callable_in_kernels
 def decided(evidence: GuardEvidence, now: int) -> int:
-    """Return the candidate that is in force from now on, after `now`."""
+    """Return the candidate in force from now on; `now` is the present one."""
     if now != FALLBACK and gives_up(evidence, now):
         now = FALLBACK
     best = FALLBACK
@@ -147,8 +147,8 @@ def sure_gain(evidence: GuardEvidence, at: int) -> float:
     """Return the gain above which a candidate counts as better than LRU.
 
     The bound of a mixture of sequential probability ratio tests. Where gains are as likely as equal
-    losses and nothing is forgotten, sums ever exceed it with `CHANCE` at the most, if the mixture's
-    spread is fixed beforehand. Here it is the largest square until now, so that is a guide.
+    losses and nothing is discounted, sums ever exceed it with probability `CHANCE` at most, if the
+    mixture's spread is fixed beforehand. Here it is the largest square so far: a guide.
     Source: Howard, Ramdas, McAuliffe and Sekhon, Time-uniform, nonparametric, nonasymptotic
     confidence sequences (2021): the normal mixture, which is Robbins's. For symmetric differences
     squares stand for variances: de la Pena, A general class of exponential inequalities (1999).
@@ -162,5 +162,5 @@ def sure_gain(evidence: GuardEvidence, at: int) -> float:
 
 @callable_in_kernels
 def largest_loss(evidence: GuardEvidence, at: int) -> float:
-    """Return the tokens that a candidate in force may lose, counted from when it was best."""
+    """Return the tokens that a candidate in force may lose since its best without giving up."""
     return DEVIATIONS_LOST * math.sqrt(evidence.square[at] + evidence.largest[at])

@@ -1,7 +1,7 @@
-"""The guard in an engine: which of several candidates a policy goes by, judged by shadow caches.
+"""The guard in an engine: chooses among a policy's candidates, judged by shadow caches.
 
-They replay the traffic as each candidate alone would have it. What they compute is the evidence
-(kvscope.learning.evidence) by which the guard decides, in a simulation as here.
+Each shadow replays the traffic as its candidate alone would serve it. The tokens computed there are
+the evidence (kvscope.learning.evidence) for the decision, in a simulation as here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AT_ONCE = 4  # requests served per event: an engine's step must not wait for a c
 
 
 class _Waiting(Struct):
-    """A request that no shadow has served yet, as far as it is known."""
+    """A request that the shadows have not served yet, with all that is known of it so far."""
 
     number: int
     kinds: Sequence[Kind]
@@ -62,8 +62,8 @@ class OnlineGuard:
 
     `tables` are the candidates', until `use`. An engine serves many requests at a time, a shadow
     one after the other in order of arrival: requests wait here until they and all before them have
-    ended. The first of more than 1,024 requests at a time, and one that has been served for longer
-    than 5 minutes, counts without output, so that others need not wait for it.
+    ended. With more than 1,024 waiting, or after 5 minutes, the first one counts without its
+    output, so that others need not wait for it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class OnlineGuard:
         slots: int = MOST_REQUESTS,
         evidence: GuardEvidence | None = None,
     ) -> None:
-        """Begin with the `evidence` of a file, or with none."""
+        """Begin with the `evidence` of a policy file, or with none."""
         self.capacity_blocks, self.every = capacity_blocks, 1
         self._policy, self._block_size, self._slots = policy, block_size, slots
         self._tables = tables
@@ -89,7 +89,7 @@ class OnlineGuard:
         self._begin(0)
 
     def use(self, tables: Sequence[Scores]) -> None:
-        """Serve requests that come from now on by these tables."""
+        """Use these tables for requests that arrive from now on."""
         self._tables = tables
 
     def arrive(
@@ -101,7 +101,7 @@ class OnlineGuard:
         every: int,
         forgotten: int,
     ) -> None:
-        """Add a new request of one of the `kinds` for each candidate.
+        """Add a new request, with its class and cuts under each candidate (`kinds`).
 
         `every` and `forgotten` are those of `RecentBlocks`.
         """
@@ -125,7 +125,7 @@ class OnlineGuard:
         self._serve()
 
     def end(self, number: int, output_tokens: int, blocks: int, segments: TouchedSegments) -> None:
-        """Note that a request has been served, and touched further `blocks` of output."""
+        """Note that a request has been served, and touched `blocks` more, of its output."""
         waiting = self._waiting.get(number)
         if waiting is None:
             return
@@ -135,14 +135,14 @@ class OnlineGuard:
         self._serve()
 
     def forget(self, number: int) -> None:
-        """Note that a request ends unserved: its blocks are touched, none of them new."""
+        """Note that a request ended unserved: it touches its cached blocks and inserts none."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             waiting.served, waiting.ended = False, True
             self._serve()
 
     def clear(self) -> None:
-        """Empty the shadows; requests that are being served leave nothing either."""
+        """Empty the shadows, and drop the requests that still wait to be served there."""
         self._begin(self._next)
 
     def _begin(self, first: int) -> None:
@@ -194,7 +194,7 @@ class OnlineGuard:
 
 
 def _placed(segments: TouchedSegments, start: int) -> list[tuple[int, int, int]]:
-    """Return segments as (start, end, previous) of a path, the first one from `start` on."""
+    """Return segments as (start, end, previous) depths of a path, the first one from `start` on."""
     placed = []
     for previous, blocks in segments:
         placed.append((start, start + blocks, previous))
@@ -207,9 +207,9 @@ MEMORY = 4608  # requests whose blocks are known, as many as `gittins` has by de
 
 
 class ArrivedRequest(NamedTuple):
-    """A request as it arrived, with its class; more input may be streamed since.
+    """A request as it arrived, with its class; more input may be streamed later.
 
-    `match` is what earlier requests had touched of it, None where no guard needs that.
+    `match` is its match with earlier requests' blocks, None where no guard needs it.
     """
 
     match: PrefixMatch | None
@@ -220,9 +220,9 @@ class ArrivedRequest(NamedTuple):
 
 
 class GuardedLearner(OnlineLearner):
-    """Follows the blocks of the latest `memory` requests, and has a guard decide by them.
+    """A learner that tracks the blocks of the latest `memory` requests for its guard.
 
-    `candidate` is the one in force; without a guard it stays. `gaps_s` as in `RecentBlocks`.
+    `candidate` is the one in force, fixed without a guard. `gaps_s` as in `RecentBlocks`.
     """
 
     candidate = FALLBACK
@@ -291,7 +291,7 @@ class GuardedLearner(OnlineLearner):
             self.online_guard.arrive(match, kinds, prompt_tokens, arrival_s, every, forgotten)
 
     def category(self, request: Request, memo: ArrivedRequest) -> int:
-        """Return the class that was known on arrival."""
+        """Return the class of the request, known since its arrival."""
         return memo.kind
 
     def touch_output(
@@ -307,16 +307,16 @@ class GuardedLearner(OnlineLearner):
         return followed, segments
 
     def end(self, request: Request, memo: ArrivedRequest) -> None:
-        """Touch the output's blocks."""
+        """Touch the output's blocks of a served request."""
         if memo.match is not None:
             self.touch_output(request, memo.match, memo.prompt_tokens)
 
     def forget(self, memo: ArrivedRequest) -> None:
-        """Have the request leave nothing new in the shadows; its touches of blocks stay."""
+        """Drop an unserved request: it inserts nothing in the shadows, but its touches stay."""
         if self.online_guard is not None and memo.match is not None:
             self.online_guard.forget(memo.match.number)
 
     def cleared(self) -> None:
-        """Empty the shadows; what was learned stays."""
+        """Empty the shadows; tables and evidence stay."""
         if self.online_guard is not None:
             self.online_guard.clear()

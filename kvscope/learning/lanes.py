@@ -2,10 +2,10 @@
 
 An engine's free blocks and the shadow caches both evict from the lane whose oldest block is worth
 least. Lanes lie in a heap by the worth of their oldest block, so that taking a block computes one
-score, and none where the next block was freed together with it. Worths change as time passes. Most
-policies' do so all the time: then all lanes are scored anew for the first block of a step. Those of
-a `stepwise` policy hold until `next_step_s`: then the heap outlives the step, and a lane is scored
-again when its time has come.
+score, and none if the next block was freed together with it. Most policies' worths change all the
+time: then all lanes are scored anew for the first block of a step. Worths of a `stepwise` policy
+hold until `next_step_s`: then the heap outlives the step, and a lane is scored again when its time
+has come.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def lane_plan(
 ) -> LanePlan:
     """Return the lanes of a path's `blocks`; ascending `cuts` (in blocks) divide it into parts.
 
-    `turn` has the request's class; each part has a category of its own, see `Tables.classes`.
+    `turn` has the request's class; each part has a category of its own (see `Tables.classes`).
     """
     plan: list[tuple[int, int]] = []
     parts, end = len(cuts) + 1, max(blocks, 1)
@@ -48,7 +48,7 @@ def lane_plan(
 
 
 def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
-    """Return the lane of blocks that the next turn needs, in the first part of the path."""
+    """Return the lane of the first part's most needed blocks, at depth 0."""
     of_part = _in_part(turn, len(cuts) + 1, bisect_right(cuts, 0))
     return policy.place(of_part, 0, block_size, p)[1]
 
@@ -63,7 +63,7 @@ def _in_part(turn: Turn, parts: int, part: int) -> Turn:
 
 
 def lane_at(plan: LanePlan, end: int) -> tuple[int, int]:
-    """Return the step of the plan for the block that ends at `end`: its depth and its lane."""
+    """Return the (depth, lane) step of the plan that holds the block which ends at `end`."""
     for step in plan:
         if end > step[0]:
             return step
@@ -77,12 +77,12 @@ _SPARE = 64
 
 
 class LaneHeap:
-    """Lanes by the worth of their oldest block at `now_s`; of equals the one of the lowest number.
+    """Lanes by the worth of their oldest block at `now_s`; among equals the lower number first.
 
-    `oldest` returns that number for a lane, and since when its oldest block is idle; None for an
-    empty one. A caller that changes the front of a lane adds it to `changed`; `all_changed` stands
-    for every lane. `next_step_s` is a stepwise policy's; `steady` says that no lane's worth changes
-    at all.
+    `oldest` returns the number of a lane's oldest block (lower is older), and the time since when
+    it is idle; None for an empty lane. A caller that changes the front of a lane adds it to
+    `changed`; `all_changed` stands for every lane. `next_step_s` is a stepwise policy's; `steady`
+    says that no lane's worth changes at all.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class LaneHeap:
         self._soonest_s = math.inf  # before it no worth changes
 
     def at(self, now_s: float) -> None:
-        """Advance the clock; worths are the same until the next call."""
+        """Advance the clock; worths stay the same until the next call."""
         self.now_s = now_s
         if self._next_step_s is None:
             self.anew()
@@ -124,11 +124,11 @@ class LaneHeap:
         self.look_again()
 
     def look_again(self) -> None:
-        """Note that every lane's oldest block may be another."""
+        """Note that the oldest block of any lane may have changed."""
         self.all_changed = True
 
     def unsettled(self) -> set[int]:
-        """Return the lanes to score for the next block; their oldest blocks may be set aside."""
+        """Return the lanes that must be scored before the next eviction."""
         if self.all_changed:
             self.all_changed = False
             self.changed.update(range(len(self._lanes)))
@@ -149,12 +149,12 @@ class LaneHeap:
         return None
 
     def limit(self) -> float:
-        """Return below which number the first lane stays first, if its worth stays the same."""
+        """Return the number below which the first lane's blocks go before lanes of equal worth."""
         following = min(self._heap[1:3], default=None)  # another one's, or one that is out of date
         return following[1] if following and following[0] == self._heap[0][0] else math.inf
 
     def _rank(self, heap: list[Entry], lane: int) -> None:
-        """Put a lane where its oldest block belongs."""
+        """Put a lane into the heap by its oldest block's worth."""
         oldest = self._oldest(lane)
         if oldest is None:
             self._entries.pop(lane, None)
@@ -186,9 +186,9 @@ class LaneHeap:
 
 
 class Scores(dict[tuple[int, int], float]):
-    """A policy's table as scores read it: on single numbers several times as fast as an array.
+    """A policy's table as a dictionary: single numbers are read several times as fast.
 
-    `steady`: no row has two different numbers, so no worth changes with age.
+    `steady`: each row has only one number, so no worth changes with age.
     """
 
     def __init__(self, table: Float64s) -> None:

@@ -1,9 +1,9 @@
-"""From a policy to its learner: what fits the table that the policy scores by.
+"""From a policy to its learner, which fits the table that the policy's scores read.
 
 A policy declares its learner by the name of a folder here: `learner = "returns"`. The folder's
 `online` module names as LEARNER the class that learns from the requests of an engine, in the
 engine's own process; its `offline` module the object that learns from a whole trace
-(kvscope.learning.offline). A policy that no engine runs has the second half alone.
+(kvscope.learning.offline). A policy that no engine runs has only the offline half.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from kvscope.policies.base import LanePolicy, Policy
 
 
 class FittedTable(ABC):
-    """A fit to `requests` requests that a policy file carries, in a table beside its `[policy]`."""
+    """A fit to `requests` requests, stored in a policy file as a table beside `[policy]`."""
 
     requests: int
 
     @abstractmethod
     def document(self) -> dict[str, object]:
-        """Return the table by its name, in TOML's types; reading it returns the same numbers."""
+        """Return the table by its name, as TOML values; reading returns the same numbers."""
 
     def refitted_in_engine(self) -> Self:
-        """Return the fit as one that an engine replaces by its own in time, if it can."""
+        """Return the fit such that an engine later replaces it by its own, if the learner can."""
         return self
 
 
 class OnlineLearner:
-    """Sorts an engine's requests into the rows of a policy's `table`, and fits it to them.
+    """Sorts an engine's requests into the rows of a policy's `table`, and fits the table to them.
 
-    `arrive` returns what to remember of a request; the engine passes it back as `memo`. `in_words`
-    is for the log.
+    `arrive` returns a memo of the request, which the engine passes back as `memo`. `in_words`
+    describes the learner in the log.
     """
 
     table: Float64s
@@ -44,7 +44,7 @@ class OnlineLearner:
 
     @abstractmethod
     def __init__(self, policy: LanePolicy, block_size: int, fitted: Any) -> None:
-        """Start with a `fitted` table, if a file has one."""
+        """Start with the `fitted` table of a policy file, None without one."""
 
     @staticmethod
     def read_fit(document: Mapping[str, Any], where: str) -> FittedTable | None:
@@ -53,16 +53,16 @@ class OnlineLearner:
 
     @abstractmethod
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, Any]:
-        """Take a new request in; return whether the table has changed, and the memo."""
+        """Note a new request; return whether the table has changed, and the memo."""
 
     @abstractmethod
     def category(self, request: Request, memo: Any) -> int:
         """Return the class of a request that is about to free its blocks."""
 
     def cuts(self, memo: Any) -> Sequence[int]:
-        """Return the depths, ascending, at which its path is cut into parts with rows of their own.
+        """Return the ascending depths that cut a request's path into parts with rows of their own.
 
-        Without a cut the class is its row; else they are as in `kvscope.replay.replay.Tables`.
+        Without cuts, the row is the class; with cuts, see `kvscope.replay.replay.Tables`.
         """
         return ()
 
@@ -74,7 +74,7 @@ class OnlineLearner:
         """Drop a request that ends without having been served."""
 
     def cleared(self) -> None:
-        """Take note that the engine's cache was emptied."""
+        """Note that the engine's cache was emptied."""
 
     def guard(self, capacity_blocks: int) -> None:
         """Start guarding the use of the table in a cache of `capacity_blocks`."""
@@ -91,13 +91,13 @@ def learner_class(policy: type[Policy]) -> type[OnlineLearner] | None:
 def online_learner(
     policy: LanePolicy, block_size: int, fitted: FittedTable | None
 ) -> OnlineLearner | None:
-    """Return a new learner for a policy, None for one without a table."""
+    """Return a new learner for a policy, None for a policy without a table."""
     learner = learner_class(type(policy)) if policy.reads_table else None
     return None if learner is None else learner(policy, block_size, fitted)
 
 
 def read_fit(document: Mapping[str, Any], policy: Policy, where: str) -> FittedTable | None:
-    """Return the fit for `policy` in the document at `where`; None where it has none.
+    """Return the fit for `policy` in the document at `where`; None where the document has none.
 
     Raises InputError with the place, the key, the value and the remedy.
     """

@@ -15,13 +15,13 @@ UNFIT = "kvscope leaves the eviction order to vLLM"
 
 
 class Observer:
-    """Receives every event of a scheduler; an error inside ends it, never the engine.
+    """Receives every event of a scheduler; an error of its own stops it, never the engine.
 
-    The engine calls `tell` alone, with the name of an event; an observer has a method for each that
-    it handles. None may change the request: `arrived` (request), `stepping` before a step is
+    The engine only calls `tell`, with the name of an event; an observer has a method for each event
+    that it handles. None may change the request: `arrived` (request), `stepping` before a step is
     planned, `admitted` (request id, hit tokens; the first time only), `updating` and `updated`
     before and after a step's outputs are processed, `releasing` (request) before its blocks are
-    freed, `put_off` (blocks) if that happens later only, `released` after that, and `closing`.
+    freed, `put_off` (blocks) if that only happens later, `released` after that, and `closing`.
     """
 
     what = "kvscope"

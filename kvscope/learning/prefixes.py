@@ -1,4 +1,4 @@
-"""Track which cached blocks are found through which: for policies that evict leaves."""
+"""Track which cached blocks are reached through which: for policies that evict leaves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Key: TypeAlias = Hashable  # an engine's hash of a block and of all before it
 
 
 class _Prefix(Struct, eq=False):
-    """One key: its own prefix, the number of blocks with it, and of cached keys right below it."""
+    """One key, its prefix (`above`), the blocks with it, and the cached keys right below it."""
 
     key: Key
     above: _Prefix | None = None
@@ -20,9 +20,9 @@ class _Prefix(Struct, eq=False):
 
 
 class Prefixes:
-    """All keys of cached blocks, and of the prefixes right above them.
+    """The keys of all cached blocks, and of the prefixes right above them.
 
-    `stranded` is set once a single block is left of several with a key that others are found by.
+    `stranded` is set once only one of several blocks is left with a key that has cached children.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Prefixes:
             entry.above = prefix
 
     def lose(self, key: Key) -> Key | None:
-        """Remove a block with `key`; return the prefix whose last cached child it was, if any."""
+        """Remove a block with `key`; return its prefix if that has no cached child left."""
         entry = self._known.get(key)
         if entry is None or entry.holders == 0:
             return None
@@ -65,7 +65,7 @@ class Prefixes:
         return prefix.key
 
     def has_orphans(self, key: Key) -> bool:
-        """Return whether cached keys are found through the only block with `key`."""
+        """Return whether cached keys are reached only through the one block with `key`."""
         entry = self._known.get(key)
         return entry is not None and entry.children > 0 and entry.holders == 1
 

@@ -1,8 +1,8 @@
-"""Track which blocks were touched recently, and by which request: what is new in a prompt.
+"""Track which blocks were touched recently, and by which request: the rest of a prompt is new.
 
-Finds what `kvscope.learning.offline.features` finds in a trace, request by request as an
-engine sees them. A request touches its whole prompt when it arrives, and its output when it ends,
-all of it at the time of its arrival.
+Finds the prefixes of `kvscope.learning.offline.features`, request by request as an engine sees
+them. A request touches its whole prompt when it arrives, and its output when it ends, all of it at
+the time of its arrival.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TouchedSegments = list[tuple[int, int]]
 
 
 def remembered_requests(memory: int) -> int:
-    """Return how many requests, a power of 2, have blocks that the latest `memory` may touch.
+    """Return the number of requests, a power of 2, to keep for a `memory` of so many requests.
 
-    Blocks are forgotten a whole memory at a time, so there are those of up to two.
+    Blocks are forgotten a whole memory at a time, so those of up to two memories are known.
     """
     return min(1 << (2 * memory + _AT_A_TIME - 1).bit_length(), MOST_REQUESTS)
 
@@ -36,10 +36,9 @@ class PrefixMatch(NamedTuple):
     """What is known of a request when it arrives.
 
     `known_blocks` of its prompt were touched before. `turns` requests came before it in its
-    conversation. It touches `followed` blocks, and `segments` say which request touched them
-    before; blocks that are not followed are not counted. `cuts` are the depths in front of which
-    blocks had waited for at most each of the gaps that `RecentBlocks` tells apart; the last one is
-    `known_blocks`.
+    conversation. It touches `followed` blocks (others are not counted), and `segments` say which
+    request touched these before. `cuts` are the depths down to which blocks had waited for at most
+    each of the gaps of `RecentBlocks`; the last one is `known_blocks`.
     """
 
     number: int
@@ -51,11 +50,11 @@ class PrefixMatch(NamedTuple):
 
 
 class RecentBlocks:
-    """The blocks touched by the latest `memory` requests, and which of them did so last.
+    """The blocks touched by the latest `memory` requests, and the last request to touch each.
 
-    Of more than `most_keys` blocks every second is forgotten and no longer followed, by its hash;
-    ends of prompts are always known. `most_requests` is more than `memory`. `gaps_s` are
-    edges between waits that matches tell apart.
+    Above `most_keys` blocks, half of them, by hash, are forgotten and no longer followed; the ends
+    of prompts are always known. `most_requests` is more than `memory`. `gaps_s` divide waits (s)
+    into the classes that a match distinguishes.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class RecentBlocks:
 
     @property
     def requests(self) -> int:
-        """The number of requests until now, which is the next one's."""
+        """The number of requests so far, which is the number of the next one."""
         return self._next
 
     @property
@@ -153,7 +152,7 @@ class RecentBlocks:
         return tuple(accumulate(reached, max)), deepest, followed, segments
 
     def _deeper(self, keys: Sequence[Key], known: int, previous: int) -> tuple[int, int]:
-        """Return known blocks and previous request, deeper where the end of a prompt is known."""
+        """Return known blocks and previous request, by the end of a prompt where that is deeper."""
         for depth in range(len(keys) - 1, known - 1, -1):
             number = self._ends.get(keys[depth], -1)
             if number >= max(self._next - 1 - self._memory, 0):
@@ -161,7 +160,7 @@ class RecentBlocks:
         return known, previous
 
     def _halve(self) -> None:
-        """Follow every second of the blocks followed so far."""
+        """Drop half of the followed blocks, by hash."""
         self.every *= 2
         mask = self.every - 1
         for generation in (self._young, self._old):

@@ -1,9 +1,8 @@
 """Shadow caches: each candidate's cache over the same requests, served one after the other.
 
-Finds what `kvscope.learning.offline.shadow_replays` finds in a trace, request by request as an
-engine sees them. Which request touched which block before is the same in all shadows:
-`RecentBlocks` finds it once, by segments. A *run* is the blocks that one request touched last, as
-far as they are cached.
+Serves requests as `kvscope.learning.offline.shadow_replays` does, one by one as an engine sees
+them. Which request touched which block before is the same in all shadows: `RecentBlocks` finds it
+once, by segments. A *run* is the cached blocks that one request touched last.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SPARE = 64
 class BranchPoint(Struct, eq=False):
     """A block of `owner`, at `depth` of its path, below which runs of earlier requests go on.
 
-    `children` counts for each shadow those that are not empty.
+    `children` has the number of these runs that are not empty, for each shadow.
     """
 
     owner: int
@@ -60,9 +59,9 @@ class ShadowRuns:
     ) -> BranchPoint | None:
         """Move a previous request's blocks in front of `until`, with their branch points.
 
-        They go to request `number` and its `branches`. Returns the branch point at the last of the
-        blocks, if there is one. Requests that overlap may take over what lies in front of earlier
-        segments, hence the sort.
+        They go to request `number` and its `branches`. Returns the branch point at the last of
+        these blocks, None without one. Requests that overlap may take over blocks in front of
+        earlier segments, hence the sort.
         """
         at = previous & self.mask
         self.first[at] = until
@@ -81,9 +80,9 @@ class ShadowRuns:
 
 
 class ShadowCache:
-    """One candidate's cache of `capacity` blocks, the `which`-th of those over the same `runs`.
+    """One candidate's cache of `capacity` blocks, number `which` of those over the same `runs`.
 
-    `table` is what the policy scores by, see `use`.
+    `table` is the one that the policy's scores read (see `use`).
     """
 
     def __init__(self, which: int, runs: ShadowRuns, policy: LanePolicy, capacity: int) -> None:
@@ -160,7 +159,7 @@ class ShadowCache:
         self.end[at] = 0
 
     def _least(self) -> int | None:
-        """Return the request whose run is worth least of those that may shrink, if any may."""
+        """Return the request whose run is worth least among those that may shrink, or None."""
         if len(self._heaps) == 1:
             oldest = self._oldest(0)
             return None if oldest is None else oldest[0]
@@ -216,7 +215,7 @@ class ShadowCache:
         return (heap[0], self._runs.arrival_s[heap[0] & self._runs.mask]) if heap else None
 
     def _shrink(self, number: int) -> None:
-        """Evict blocks of a lane from the deep end of its oldest run."""
+        """Evict blocks of the run's last lane from its deep end; the run is the lane's oldest."""
         runs, at = self._runs, number & self._runs.mask
         first, end = runs.first[at], self.end[at]
         floor = self._floor(at, end)
@@ -236,7 +235,7 @@ class ShadowCache:
             self._push(number, self._lane(at))
 
     def _force(self, number: int) -> bool:
-        """Drop the oldest run, where inconsistent book-keeping leaves none that may shrink."""
+        """Drop the oldest run: the fallback if inconsistent state leaves no run that may shrink."""
         for request in range(self._runs.oldest, number + 1):
             if not self._empty(request):
                 self.drop(request)
@@ -254,13 +253,12 @@ FORGOTTEN_AT_ONCE = 256  # requests: a whole window is forgotten at one time, wh
 
 
 class ShadowRequest(NamedTuple):
-    """One request, with all that it touches.
+    """One request and the blocks that it touches.
 
-    Of each segment (start, end, previous) of its path, from the head on, request `previous` was the
-    last to touch the blocks; `blocks` is the whole path. `kinds` has its class in each shadow,
-    and where it cuts its path.
-    A request that is not `served` computes nothing and leaves nothing new. Blocks not touched by
-    request `forgotten` or a later one are forgotten.
+    Request `previous` was the last to touch the blocks of a segment (start, end, previous) of the
+    path; segments ascend; `blocks` is the length of the path. `kinds` has the request's class and
+    cuts in each shadow. A request that is not `served` computes nothing and inserts nothing. Blocks
+    last touched before request `forgotten` are forgotten.
     """
 
     number: int
@@ -274,7 +272,7 @@ class ShadowRequest(NamedTuple):
 
 
 class ShadowCaches:
-    """A cache of `capacity_blocks` for each candidate; paths count every `every`-th block alone.
+    """A cache of `capacity_blocks` for each candidate; paths have only every `every`-th block.
 
     Requests come in the order of their numbers, from `first` on; the latest `slots` of them are
     remembered (a power of 2).
@@ -298,12 +296,12 @@ class ShadowCaches:
         self.each = [ShadowCache(at, self._runs, policy, blocks) for at in range(candidates)]
 
     def use(self, tables: Sequence[Scores]) -> None:
-        """Have each shadow score by its table from now on."""
+        """Set the table that each shadow scores by from now on."""
         for shadow, table in zip(self.each, tables, strict=True):
             shadow.use(table)
 
     def serve(self, request: ShadowRequest) -> list[int]:
-        """Serve a request; return how many of its leading blocks each shadow had."""
+        """Serve a request; return the leading blocks that hit in each shadow."""
         number, runs = request.number, self._runs
         expired_s, forgotten = request.arrival_s - self._ttl_s, 0
         while runs.oldest < number:
@@ -328,7 +326,7 @@ class ShadowCaches:
         return hits
 
     def _plan(self, request: ShadowRequest, kind: Kind) -> tuple[Turn, LanePlan]:
-        """Return a request as one of this class, and where it leaves its blocks."""
+        """Return the request as a turn of class `kind`, and the lanes of its blocks."""
         number, cuts = kind or (0, ())
         turn = Turn(request.number, request.arrival_s, request.history_tokens, number, ENDS)
         if kind is None:
@@ -340,7 +338,7 @@ class ShadowCaches:
         return turn, plan
 
     def _take_over(self, request: ShadowRequest, branches: list[BranchPoint]) -> list[int]:
-        """Move the blocks of previous requests to this one; return each shadow's hits."""
+        """Move blocks of previous requests to this one; return the hits in each shadow."""
         runs, hits = self._runs, [0] * len(self.each)
         for start, until, previous in request.segments:
             if not runs.oldest <= previous < request.number:

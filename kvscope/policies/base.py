@@ -1,11 +1,11 @@
-"""The contract of a policy: what one file in this folder has to provide.
+"""The contract of a policy: the attributes and methods that a file in this folder provides.
 
 A policy decides which block is evicted first, in one of four shapes. A `LanePolicy` sorts blocks
 into a few queues by recency and scores their heads; a `NextUsePolicy` knows which blocks the next
 request needs; a `KeyPolicy` gives every block a number; a `QueuePolicy` is an algorithm of its own.
 Their methods are plain functions of numbers and arrays: the simulator compiles them, tests run them
-as they are, and an engine calls them one by one. So they use what numba can compile, and nothing
-here imports numba.
+as they are, and an engine calls them one by one. So they use only code that numba can compile, and
+nothing here imports numba.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ENDS = -1  # stands for "no next turn" where the tokens of a next prompt are exp
 
 
 class Turn(NamedTuple):
-    """One served request, as a policy may see it.
+    """One served request, as far as a policy may see it.
 
     `history_tokens` is L: input and output. `category` counts from 0. `next_prompt_tokens` is the
-    truth about the next turn, or ENDS: for hindsight policies alone.
+    true next prompt, or ENDS without a next turn: for hindsight policies alone.
     """
 
     request: int
@@ -46,10 +46,10 @@ class Turn(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One cached block, as a policy may see it.
+    """One cached block, as far as a policy may see it.
 
-    `uses` counts touches since it was inserted, `clock` is the key of the block evicted last when
-    this one was touched.
+    `uses` counts touches since it was inserted. `clock` is the key of the last evicted block at the
+    time of this block's last touch.
     """
 
     depth: int
@@ -58,16 +58,16 @@ class Block(NamedTuple):
 
 
 class Policy:
-    """What every policy declares, and how it is bound to parameter values.
+    """The declarations of a policy, and the values of its parameters.
 
     `leaves` names the blocks that may be evicted: "leaf" only those without a cached child, so that
-    no block is cached that no look-up can reach; "any" as published. `offers` lists both where both
-    make sense. `makes_room` policies evict other blocks before a request's own, as an engine does
-    that makes room before it inserts; under the others a request's new blocks may leave at once.
+    every cached block can be hit; "any" as published. `offers` lists both where both make sense.
+    `makes_room` policies evict other blocks before a request's own, as an engine that makes room
+    before it inserts; under other policies a request's new blocks may be evicted at once.
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
-    `scales` says whether a sample of the trace in a smaller cache shows what the whole would do.
-    `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
-    `refit` is the one of its `parameters` that says how often.
+    `scales`: a sample of the trace in a smaller cache behaves like the whole. `learner` names the
+    folder of kvscope/learning that fits the policy's table, if it reads one. `refit` is the one of
+    its `parameters` that sets the interval of fits.
     """
 
     DOCUMENT: ClassVar[str] = "name summary source aliases hindsight leaves"
@@ -104,12 +104,12 @@ class Policy:
 
     @property
     def guarded(self) -> bool:
-        """Whether it reverts to LRU by itself where it does worse."""
+        """Whether a guard reverts to LRU where the policy does worse."""
         return bool(self.values.get(GUARD.name))
 
     @property
     def reads_table(self) -> bool:
-        """Whether its learner's table counts, with these values."""
+        """Whether the policy, with these values, reads a table that its learner fits."""
         return self.guarded if self.learner == REVERTING else self.learner is not None
 
     def settings(self) -> Float64s:
@@ -166,9 +166,9 @@ REFIT = Parameter(
 
 
 class PathPolicy(Policy):
-    """A policy that evicts the blocks which one request touched last from the deep end.
+    """A policy that evicts the blocks last touched by one request from the deep end.
 
-    Everything but the queue algorithms is one, and all of them can have a time to live.
+    All policies but queue algorithms are path policies, and can have a time to live.
     """
 
     parameters: ClassVar[tuple[Parameter, ...]] = (TTL,)
@@ -180,7 +180,7 @@ class PathPolicy(Policy):
 
 
 class LanePolicy(PathPolicy):
-    """A policy of recency queues (lanes): it evicts from the one whose oldest block scores lowest.
+    """A policy of recency queues (lanes): evicts from the lane whose oldest block scores lowest.
 
     Within a lane blocks leave by (request that touched them last, deepest first).
     """
@@ -193,7 +193,7 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the depth from which on blocks up to `end` are in one lane, and that lane.
+        """Return the lane of the block that ends at `end`, and the depth where that lane begins.
 
         The scores must not rank a request's shallow blocks below its deep ones.
         """
@@ -203,7 +203,7 @@ class LanePolicy(PathPolicy):
     def score(lane: int, idle_s: float, p: Float64s, table: Table) -> float:
         """Return the worth of a lane's oldest block, idle for `idle_s`; of equals the older leaves.
 
-        `table` is the learner's, a row a category.
+        `table` is the learner's, with a row for each category.
         """
         return 0.0
 
@@ -219,16 +219,16 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def adapt(uncached_tokens: NDArray[np.int64], p: Float64s) -> None:
-        """Change `p` of an `adaptive` policy by the (ascending) tokens of recent requests."""
+        """Change `p` of an `adaptive` policy by recent requests' uncached tokens, ascending."""
 
 
 class NextUsePolicy(PathPolicy):
     """An oracle: evicts blocks that are never hit, then those that the next hit does not need.
 
-    Within both, and of those that it needs, what is hit last leaves first; of blocks that are never
-    hit, the older request's. A touch that cannot hit is no reason to keep a block, for the
-    request brings it back anyway. Only leaves leave, and everything is admitted: what no request
-    hits leaves at once.
+    Among needed and among unneeded blocks, the one hit last leaves first; among blocks never hit,
+    the older request's. A touch that cannot hit is no reason to keep a block, for the request
+    inserts it again anyway. Only leaves are evicted, and everything is admitted: blocks that no
+    request hits leave at once.
     """
 
     hindsight = True
@@ -257,11 +257,11 @@ class KeyPolicy(PathPolicy):
 
 
 class QueuePolicy(Policy):
-    """A published algorithm on queues of blocks; it knows nothing of prefixes.
+    """A published algorithm on queues of blocks, without knowledge of prefixes.
 
     A request's blocks are passed to `hit` or `insert` from head to tail; after that, `evict` is
     called until the cache is small enough. `links` holds so many `lists` or `rings` of blocks
-    (kvscope/core/block_queues.py); `numbers` whatever else it remembers, at first 0.
+    (kvscope/core/block_queues.py); `numbers` holds the algorithm's other state, at first 0.
     """
 
     lists: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""Offline optima: for hits, and for what requests need to stay within xi."""
+"""Offline optima: for hits, and for the blocks that requests need to stay within xi."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ class Belady(NextUsePolicy):
     """Evict the block that is hit last or never; new blocks need not be cached.
 
     Key (-next request that could hit the block, r, -d). A touch that cannot hit, as beyond the
-    last-token rule, is no reason to keep a block. The order among blocks that are never hit changes
-    no hit.
+    last-token rule, is no reason to keep a block. The order among blocks never hit changes no hit.
     Source: Belady, IBM Systems Journal 1966, with bypass.
     """
 
@@ -24,14 +23,14 @@ class Belady(NextUsePolicy):
 
 
 class TailBelady(NextUsePolicy):
-    """Belady's rule, but evict first what the next request can recompute within xi.
+    """Belady's rule, but evict first the blocks that the next request can recompute within xi.
 
-    Key (1 if the next request to hit the block needs it else 0, -that request, r, -d). It needs the
-    blocks before token I - xi of its prompt: the others save no tail excess latency (TEL). Where
-    conversations share no blocks and a block holds one token, TEL is least. Elsewhere two things
-    can keep it above the least: the last block that a request needs may save less than a block of
-    tokens, and a block that no request needs stays while a child of it is cached.
-    benchmarks.tel_bound says by how much at most.
+    Key (1 if the next request to hit the block needs it else 0, -that request, r, -d). A request
+    needs the blocks before token I - xi of its prompt: the others save no tail excess latency
+    (TEL). Where conversations share no blocks and a block holds one token, TEL is least. Elsewhere
+    two effects can keep it above the least: the last block that a request needs may save less than
+    a block of tokens, and a block that no request needs stays while a child of it is cached.
+    benchmarks.tel_bound bounds the difference.
     Source: Tail-Optimized Caching for LLM Inference, Theorem 1; need by block is kvscope's own.
     """
 

@@ -13,13 +13,13 @@ _XI, _TURN_RATE, _DEATH_RATE = 0, 1, 2
 
 
 class Etlru(KeyPolicy):
-    """What a conversation's next turn would miss in time, times the rate at which it is expected.
+    """Expected tokens beyond xi of a conversation's next turn, times the rate of that turn.
 
     Key: turn rate after the silence tau, times the block's tokens x with P(Q > xi - (L - x)). The
     rate is pi * lambda with 1 / pi = 1 + mu / (lambda + mu) * (exp((lambda + mu) tau) - 1). As the
     rates are common, dividing every key by exp(-(lambda + mu) now) keeps the order and makes the
-    keys grow with time, as `rising` promises. The table has a row a category of equally likely next
-    prompts. Source: Tail-Optimized Caching for LLM Inference, Definition 1.
+    keys grow with time, as `rising` promises. The table has a row per category, of equally likely
+    next prompts. Source: Tail-Optimized Caching for LLM Inference, Definition 1.
     """
 
     name = "etlru"

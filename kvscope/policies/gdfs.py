@@ -12,10 +12,10 @@ _PER_TOKEN, _PER_PAIR = 0, 1
 class Gdfs(KeyPolicy):
     """Frequency times the cost of recomputing a token of the block, plus an ageing clock.
 
-    Key clock + uses * cost / size: the clock is the key of the block evicted last when this one was
-    touched, the cost a block's marginal prefill time, which grows with its depth where attention
-    does. Only leaves leave: as published, a cheap head would go before the expensive tail that is
-    useless without it. At a constant cost both are the same.
+    Key clock + uses * cost / size. The clock is the key of the last evicted block at this block's
+    last touch; the cost is a block's marginal prefill time, which grows with depth where attention
+    does. Only leaves are evicted: as published, a cheap head would go before an expensive tail that
+    is useless without it. At a constant cost both are the same.
     Source: Cherkasova, HPL-98-69R1 (1998); libCacheSim spells it GDSF.
     """
 

@@ -69,7 +69,7 @@ class Gittins(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return where the blocks of as much need as the last one begin, and the class's lane."""
+        """Return where the last block's level of need begins, and the lane of class and level."""
         needed, begin, level = turn.history_tokens - p[_XI], 0, 0
         beyond = first_safe_depth(needed, block_size)
         while end > beyond and level < LEVELS - 1:
@@ -88,7 +88,7 @@ class Gittins(LanePolicy):
 
     @staticmethod
     def next_step_s(idle_s: float) -> float:
-        """Return the idle time at which the next age begins."""
+        """Return the idle time at which the next age begins, and so another score."""
         age = _age(idle_s)
         return LEAST_S * 2.0 ** (age / AGES_AN_OCTAVE) if age < AGES - 1 else math.inf
 

@@ -1,4 +1,4 @@
-"""Recency alone: LRU, with a time to live, without short conversations, with more windows."""
+"""Recency alone: LRU, with a time to live, with an admission threshold, with more windows kept."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class LruRetention(Lru):
     """vLLM's order with another `--prefix-cache-retention-interval`, for hybrid models.
 
     By default vLLM keeps the blocks of a sliding window, and the states of linear attention, only
-    before the end of a prompt and where prompts part. This keeps those before every multiple of
-    `retention_tokens`, too: more places where a later prompt may continue, for blocks that others
-    could use.
+    before the end of a prompt and where prompts part. This policy also keeps those before every
+    multiple of `retention_tokens`: later prompts can continue from more places, at the cost of
+    blocks.
     Source: vLLM 0.32.0, vllm/v1/core/single_type_kv_cache_manager.py (reachable_block_mask).
     """
 
@@ -109,7 +109,7 @@ class LruRetention(Lru):
 
     @classmethod
     def runs_in_plugin(cls) -> bool:
-        """Return False: vLLM has it built in."""
+        """Return False: vLLM itself runs it."""
         return False
 
 
@@ -122,5 +122,5 @@ def retaining(tokens: float) -> Policy:
 
 
 def retained_by(policy: Policy) -> float:
-    """Return the tokens for which `retaining` makes a policy; 0 for any but LRU with retention."""
+    """Return the interval in tokens of a policy made by `retaining`; 0 for any other policy."""
     return policy.values.get(RETENTION, 0.0)

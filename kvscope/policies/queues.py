@@ -98,11 +98,11 @@ _PROMOTING_USES = 2
 
 
 class S3Fifo(QueuePolicy):
-    """New blocks enter a small queue; used twice there, or remembered as a ghost, they reach main.
+    """New blocks enter a small queue; a second use there, or a ghost's memory, takes them to main.
 
     While the small queue is above its share of the capacity, its oldest block is evicted and
-    remembered, as many as main can hold; a block used more than once moves to main instead.
-    Main spares a used block for another round. Uses count up to 3.
+    remembered as a ghost, as many as main can hold; a block used more than once moves to main
+    instead. Main spares a used block for another round. Uses count up to 3.
     Source: Yang et al., FIFO Queues are All You Need for Cache Eviction, SOSP'23, Algorithm 1.
     """
 
@@ -156,13 +156,13 @@ _TARGET = 0
 
 
 class Arc(QueuePolicy):
-    """Blocks touched once and blocks touched more often, in two LRU lists; ghosts move the border.
+    """Two LRU lists, of blocks touched once and touched more often; ghosts move the border.
 
-    `numbers[0]` is p of the paper, the target size of the first list: a ghost of its own that
-    returns raises it, a ghost of the other lowers it. Ghosts of the first list are remembered while
-    it and they are at most the capacity, all four lists while they are at most twice that.
-    Differs in one point: the paper makes room before it inserts; here all blocks of a request enter
-    first, and eviction follows.
+    `numbers[0]` is p of the paper, the target size of the first list: a returning ghost of the
+    first list raises it, one of the second lowers it. Ghosts of the first list are remembered while
+    it and they are at most the capacity, all four lists while they are at most twice that. Differs
+    from the paper, which makes room before it inserts, in one point: here all blocks of a request
+    enter first, and eviction follows.
     Source: Megiddo & Modha, FAST'03, Figure 4.
     """
 

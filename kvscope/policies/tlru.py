@@ -46,12 +46,12 @@ XI_PERCENTILE = Parameter(
 
 
 def first_safe_depth(needed_tokens: float, block_size: int) -> int:
-    """Return the first block at or after `needed_tokens`: from there on all are TEL-safe."""
+    """Return the depth of the first block that starts at or after `needed_tokens`: TEL-safe."""
     return max(math.ceil(needed_tokens / block_size), 0)
 
 
 def safe_behind(depth: int, end: int) -> tuple[int, int]:
-    """Return where the lane of the block that ends at `end` begins, and the lane.
+    """Return where the lane of the block that ends at `end` begins, and the lane: safe or needed.
 
     Blocks from `depth` on are safe.
     """
@@ -62,12 +62,12 @@ class TLru(LanePolicy):
     """LRU that evicts TEL-safe blocks first.
 
     Key (0 if TEL-safe else 1, r, -d); a block is TEL-safe if it starts at or after token L + Q - xi
-    of its history: without all of those the next turn of Q tokens still computes at most xi. Only
-    leaves leave, so a head that conversations share stays as long as a tail needs it.
+    of its history: without these blocks the next turn of Q tokens still computes at most xi. Only
+    leaves are evicted, so a head that conversations share stays as long as a tail needs it.
     Adaptive: every 256 requests xi moves to a percentile of the tokens that the latest 1,024
-    requests computed, which is their TTFT percentile, as TTFT grows with these tokens.
-    With `guard` all lanes are worth the same, which is LRU, unless a shadow cache shows that the
-    order above computes fewer tokens beyond xi. The guard is our own.
+    requests computed, which is their TTFT percentile, as TTFT grows with these tokens. With `guard`
+    all lanes are worth the same, which is LRU, unless a shadow cache shows that the order above
+    computes fewer tokens beyond xi. The guard is our own.
     Source: Tail-Optimized Caching for LLM Inference, section 3 (T-LRU), section 5 (choice of xi).
     """
 
@@ -108,7 +108,7 @@ class TLru(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
-        """Return the lane as score: safe blocks leave first. For LRU all lanes score equal."""
+        """Return the lane's number: safe blocks leave first. Under LRU all lanes score equal."""
         return float(lane) if table[0, 0] == OWN_ORDER else 0.0
 
     @staticmethod
@@ -145,7 +145,7 @@ class TLruEnd(TLru):
 
 
 def first_truly_safe_depth(turn: Turn, block_size: int, xi_tokens: float) -> int:
-    """Return the first block that is TEL-safe with the true next prompt; 0 where there is none."""
+    """Return the first TEL-safe depth for the true next prompt; 0 without a next turn."""
     if turn.next_prompt_tokens == ENDS:
         return 0
     return first_safe_depth(turn.history_tokens + turn.next_prompt_tokens - xi_tokens, block_size)

@@ -1,4 +1,4 @@
-"""Workload-aware: evict first what its category's history makes least likely to be reused."""
+"""Workload-aware: evict first the blocks least likely to be reused by their category's history."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Wa(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
-        """Return the logarithm of the probability of a reuse in the next `life` seconds."""
+        """Return the logarithm of the probability of a reuse in the next `life_w` seconds."""
         since = table[lane, RATE_PER_S] * idle_s
         chance = table[lane, LOG_CHANCE] - since
         if p[_GIVEN_SILENCE] > 0.0:
@@ -66,8 +66,8 @@ class Wa(LanePolicy):
 def reuse_rows(p: Float64s, rate_per_s: Float64s, life_s: Float64s) -> Float64s:
     """Return the table's rows (`...` × 4) for categories of this p, rate and life (`...`).
 
-    The last column is the logarithm of the probability of a reuse within `life` right after a
-    touch: of an exponential F, F(t + life) - F(t) = (1 - F(t)) F(life), so no eviction computes it.
+    The last column, computed here once, is the logarithm of the probability of a reuse within
+    `life` right after a touch: for an exponential F, F(t + life) - F(t) = (1 - F(t)) F(life).
     """
     with np.errstate(divide="ignore"):  # no chance is minus infinity
         log_chance = np.log(p) + np.log(-np.expm1(-rate_per_s * life_s))

@@ -1,7 +1,7 @@
 """Learn from a trace how long next prompts are, and how often they come.
 
-The estimators are those of `kvscope.reuse_models`; here the traffic is cut into windows for them.
-Each number rests on the past alone.
+The estimators are those of `kvscope.reuse_models`, applied to windows of the traffic. Each number
+rests on the past alone.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class NextPromptsOffline(OfflineLearner):
     """Equally likely next prompts (tokens) of each category."""
 
     def tables(self, traffic: Traffic, every: float = REFIT_S) -> Tables:
-        """Return the next prompts in each refit's window after turns of the category.
+        """Return, for each refit's window, equally likely next prompts by category of the turn.
 
-        After turns of any category where it has fewer than `VALUES`.
+        A category with fewer than `VALUES` has those after turns of any category.
         """
         child = np.flatnonzero(traffic.parent >= 0)
         added, category_of = _added(traffic, child), traffic.category[traffic.parent[child]]
@@ -58,11 +58,11 @@ LEARNER = NextPromptsOffline()
 
 
 def conversation_parameters(traffic: Traffic, share: float = FIT_SHARE) -> Mapping[str, float]:
-    """Return the parameters that a policy leaves to the trace, from its first requests.
+    """Return estimates of a policy's conversation parameters from the first `share` of requests.
 
     `next_prompt_tokens`: the mean of the next prompts. `turn_rate_per_s` and `death_rate_per_s`:
-    the conversation model, by maximum likelihood with deaths unseen. What `share` of the requests
-    does not show keeps the policy's own default.
+    the conversation model, by maximum likelihood with deaths unseen. Left out where these requests
+    do not show them.
     Source: Tail-Optimized Caching for LLM Inference, section 4 (Q) and Definition 1.
     """
     first = int(len(traffic.leaf) * share)

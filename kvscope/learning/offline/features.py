@@ -1,4 +1,4 @@
-"""What a table is fitted to: windows of the past between refits, and what prompts begin with."""
+"""Inputs of a fit: windows of the past between refits, and the shared prefixes of prompts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kvscope.replay.traffic import Traffic
 
 
 class Refits(NamedTuple):
-    """When tables are refitted, and the bins of time or of requests that they count in.
+    """When tables are refitted, and the bins (of time or of requests) that they are fitted to.
 
     Request r is in bin `bin[r]`. A refit at the beginning of bin `number[k]` holds from request
-    `since[k]` on; the first one knows nothing.
+    `since[k]` on; the first one has no data.
     """
 
     bin: Int64s
@@ -38,7 +38,7 @@ def categories_of(traffic: Traffic) -> int:
 
 
 class Cells(NamedTuple):
-    """The cells that some requests count in, where they are `inside` a window that holds."""
+    """The cells (`at`) in which requests count; `inside` marks requests in a refit's window."""
 
     at: Int64s
     inside: Bools
@@ -53,7 +53,7 @@ class Cells(NamedTuple):
 class WindowCells(NamedTuple):
     """Cells of the refits' windows: by refit, class of the request, and slot.
 
-    `class_of` has the class of each request, of so many `classes`.
+    `class_of` has the class of each request; there are so many `classes`.
     """
 
     refits: Refits
@@ -65,7 +65,7 @@ class WindowCells(NamedTuple):
         return len(self.refits.number) * self.classes * slots
 
     def cells(self, requests: Int64s, ahead: int, slot: Int64s | int = 0, slots: int = 1) -> Cells:
-        """Return the cells of `requests`, with these slots, when they are `ahead` refits old."""
+        """Return the cells of `requests` in the window of the refit `ahead` bins after each."""
         number = self.refits.bin[requests] + ahead
         refits = self.refits.number
         row = np.minimum(np.searchsorted(refits, number), len(refits) - 1)
@@ -81,11 +81,11 @@ _Numbers = TypeVar("_Numbers", Int64s, Float64s)
 class PrefixFeatures(NamedTuple):
     """The prefixes of R prompts, in the K last-touch segments of the traffic, in their order.
 
-    A prompt has `full` (R) full blocks. A segment was touched last by request `previous`, `wait_s`
-    before `request` came, and ends in front of depth `end`, or with the request's prompt. Of those
-    that begin in that prompt some reach as far as the `whole` prompt of the previous request, and
-    some are `recent`: not too many requests came in between. `deepest` numbers each request's last
-    recent one.
+    A prompt has `full` (R) full blocks. A segment was last touched by request `previous`, `wait_s`
+    before `request` came, and ends in front of depth `end`, or with the request's prompt. Flags of
+    segments that begin in the prompt: `whole` if it covers the whole prompt of the previous
+    request, `recent` if not too many requests came in between. `deepest` numbers the last recent
+    segment of each request.
     """
 
     full: Int64s
@@ -108,14 +108,14 @@ class PrefixFeatures(NamedTuple):
         return self.of_deepest(self.end, 0)
 
     def before(self, goes_on: Bools) -> Int64s:
-        """Return each request's previous turn, -1 for none; `goes_on` (K): segments of turns."""
+        """Return each request's previous turn, -1 for none; `goes_on` (K) marks turns' segments."""
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
 
 def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> PrefixFeatures:
     """Return the prefixes that prompts share with one of the latest `memory` requests.
 
-    That is by the latest ones before.
+    A block counts as the latest request's that touched it.
     """
     previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
     wait_s = traffic.arrival_s[request] - traffic.arrival_s[previous]

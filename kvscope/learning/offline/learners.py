@@ -17,13 +17,13 @@ from kvscope.replay.traffic import Traffic, next_prompts
 
 
 class OfflineLearner(ABC):
-    """Fits one policy's table to a trace: its folder's `offline` module names one as LEARNER."""
+    """Fits one policy's table to a trace; its folder's `offline` module has one as LEARNER."""
 
     @abstractmethod
     def tables(self, traffic: Traffic, every: float) -> Tables:
-        """Return the tables of a replay in which each refit sees the past alone.
+        """Return the tables for a replay; each refit sees only the past.
 
-        `every` is how often they are refitted, as the policy's parameter `refit` counts.
+        `every` is the interval between refits, in the unit of the policy's parameter `refit`.
         """
 
     def fit(
@@ -36,7 +36,7 @@ class OfflineLearner(ABC):
         return None
 
     def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
-        """Return the tables that kvscope's plugin goes by in an engine, with this fit."""
+        """Return the tables that kvscope's plugin uses in an engine that starts with this fit."""
         return self.tables(traffic, policy.refit_every)
 
 
@@ -49,7 +49,7 @@ def offline_learner(policy: type[Policy]) -> OfflineLearner | None:
 
 
 def tables_for(traffic: Traffic, policy: type[Policy], every: float | None = None) -> Tables:
-    """Return a policy's tables, refitted so often (default: the policy's own)."""
+    """Return a policy's tables, refitted at the interval `every` (default: the policy's own)."""
     learner = offline_learner(policy)
     if learner is None:
         return NO_TABLES
@@ -59,7 +59,7 @@ def tables_for(traffic: Traffic, policy: type[Policy], every: float | None = Non
 def fit_for(
     traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
 ) -> FittedTable | None:
-    """Return the fit at the trace's end that an engine needs beside a policy; None for none."""
+    """Return the fit at the trace's end that an engine needs beside a policy, None if none."""
     learner = offline_learner(type(policy))
     return None if learner is None else learner.fit(traffic, policy, capacity_blocks)
 
@@ -71,10 +71,10 @@ def plugin_tables(traffic: Traffic, policy: Policy, fitted: FittedTable | None) 
 
 
 def tables_of_served(traffic: Traffic, served: Bools, fit: Callable[[Traffic], Tables]) -> Tables:
-    """Return the tables that `fit` finds in the `served` requests, for a replay of all of them.
+    """Return the tables that `fit` learns from the `served` requests, for a replay of all requests.
 
-    An engine rejects a request that is too long before its scheduler, and so kvscope's plugin, sees
-    it (`served`, R entries, is False). Such a request teaches nothing and is in class 0.
+    An engine rejects a too long request (`served`, R entries, is False) before its scheduler, and
+    so kvscope's plugin, sees it. Such a request teaches nothing and is in class 0.
     Source: vLLM 0.32.0, vllm/v1/engine/input_processor.py (InputProcessor.process_inputs).
     """
     if served.all() or not served.any():
@@ -96,7 +96,7 @@ def served_traffic(traffic: Traffic, served: Bools) -> Traffic:
 
 
 def _for_all(tables: Tables, some: Traffic, served: Bools) -> Tables:
-    """Return the tables of `some` requests by the numbers that they have among all."""
+    """Return the tables of `some` requests, renumbered for all requests."""
     since = np.flatnonzero(served)[tables.since]
     since[:1] = 0
     classes = np.zeros(len(served), dtype=np.int32)

@@ -1,7 +1,7 @@
-"""Shadow replays: what each candidate table would have computed, and the one that a guard takes.
+"""Shadow replays: the work of each candidate table, and the candidate that a guard chooses.
 
-A shadow is a small cache that replays the traffic as one candidate alone would have it. After each
-request a guard compares what they computed, and decides which candidate is in force.
+A shadow is a small cache that replays the traffic under one candidate alone. After each request a
+guard compares the tokens that the shadows computed, and decides which candidate is in force.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Taken(NamedTuple):
     candidate: Int64s
 
     def over(self, since: Int64s, requests: int) -> Taken:
-        """Return the candidates in force, with periods that also begin at each of `since`."""
+        """Return the candidates in force, with periods that begin at each of `since`, too."""
         begins = np.unique(np.concatenate((since, self.since)))
         begins = begins[begins < max(requests, 1)]
         return Taken(begins, self.candidate[row_at(self.since, begins)])
 
 
 def row_at(since: Int64s, requests: Int64s) -> Int64s:
-    """Return which of the rows that hold from requests `since` on holds for each request."""
+    """Return the row that holds for each request; row k holds from request `since[k]` on."""
     return np.searchsorted(since, requests, side="right") - 1
 
 
 class Computed(NamedTuple):
-    """What each of C candidates computes of each of the R `requests`: `blocks`, `tokens` (R x C).
+    """Blocks, and tokens of the prompt, that C candidates compute of R `requests` (R x C each).
 
-    Tokens are the prompt's. They are a share `rate` of the traffic, in caches smaller by that.
+    The requests are a share `rate` of the traffic, in caches smaller by the same share.
     """
 
     requests: Int64s
@@ -71,9 +71,9 @@ class Computed(NamedTuple):
 class GuardedShadows:
     """Shadows of one traffic for caches of any size, one for each candidate of a guard.
 
-    The last candidate are a policy's `own` tables. Under each other one all requests are of one
-    class, which has `lanes` and a row of `simple` (S x columns) for all of them; the first one is
-    LRU. The guard begins with `evidence` of another day, if there is any.
+    The last candidate is the policy's `own` tables. Each other one has a row of `simple` (S x
+    columns) for all requests, as one class with so many `lanes`; the first is LRU. The guard begins
+    with the `evidence` of an earlier run, if there is any.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class GuardedShadows:
         self._samples: dict[float, _ShadowSample] = {}
 
     def tables(self) -> Tables:
-        """Return the policy's own tables, and for a guarded one those that the guard takes."""
+        """Return the policy's own tables; for a guarded policy, those that the guard chooses."""
         return replace(self._own, choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
@@ -112,14 +112,14 @@ class GuardedShadows:
         return replace(own, since=taken.since, rows=rows)
 
     def taken(self, policy: Policy, capacity_blocks: int) -> Taken:
-        """Return which candidate is in force, and from when on."""
+        """Return the candidates in force, and since which request."""
         done, in_force, _ = self._judged(policy, capacity_blocks)
         changes = np.flatnonzero(np.diff(in_force))
         since = np.concatenate(([0], done.requests[changes] + 1))
         return Taken(since, in_force[np.concatenate(([0], changes + 1))])
 
     def evidence(self, policy: Policy, capacity_blocks: int) -> GuardEvidence:
-        """Return what a guard knows behind the last request."""
+        """Return the guard's evidence after the last request."""
         return self._judged(policy, capacity_blocks)[2]
 
     def _judged(
@@ -136,7 +136,7 @@ class GuardedShadows:
         return done, judged(done, goal, known), known
 
     def computed(self, policy: Policy, capacity_blocks: int) -> Computed:
-        """Return what each shadow computes; nothing without a cache."""
+        """Return the blocks and tokens that each shadow computes; empty for a capacity of 0."""
         if capacity_blocks < 1:
             nothing = np.zeros((0, len(self.candidates)))
             return Computed(
@@ -157,7 +157,7 @@ class GuardedShadows:
         return Computed(sample.requests, arrival_s, blocks, tokens, sample.rate)
 
     def _sample(self, capacity_blocks: int) -> _ShadowSample:
-        """Return all of the traffic, or one of 2, 4, 8, ... conversations."""
+        """Return all of the traffic, or for a large cache every 2nd, 4th, 8th, ... conversation."""
         halvings = max(math.ceil(math.log2(capacity_blocks / SHADOW_BLOCKS)), 0)
         rate = 0.5**halvings
         if rate not in self._samples:
@@ -168,14 +168,14 @@ class GuardedShadows:
 
     @cached_property
     def _place(self) -> Float64s:
-        """A number in [0, 1) for each request, the same for all of a conversation."""
+        """A number in [0, 1) for each request, the same for all requests of a conversation."""
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
 def judged(done: Computed, goal: Goal, evidence: GuardEvidence) -> Int64s:
-    """Return the candidate in force before each request, and behind the last one (R + 1).
+    """Return the candidate in force before each request, and after the last one (R + 1).
 
-    What is computed adds to the evidence.
+    The computed blocks and tokens are added to `evidence`.
     """
     in_force = np.empty(len(done.requests) + 1, dtype=np.int64)
     _judge(evidence, goal, done.arrival_s, done.blocks, done.tokens, in_force)
@@ -201,10 +201,10 @@ def _judge(
 
 
 def first_turns(traffic: Traffic, segments: Segments) -> Int64s:
-    """Return the request that began each one's conversation, as far as blocks show.
+    """Return the first request of each request's conversation, as far as blocks show it.
 
-    A request continues the latest one that is the whole beginning of it. One that leaves another
-    half-way, as behind a shared head, begins anew.
+    A request continues the latest one whose whole path begins its own. A request that branches off
+    in the middle of another's path, as behind a shared head, begins a conversation.
     """
     first = np.arange(len(traffic.leaf))
     whole = segments.end == traffic.length[segments.previous]

@@ -86,9 +86,9 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
 class FittedReturns(FittedTable):
     """The index at each age of each class, by part of a path.
 
-    `index` has a row for each class and part, and AGES columns. It was fitted to so many
-    `requests`. `refits`: an engine that runs it refits to what it serves. `evidence` is what a
-    guard knew behind them, in a cache of the size that it is for.
+    `index` has a row for each class and part, and AGES columns; it was fitted to so many
+    `requests`. `refits`: an engine later refits it to its own requests. `evidence` is the guard's
+    after these requests, in a cache of the size that the file is for.
     """
 
     index: Float64s
@@ -98,12 +98,12 @@ class FittedReturns(FittedTable):
 
     @property
     def values(self) -> Float64s:
-        """The policy's table: equal rows for all levels of need."""
+        """The policy's table: a class has the same row at each level of need."""
         values: Float64s = np.repeat(self.index, LEVELS, axis=0)
         return values
 
     def document(self) -> dict[str, object]:
-        """Return the table `returns`."""
+        """Return the table `[returns]` of a policy file."""
         table = {
             "by": _NAMES,
             "edges": _EDGES,
@@ -118,7 +118,7 @@ class FittedReturns(FittedTable):
         return {TABLE: table}
 
     def refitted_in_engine(self) -> FittedReturns:
-        """Return the same fit, in force until an engine has served as many requests."""
+        """Return the same fit, in force until an engine has served `requests` requests."""
         return replace(self, refits=True)
 
 

@@ -1,7 +1,7 @@
 """The table of `gittins` from counts of a window: how soon each class of requests returns.
 
-Its classes, its ages, and the index at each of them. The simulator takes the counts from a trace,
-an engine's plugin from the requests that it serves.
+Classes, ages, and the Gittins index of each class at each age. The simulator takes the counts from
+a trace, an engine's plugin from the requests that it serves.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def bin_requests(refit_requests: float) -> int:
 
 
 def begins_with_refit(number: int) -> bool:
-    """Return whether a bin begins with a refit: every fourth one does, and of the first ones all.
+    """Return whether a bin begins with a refit: every fourth bin, and bins 1 and 2.
 
-    So there is a table early, and it is soon replaced by one that rests on more.
+    The early refits give a first table, which is soon replaced by one with more data.
     """
     return number % REFIT_BINS == 0 or number in {1, 2}
 
 
 class RequestFeatures(NamedTuple):
-    """What is known of R requests when they come; every array has R entries.
+    """The features of R requests at their arrival; every array has R entries.
 
-    `new_tokens` lie in full blocks never touched before; `turns` is how many requests came before,
-    the prompt of each the whole beginning of the next one's.
+    `new_tokens` lie in full blocks never touched before; `turns` is the number of previous turns:
+    requests whose whole prompt begins the next one's.
     """
 
     new_tokens: Int64s
@@ -88,9 +88,9 @@ def began_s(ages: Int64s) -> Float64s:
 class ReturnCounts(NamedTuple):
     """Blocks touched in a window, by class and age (classes x AGES).
 
-    `returned` counts those touched again at that age, `waiting` those that had reached it unused
-    when the window ended; `seconds` (of both together) the time that they spent in it. So many
-    `touches` they were.
+    `returned` counts blocks touched again at that age, `waiting` blocks that were at that age,
+    unused, when the window ended; `seconds` is the time that both spent in it. `touches` is the
+    number of touches.
     """
 
     returned: Float64s
@@ -100,7 +100,7 @@ class ReturnCounts(NamedTuple):
 
 
 class FitMemory(NamedTuple):
-    """What a fit reads and overwrites, besides counts.
+    """Constants and working arrays of a fit, besides its counts.
 
     Read: `sizes`, the classes in a group of each level, all of them at level 0, one at the last;
     `lasts_s`, the seconds that each age lasts, and `prior`, the shape of the hazard by age.
@@ -145,7 +145,7 @@ def fit_memory() -> FitMemory:
 
 
 def return_table(counts: ReturnCounts) -> Float64s:
-    """Return the index of each class and age, in equal rows for all levels of need."""
+    """Return the index of each class and age, with the same row for each level of need."""
     # As lists: without a kernel, single numbers of arrays take four times as long.
     counted: Any = counts._replace(
         returned=counts.returned.tolist(),
@@ -163,8 +163,8 @@ def return_table(counts: ReturnCounts) -> Float64s:
 def by_class(rows: Int32s) -> Int32s:
     """Return the rows (..., of all parts of all classes) ordered by class, then part, as in tables.
 
-    Fits order them by part, then class: what is shared by all classes of a part says more about one
-    of them than what is shared by all parts of a class.
+    Fits order them by part, then class: the classes of one part are more alike than the parts of
+    one class.
     """
     by_part = rows.reshape(*rows.shape[:-1], PARTS, -1)
     return by_part.swapaxes(-1, -2).reshape(rows.shape)
@@ -176,14 +176,14 @@ def fit_rows(
 ) -> int:
     """Write the index by age of each class of a window to `index`; return its next free row.
 
-    Rows from `row` on are used. `rows[c]` becomes the row of class c: one of its own where blocks
-    of the class were touched, else that of the coarser classes with the same hazard.
+    Rows from `row` on are used. `rows[c]` becomes the row of class c: its own where blocks of the
+    class were touched, else that of the coarser group with the same hazard.
 
     Hazards are piecewise constant, of right-censored waits: returns over time at risk, in units of
-    a touch's mean number of blocks, since those return together. Each class is drawn to a coarser
-    one by one return more at each age: to that of any last feature, that one to any of the last
-    two, and so on to all together; and those to a hazard that falls with 1 / (30 s + age), scaled
-    to the returns counted.
+    a touch's mean number of blocks, since these return together. Each class is shrunk, by a
+    fraction of a return at each age, towards the group that ignores its last feature, that group
+    towards the one that ignores its last two, and so on to all classes together; these towards a
+    hazard that falls with 1 / (30 s + age), scaled to the returns counted.
     Source: Kalbfleisch and Prentice, The Statistical Analysis of Failure Time Data, section 4.2
     (piecewise exponential); the prior's form is our own.
     """
@@ -210,7 +210,7 @@ def fit_rows(
 def touches_a_block(counts: ReturnCounts, memory: FitMemory) -> float:
     """Return touches over blocks touched, 0 without any; set each class's blocks and time at risk.
 
-    That is in blocks times seconds, by age.
+    Time at risk is in blocks times seconds, by age.
     """
     total = 0.0
     for number in range(len(memory.blocks)):
@@ -227,7 +227,7 @@ def touches_a_block(counts: ReturnCounts, memory: FitMemory) -> float:
 
 @callable_in_kernels
 def set_root_hazard(counts: ReturnCounts, unit: float, memory: FitMemory) -> None:
-    """Set the hazard of all classes together, drawn to the prior."""
+    """Set the hazard of all classes together, shrunk towards the prior."""
     hazard, returned, risk = memory.hazard[0], memory.returned, memory.risk
     sum_group(counts, unit, 0, 0, memory)
     every, weight = 1.0, 1.0
@@ -244,9 +244,10 @@ def set_root_hazard(counts: ReturnCounts, unit: float, memory: FitMemory) -> Non
 def set_hazard(
     counts: ReturnCounts, unit: float, first: int, known: int, memory: FitMemory
 ) -> bool:
-    """Set the hazard of the group from class `first` on, by `known` features, drawn to a coarser.
+    """Set the hazard of the classes with the first `known` features of class `first`.
 
-    Return False, and set nothing, where no block of the group was touched.
+    It is shrunk to the coarser group's. Return False, and set nothing, if the group was not
+    touched.
     """
     if not sum_group(counts, unit, first, known, memory):
         return False

@@ -45,19 +45,19 @@ from kvscope.replay.traffic import Traffic
 class ReturnsOffline(OfflineLearner):
     """The classes of all requests, and each class's index by age.
 
-    In each cache a guard chooses between LRU, need alone, and them.
+    In each cache a guard chooses between LRU, need alone, and these tables.
     """
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
-        """Return the tables that every refit fits."""
+        """Return the tables of all refits, from which a guard chooses."""
         return guarded_shadows(traffic, class_tables(traffic, every)).tables()
 
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
     ) -> FittedReturns:
-        """Return the fit of a refit behind the last request.
+        """Return the fit after the last request.
 
-        With a capacity it has the evidence of a guard that has seen the trace.
+        With a capacity, it includes the evidence of a guard that has seen the trace.
         """
         fitted = fit_at_end(traffic, policy.refit_every)
         if capacity_blocks is None:
@@ -68,8 +68,8 @@ class ReturnsOffline(OfflineLearner):
     def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
         """Return the tables that the plugin's guard chooses from.
 
-        What a file has `fitted` stays; or the plugin refits as in a replay, from the request on
-        that `FittedReturns.refits` says.
+        A file's fit (`fitted`) stays in force; if `FittedReturns.refits`, the plugin replaces it by
+        its own fits, as in a replay, after as many requests as it rests on.
         """
         own = class_tables(traffic, policy.refit_every)
         if not isinstance(fitted, FittedReturns):
@@ -85,7 +85,7 @@ class ReturnsOffline(OfflineLearner):
 def guarded_shadows(
     traffic: Traffic, own: Tables, evidence: GuardEvidence | None = None
 ) -> GuardedShadows:
-    """Return shadows of LRU, of need alone, and of the classes' tables."""
+    """Return shadows of LRU, of need alone, and of the policy's `own` tables."""
     alike = np.repeat(np.array(WORTHS)[:, None], AGES, axis=1)
     return GuardedShadows(traffic, own, alike, lanes=LEVELS, evidence=evidence)
 
@@ -103,8 +103,8 @@ def refits_of(requests: int, refit_requests: float) -> Refits:
 def class_tables(traffic: Traffic, refit_requests: float = REFIT_REQUESTS.default) -> Tables:
     """Return the tables of all refits.
 
-    A refit sees what the requests of `WINDOW_BINS` bins before it touched. Blocks not touched by as
-    many are forgotten: they count as new, as in an engine that remembers no more.
+    A refit sees the touches by requests of the previous `WINDOW_BINS` bins. Blocks not touched by
+    as many requests are forgotten and count as new, as in an engine with this memory.
     """
     segments, refits = last_touch_segments(traffic), refits_of(len(traffic.leaf), refit_requests)
     classes, cuts = _sorted(traffic, segments, refit_requests)
@@ -119,9 +119,9 @@ def class_tables(traffic: Traffic, refit_requests: float = REFIT_REQUESTS.defaul
 def fit_at_end(
     traffic: Traffic, refit_requests: float, end_s: float | None = None
 ) -> FittedReturns:
-    """Return the fit to all of a window of requests that ends with the last one.
+    """Return the fit to a whole window of requests that ends with the last one.
 
-    Those that wait do so until `end_s` (default: right behind the last request).
+    Blocks not yet touched again wait until `end_s` (default: right after the last request).
     """
     end = np.array([end_of(traffic) if end_s is None else end_s])
     requests, of_a_bin = len(traffic.leaf), bin_requests(refit_requests)
@@ -151,7 +151,7 @@ def request_features(traffic: Traffic, prefixes: PrefixFeatures) -> RequestFeatu
 def path_cuts(prefixes: PrefixFeatures) -> Int32s:
     """Return the depths that cut each path into `PARTS`, by how long its blocks had waited (R x P).
 
-    The deeper a block lies, the longer it had waited: what touches it touches all before it.
+    Deeper blocks have waited longer: a touch of a block touches all blocks before it.
     """
     cuts = np.zeros((len(prefixes.full), PARTS - 1), dtype=np.int32)
     known = np.flatnonzero(prefixes.recent)
@@ -164,7 +164,7 @@ def path_cuts(prefixes: PrefixFeatures) -> Int32s:
 class Touches(NamedTuple):
     """N touches of so many `blocks` each, ascending in time.
 
-    `bin` is that of the request that touches.
+    `bin` is the bin of the touching request.
     """
 
     arrival_s: Float64s
@@ -173,7 +173,7 @@ class Touches(NamedTuple):
 
 
 class Returns(NamedTuple):
-    """M returns of `blocks` that `touch` had touched last, ascending in time."""
+    """M returns, ascending in time, of `blocks` that were last touched by touch number `touch`."""
 
     touch: Int64s
     arrival_s: Float64s
@@ -182,9 +182,9 @@ class Returns(NamedTuple):
 
 
 class TouchedParts(NamedTuple):
-    """One touch for each part of a path that has blocks, and its returns.
+    """One touch for each non-empty part of a path, and the returns of its blocks.
 
-    `request` and `part` (N entries) say of which.
+    `request` and `part` (N entries) identify each touch.
     """
 
     touches: Touches
@@ -193,7 +193,7 @@ class TouchedParts(NamedTuple):
     part: Int64s
 
     def kinds(self, classes: Int32s) -> Int32s:
-        """Return the class of each touch, by part and by its request's."""
+        """Return the class of each touch, from its part and its request's class."""
         kinds: Int32s = (self.part * (ROWS // PARTS) + classes[self.request]).astype(np.int32)
         return kinds
 
@@ -201,8 +201,8 @@ class TouchedParts(NamedTuple):
 class IndexRows(NamedTuple):
     """The index of each class at K refits: `values[rows[k, c]]` of class c at refit k.
 
-    Of `values` (rows of AGES) there is one for each class of a refit that touches are of, and one
-    for all others of a coarser class: no more than the touches in the refits' windows times the
+    `values` (rows of AGES) has a row for each class touched before a refit, and one for each group
+    of other classes with the same hazard: at most the touches in the refits' windows times the
     features.
     """
 
@@ -211,7 +211,7 @@ class IndexRows(NamedTuple):
 
 
 def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s) -> TouchedParts:
-    """Return the touches of the parts that `cuts` make, and when their blocks returned.
+    """Return the touches of the parts between `cuts`, and the returns of their blocks.
 
     `bins` (R) are the bins of requests.
     """
@@ -249,8 +249,8 @@ def fit_windows(
 ) -> IndexRows:
     """Fit the index to the `WINDOW_BINS` bins before each of the `refits`, ascending.
 
-    They happen at `refits_s`; `kinds` are the classes of touches. Time and memory grow with the
-    touches and returns in windows, whatever the time between them.
+    `refits_s` are the times of the refits, `kinds` the classes of touches. Time and memory grow
+    with the touches and returns in windows, not with the time between them.
     """
     window = _window_ranges(touches.bin, returns.bin, refits)
     inside = window.touch_end - window.first_touch
@@ -289,7 +289,7 @@ def _window_ranges(touch_bin: Int64s, return_bin: Int64s, refits: Int64s) -> _Wi
 
 
 class _Waits(NamedTuple):
-    """`Returns` by the time since the touch, and its age."""
+    """`Returns` with the wait since the previous touch, in seconds and as an age."""
 
     touch: Int64s
     age: Int64s
@@ -310,7 +310,7 @@ def _fill_rows(
     values: Float64s,
     rows: Int32s,
 ) -> int:
-    """Fill `values` and `rows`, refit by refit; return how many of the values are used."""
+    """Fill `values` and `rows`, refit by refit; return the number of rows of `values` used."""
     used = 0
     for refit in range(len(refits_s)):
         count_window(touches, kinds, waits, window, refit, refits_s[refit], counts, waiting)
@@ -331,7 +331,7 @@ def count_window(
     counts: ReturnCounts,
     waiting: Int64s,
 ) -> None:
-    """Set the counts of the window before one refit, at `refit_s`.
+    """Fill `counts` for the window before one refit, at `refit_s`.
 
     `waiting` becomes the blocks of each touch in the window that have not returned by then.
     """

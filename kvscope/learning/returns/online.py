@@ -1,6 +1,6 @@
 """Learn the table of `gittins` from the requests that an engine serves, and guard its use.
 
-The counts are those that the `offline` module takes from a trace, gathered as requests come.
+The counts are the same as the `offline` module's, gathered as requests come.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BEGAN_S = began_s(np.arange(AGES)).tolist()
 
 
 class ReturnEstimator:
-    """The table of `gittins`, fitted time and again to the window before.
+    """The table of `gittins`, refitted at intervals to the window of latest requests.
 
     Requests have numbers, ascending by one. `most_requests` are more than a window has.
     """
@@ -62,7 +62,7 @@ class ReturnEstimator:
         self.table = self._fitted(0, 0.0)
 
     def refit(self, number: int, now_s: float) -> bool:
-        """Refit the table if it is time at the next request, of this `number`; return whether."""
+        """Refit the table if a refit is due before request `number`; return True if it was."""
         begun, into = divmod(number, self._of_a_bin)
         if into or not begun or not begins_with_refit(begun):
             return False
@@ -70,9 +70,9 @@ class ReturnEstimator:
         return True
 
     def arrive(self, match: PrefixMatch, kind: int, arrival_s: float, every: int) -> None:
-        """Count what a request of class `kind` touches when it arrives.
+        """Count the blocks that a request of class `kind` touches when it arrives.
 
-        Each block followed stands for `every`.
+        Each followed block stands for `every` blocks.
         """
         at, blocks = match.number % self._slots, match.followed * every
         self._arrival_s[at], self._kind[at], self._cuts[at] = arrival_s, kind, match.cuts
@@ -87,7 +87,7 @@ class ReturnEstimator:
         self._count_returns(arrival_s, match.segments, 0, every)
 
     def end(self, match: PrefixMatch, followed: int, segments: TouchedSegments, every: int) -> None:
-        """Count the further blocks that a request has touched when it has been served."""
+        """Count the output blocks that a served request touched."""
         if match.number <= self._next - self._slots:
             return
         at = match.number % self._slots
@@ -99,7 +99,7 @@ class ReturnEstimator:
     def _count_returns(
         self, arrival_s: float, segments: TouchedSegments, start: int, every: int
     ) -> None:
-        """Count the returns of the blocks in `segments`; the first begins behind `start` others."""
+        """Count returns of blocks in `segments`, the first of which begins after `start` blocks."""
         for previous, blocks in segments:
             begin, start = start * every, start + blocks
             at = previous % self._slots
@@ -115,7 +115,7 @@ class ReturnEstimator:
                 self._count(previous, self._kind[at], part, wait_s, count)
 
     def _count(self, touched: int, kind: int, part: int, wait_s: float, count: float) -> None:
-        """Count blocks that request `touched` had touched last, and waited for `wait_s`."""
+        """Count blocks last touched by request `touched` that return after `wait_s`."""
         number = touched // self._of_a_bin
         if number < self._next // self._of_a_bin - WINDOW_BINS:
             return
@@ -127,7 +127,7 @@ class ReturnEstimator:
         sums[SECONDS, row, age] += count * (wait_s - _BEGAN_S[age])
 
     def _fitted(self, begun: int, now_s: float) -> Float64s:
-        """Return the table fitted to the window of bins before the one that has `begun`."""
+        """Return the table fitted to the window of bins before bin `begun`."""
         since = begun - WINDOW_BINS
         for number in [number for number in self._bins if number < since]:
             del self._bins[number]
@@ -138,7 +138,7 @@ class ReturnEstimator:
         return return_table(counts)
 
     def _count_waiting(self, requests: Int64s, now_s: float) -> tuple[Float64s, Float64s, float]:
-        """Return waiting blocks and their seconds, by row and age; touches of `requests`."""
+        """Return waiting blocks and their seconds by row and age, and the touches of `requests`."""
         at = requests % self._slots
         kind = np.frombuffer(self._kind, dtype=np.int32)[at]
         age_s = np.maximum(now_s - np.frombuffer(self._arrival_s, dtype=np.float64)[at], 0.0)
@@ -158,9 +158,9 @@ class ReturnEstimator:
 class ReturnsLearner(GuardedLearner):
     """Learns for `gittins` how soon the blocks of each class of requests return.
 
-    Its table is `fitted` for good, or until this engine has served as many requests as the fit
-    covered, or learned here from the start. With a `guard`, the candidate in force is LRU, need
-    alone or the table, as in the simulator.
+    Its table is the `fitted` one for good, or until this engine has served as many requests as the
+    fit covered, or is learned here from the start. With a `guard`, the candidate in force is LRU,
+    need alone or the table, as in the simulator.
     """
 
     read_fit = staticmethod(read_returns)
@@ -190,7 +190,7 @@ class ReturnsLearner(GuardedLearner):
 
     @property
     def in_words(self) -> str:  # type: ignore[override]  # read only
-        """What it goes by."""
+        """The origin of the table and the guard, for the log."""
         guarded = REVERTS if self.online_guard else "without a guard"
         fitted = self._fitted
         if fitted is None:
@@ -199,7 +199,7 @@ class ReturnsLearner(GuardedLearner):
         return f"fitted once to {fitted.requests} requests{more}, {guarded}"
 
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
-        """Touch the prompt's blocks, by which its class is known."""
+        """Touch the prompt's blocks, which determine its class."""
         changed = self._refit(arrival_s)
         changed |= self.switched()
         if changed:
@@ -212,7 +212,7 @@ class ReturnsLearner(GuardedLearner):
         return changed, ArrivedRequest(match, kind, tokens)
 
     def _refit(self, now_s: float) -> bool:
-        """Refit the table if its time has come; return whether the one gone by has changed."""
+        """Refit the table if a refit is due; return whether the table in use has changed."""
         number = self.recent.requests
         if self._estimator is None or not self._estimator.refit(number, now_s):
             return False
@@ -225,7 +225,7 @@ class ReturnsLearner(GuardedLearner):
         return True
 
     def called(self, candidate: int) -> str:
-        """Return the name of a candidate."""
+        """Return the name of a candidate, for the log."""
         return ("LRU", "need alone", "return times")[candidate]
 
     def _in_force(self) -> Float64s:
@@ -235,7 +235,7 @@ class ReturnsLearner(GuardedLearner):
         return np.full(self._values.shape, WORTHS[self.candidate])
 
     def cuts(self, memo: ArrivedRequest) -> Sequence[int]:
-        """Return where parts of the prompt begin that had waited longer, and what was new."""
+        """Return where parts of the prompt with longer waits begin, and where new blocks do."""
         return memo.match.cuts if memo.match is not None else ()
 
     def _class(self, match: PrefixMatch, prompt_tokens: int) -> int:
@@ -247,7 +247,7 @@ class ReturnsLearner(GuardedLearner):
         return number
 
     def end(self, request: Request, memo: ArrivedRequest) -> None:
-        """Touch the output's blocks."""
+        """Touch the output's blocks, and count them."""
         if memo.match is None:
             return
         followed, segments = self.touch_output(request, memo.match, memo.prompt_tokens)

@@ -25,8 +25,8 @@ _SETTLED = 1e-6  # relative change of a round that ends the search
 class ReuseCounts(NamedTuple):
     """The sufficient statistics of an exponential, in any number of cells (leading axes `...`).
 
-    `reused` blocks took `waited_s` seconds together; `waiting` (`...` × B) blocks were still
-    unused `since_s` (the same) seconds after their touch.
+    `reused` blocks waited `waited_s` seconds in total; `waiting` (`...` × B) blocks were still
+    unused `since_s` (same shape) seconds after their touch.
     """
 
     reused: Float64s
@@ -87,9 +87,9 @@ def mean_lifetimes(
     """Return the mean lifetime of each category (the last axis), in seconds.
 
     A lifetime is the sum of a block's waits, so its mean is the waits of all reuses (`waited_s`)
-    over the blocks that `appeared`. Categories with few of them are drawn to the mean over all by
-    `prior_blocks` more; where nothing is known that is `unknown_s`. Source: KVCache Cache in
-    the Wild (ATC'25), section 4.2 (life).
+    over the blocks that `appeared`. Categories with few blocks are shrunk towards the mean over all
+    categories, which counts as `prior_blocks` more; without any data it is `unknown_s`. Source:
+    KVCache Cache in the Wild (ATC'25), section 4.2 (life).
     """
     all_waited, all_appeared = waited_s.sum(axis=-1), appeared.sum(axis=-1)
     known = (all_waited > 0) & (all_appeared > 0)
@@ -108,10 +108,10 @@ def slots_of(age_s: Float64s, longest_s: float) -> Int64s:
 def reuse_table(counts: ReuseCounts, touched_again: Float64s) -> Float64s:
     """Return the table of `wa` for each window and category: reuse probability, rate, lifetime.
 
-    `counts` has axes (windows, categories[, slots]); `touched_again` (windows, categories) are the
-    blocks touched that had been touched before. The defective exponential, right-censored at the
-    window's end, and the mean lifetime are drawn to those of all categories together by some blocks
-    more; before any block was touched all categories are alike.
+    `counts` has axes (windows, categories[, slots]); `touched_again` (windows, categories) counts
+    touches of known blocks. The defective exponential, right-censored at the window's end, and the
+    mean lifetime are shrunk towards all categories together, which count as a few blocks more;
+    before any block was touched all categories are alike.
     """
     appeared = np.maximum(counts.reused + counts.waiting.sum(axis=-1) - touched_again, 0.0)
     total = _all_categories(counts)

@@ -1,4 +1,4 @@
-"""Learn the table of `wa` from a whole trace, as refits along the way see it."""
+"""Learn the table of `wa` from a whole trace, with refits along the way."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ReuseOffline(OfflineLearner):
 def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[ReuseCounts, Float64s]:
     """Return the counts of every refit's window, and the blocks touched again in it.
 
-    By (refits, categories). A touch is in the windows of the next `WINDOW_REFITS` refits. Blocks
-    not touched for so long are forgotten: when they come again they are new.
+    Both are by (refits, categories). A touch is in the windows of the next `WINDOW_REFITS` refits.
+    Blocks not touched for so long are forgotten and count as new when they come again.
     """
     segments = last_touch_segments(traffic)
     previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)

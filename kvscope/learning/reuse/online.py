@@ -1,6 +1,6 @@
 """Learn the table of `wa` from the requests that an engine serves.
 
-The counts are those that the `offline` module takes from a trace, gathered as requests come.
+The counts are the same as the `offline` module's, gathered as requests come.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REUSED, WAITED_S, TOUCHED_AGAIN = 0, 1, 2
 
 
 class _Touch(Struct, eq=False):
-    """The blocks that one request touched; `waiting` of them were not touched since."""
+    """A request's touch of its blocks; `waiting` of them have not been touched since."""
 
     arrival_s: float
     bin: int
@@ -118,7 +118,7 @@ class ReuseEstimator:
         self._bins[touch.bin][TOUCHED_AGAIN, touch.category] += count
 
     def _halve(self) -> None:
-        """Follow every second of the blocks followed so far."""
+        """Drop half of the followed blocks, by hash."""
         self.every *= 2
         mask = self.every - 1
         for generation in (self._young, self._old):
@@ -149,7 +149,7 @@ class ReuseEstimator:
         return table
 
     def _count_waiting(self, waiting: Float64s, since_s: Float64s) -> None:
-        """Add up by category and slot the blocks that wait, and their seconds since the touch."""
+        """Add up waiting blocks, and their seconds since the touch, by category and slot."""
         touches = [of for of in self._touches if of.waiting > 0 and of.bin < self._bin]
         if not touches:
             return
@@ -165,7 +165,7 @@ class ReuseEstimator:
 class ReuseLearner(GuardedLearner):
     """Learns for `wa` how soon the blocks of each category, a type and a turn, are reused.
 
-    If the policy is guarded that table is in force where the guard takes it, else LRU.
+    For a guarded policy, the guard decides whether this table or LRU is in force.
     """
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedTable | None) -> None:
@@ -180,7 +180,7 @@ class ReuseLearner(GuardedLearner):
 
     @property
     def table(self) -> Float64s:  # type: ignore[override]  # read only
-        """The latest fit, or equal worths of all categories where LRU is in force."""
+        """The latest fit; the same worth for all categories where LRU is in force."""
         reverted = self._guarded and self.candidate == FALLBACK
         return self._lru if reverted else self._estimator.table
 
@@ -193,7 +193,7 @@ class ReuseLearner(GuardedLearner):
         return Scores(self._lru), Scores(self._estimator.table)
 
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
-        """Find the category, which is known at once."""
+        """Find the request's category, and note its prompt for the guard."""
         changed = self._estimator.at(arrival_s)
         if changed and self.online_guard is not None:
             self.online_guard.use(self._candidates())

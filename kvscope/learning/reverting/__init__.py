@@ -1,1 +1,1 @@
-"""Whether a policy's own order is in force, or LRU, as a guard takes it."""
+"""Learner of `tlru` and `threshold-lru` with a guard: their own order, or LRU, in force."""

@@ -12,10 +12,10 @@ from kvscope.replay.traffic import Traffic
 
 
 class RevertingOffline(OfflineLearner):
-    """A table of one cell: a policy's own order; with a guard that or LRU."""
+    """A table of one cell: the policy's own order, or LRU where a guard chooses it."""
 
     def tables(self, traffic: Traffic, every: float) -> Tables:
-        """Return the tables, which are chosen by policy and capacity."""
+        """Return the tables, which depend on policy and capacity (`Tables.choose`)."""
         own = Tables.of(
             np.zeros(1, dtype=np.int64),
             np.full((1, 1, 1), OWN_ORDER),

@@ -1,4 +1,4 @@
-"""Decide by what an engine serves when a policy's own order is in force, and when LRU."""
+"""Decide by an engine's requests when a policy's own order is in force, and when LRU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope.policies.base import LRU_ORDER, OWN_ORDER, LanePolicy
 
 
 class RevertingLearner(GuardedLearner):
-    """Has the policy's own order in force where its guard takes it, else LRU."""
+    """Puts the policy's own order in force where its guard chooses it, else LRU."""
 
     in_words = REVERTS
 
