@@ -31,7 +31,7 @@ Place = Literal["first-prompt", "shortened", "history"]
 class Branch(Struct, frozen=True):
     """Earlier requests that share the first `blocks` blocks with a request and no more.
 
-    `latest` is the number of the last one.
+    `requests` is their number, `latest` the number of the most recent one.
     """
 
     blocks: int
@@ -415,7 +415,7 @@ def explained_request(
 
 
 def branches(steps: Walk, request: int, most: int) -> tuple[Branch, ...]:
-    """Return where earlier paths leave that of `request`, head first; those of most requests."""
+    """Return the `most` used branches off the path of `request`, in order of depth."""
     length = int(steps.length[request])
     path = np.empty(length, dtype=np.int32)
     write_path(steps.block_parent, int(steps.leaf[request]), path, 0, length)
@@ -433,7 +433,7 @@ def branches(steps: Walk, request: int, most: int) -> tuple[Branch, ...]:
 
 @kernel
 def _inherit(block_parent: Int32s, common: Int32s) -> None:
-    """Fill each block's entry from its parent's, unless it has one of its own."""
+    """Copy the parent's entry of `common` to each block whose own entry is 0."""
     for block in range(1, len(block_parent)):  # parents have lower numbers
         if common[block] == 0:
             common[block] = common[block_parent[block]]
