@@ -1,4 +1,4 @@
-"""Bodies of several APIs as those of chat completions, as vLLM makes them, and their responses.
+"""Request bodies of several APIs as vLLM converts them to chat completions; their responses.
 
 Source: vLLM 0.33.0, vllm/entrypoints/anthropic/serving.py (to_chat_completion_request) and
 vllm/entrypoints/openai/responses/utils.py (construct_input_messages).
@@ -62,7 +62,7 @@ def from_anthropic(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_blocks(message: Message, blocks: Sequence[Any]) -> list[Message]:
-    """Return a message of blocks as messages: each result of a tool is one of its own, first."""
+    """Return a message of content blocks as messages: first one per tool result, then the rest."""
     results: list[Message] = []
     parts, calls, thoughts = [], [], []
     for block in blocks:
@@ -104,9 +104,9 @@ def from_schema(tool: Mapping[str, Any]) -> Tool:
 
 
 def from_parts(message: Message, name: str) -> Iterator[Message]:
-    """Yield a message of OpenTelemetry's conventions as messages of OpenAI's API; others as it is.
+    """Yield a message with OpenTelemetry's `parts` as messages of OpenAI's API; others unchanged.
 
-    Each response of a tool is a message of its own. Raises BadLine about `name`.
+    Each tool response becomes a message. Raises BadLine that names the field, `name`.
     """
     parts = message.get("parts")
     if parts is None:
@@ -142,7 +142,7 @@ def from_parts(message: Message, name: str) -> Iterator[Message]:
 
 
 class _Turn(Struct, frozen=True):
-    """The messages that a response adds to the previous response."""
+    """The messages that a response adds to those of the response `before`; its line's `size`."""
 
     before: _Turn | None
     messages: Sequence[Message]
@@ -150,9 +150,9 @@ class _Turn(Struct, frozen=True):
 
 
 class Responses:
-    """Bodies of the Responses API, each with the messages of the logged responses it continues.
+    """Converts bodies of the Responses API; adds the messages of logged responses they continue.
 
-    Of the latest lines only, some 256 MiB of them.
+    Keeps the latest responses only, from some 256 MiB of lines.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Responses:
     def chat(self, body: Mapping[str, Any], response: Any, size: int) -> dict[str, Any]:
         """Return a body as one of chat completions; keep `response` for bodies that continue it.
 
-        `size` is that of its line in bytes. Raises BadLine where it continues an unknown response.
+        `size` is the line's, in bytes. Raises BadLine if the body continues an unknown response.
         """
         before, known = None, body.get("previous_response_id")
         if known is not None:
@@ -236,7 +236,7 @@ def items(items: Any) -> list[Message]:
 
 
 def as_response(output: Any) -> Any:
-    """Return a message, or the first of several, as a response; others as they are."""
+    """Return an output message, or the first of a list, as a response; other outputs unchanged."""
     message = output[0] if isinstance(output, list) and output else output
     if isinstance(message, dict) and "role" in message:
         with suppress(BadLine):
@@ -255,7 +255,7 @@ class LoggedAnswer(Struct, frozen=True):
 def answer_of(response: object) -> LoggedAnswer:
     """Return message, counts and id of a response: of any API, a text, or JSON text.
 
-    Nothing of it is worth a request: what cannot be read is none.
+    Unreadable values become None: they are no reason to reject the request.
     """
     if isinstance(response, str) and response.lstrip().startswith("{"):
         with suppress(msgspec.MsgspecError, RecursionError):
@@ -303,7 +303,7 @@ def usage_of(usage: object) -> Usage:
 
 
 def _count(usage: object, *names: str) -> int | None:
-    """Return the first of these fields that is a number of tokens."""
+    """Return the first of the fields `names` that is an integer from 0 on, None if none is."""
     values = (usage.get(name) for name in names) if isinstance(usage, dict) else ()
     return next(
         (x for x in values if isinstance(x, int) and not isinstance(x, bool) and x >= 0), None
@@ -311,5 +311,5 @@ def _count(usage: object, *names: str) -> int | None:
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list, none of anything else."""
+    """Return the objects in a list; no objects for anything else."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -74,9 +74,9 @@ _LANGFUSE_TRACE = b'"observations":'
 
 
 class HashCounts(Struct):
-    """What was hashed. `compared` requests state their prompt's length, `different` another one.
+    """Counts of what was hashed; `unread_answers` have no stated tokens and cannot be tokenized.
 
-    `unread_answers` are those whose tokens are neither stated nor can be counted.
+    `compared` requests state their prompt's tokens, `different` ones another number than counted.
     """
 
     breaks: TemplateBreaks
@@ -90,7 +90,7 @@ class HashCounts(Struct):
 
 
 class _Record(Struct):
-    """A request of a line of a log, `is_last` where the line has no further one."""
+    """A request of a log line, with its prompt and answer; `is_last` marks the line's last one."""
 
     line: int
     is_last: bool
@@ -164,9 +164,9 @@ class Converter:
     def _records(
         self, line: int, text: bytes, reader: LogFormat, rejects: Rejects
     ) -> Iterator[_Record]:
-        """Yield the requests of a line one by one: the turns of a conversation may be many.
+        """Yield the requests of a line one by one: a conversation may have many turns.
 
-        Those before one that cannot be used are kept.
+        Requests before an unusable one are kept.
         """
         try:
             requests = reader.parse(text)
@@ -190,7 +190,7 @@ class Converter:
             rejects.reject(line, f"{_FAILS}: {type(error).__name__}")
 
     def _answer(self, request: LoggedRequest, prompt: Piece) -> Piece | None:
-        """Return an answer that has to be counted; one that cannot be read is none."""
+        """Return an answer to tokenize; None if its tokens are stated or it is unreadable."""
         if request.output_tokens is not None or request.response is None:
             return None
         try:
@@ -229,14 +229,14 @@ class Converter:
             yield self._encode(stated(line)) + b"\n"
 
     def _readable(self, answer: Encoded | BadLine | None) -> Encoded | None:
-        """Return an answer's tokens; one that breaks the tokenizer has none."""
+        """Return an answer's tokens; count it as unread if it broke the tokenizer."""
         if isinstance(answer, BadLine):
             self.counts.unread_answers += 1
             return None
         return answer
 
     def _encoded_alone(self, text: Text) -> Encoded | BadLine:
-        """Return the tokens of a text, or why the library makes none."""
+        """Return the tokens of a text, or the library's failure as BadLine."""
         try:
             return self._tokenizer.encode([text])[0]
         except BaseException as error:  # noqa: BLE001  (others are raised again)
@@ -246,7 +246,7 @@ class Converter:
     def _line(
         self, request: LoggedRequest, prompt: Encoded, answer: Encoded | None
     ) -> dict[str, Any]:
-        """Return a request as the trace has it; what is None is left out."""
+        """Return the fields of a request's line in the trace; None fields are not written."""
         tokens = prompt.tokens
         outputs = request.output_tokens if answer is None else len(answer.tokens)
         total = len(tokens) + (outputs or 0)
@@ -314,13 +314,13 @@ def _is_plain(word: str) -> bool:
 
 
 def _require_few(characters: int) -> None:
-    """Raise BadLine for more characters than the prompts of one line may have."""
+    """Raise BadLine if the prompts of one line have more characters than is allowed."""
     if characters > _MOST_CHARACTERS:
         raise BadLine(f"the prompts of its turns have more than {_MOST_CHARACTERS:,} characters")
 
 
 def _require_library_error(error: BaseException) -> None:
-    """Raise an error again that is no library's: an exception, or a panic of Rust's."""
+    """Raise `error` again unless a library may raise it: an exception, or a panic of Rust's."""
     panic = type(error).__name__ == "PanicException"
     if isinstance(error, MemoryError) or not (panic or isinstance(error, Exception)):
         raise error
@@ -333,7 +333,7 @@ def _tokens(piece: Encoded | BadLine) -> Encoded:
 
 
 def _possible_ms(measured_s: float | None) -> int | float | None:
-    """Return a measured time in ms, None for one that cannot be."""
+    """Return a measured time in ms, None for an impossible one."""
     possible = measured_s is not None and 0 <= measured_s <= LONGEST_S
     return milliseconds(measured_s) if possible else None
 

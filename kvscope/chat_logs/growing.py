@@ -1,8 +1,8 @@
-"""Templates by which a conversation's prompts grow: each is the last one's beginning, and an end.
+"""Chat templates by which a conversation's prompts grow: turns only add text before a fixed end.
 
-It is so where nothing that a template has written before it asks for a message depends on that
-message or on how many there are, and nothing that it writes behind the last one depends on any.
-Its code shows that if messages are read by one loop that looks neither ahead nor at its length.
+They write nothing before they read a message that depends on that message or on the number of
+messages, and nothing behind the last message that depends on any. The code of a template shows that
+if one loop reads the messages and looks neither ahead nor at its length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHERS = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Ext
 
 
 class ReadInOrder(Sequence[Any]):
-    """Messages that note in `ends` how much was `written` when each, and the end, was asked for."""
+    """Messages that record in `ends` the length `written` when each, and the end, is reached."""
 
     def __init__(
         self, items: Sequence[Any], written: Callable[[], int], ends: dict[int, int], first: int = 0
@@ -28,7 +28,7 @@ class ReadInOrder(Sequence[Any]):
         self._items, self._written, self._ends, self._first = items, written, ends, first
 
     def __getitem__(self, at: Any) -> Any:
-        """Return a message, or those from one on."""
+        """Return a message, or the messages from a slice's start on."""
         if not isinstance(at, slice):
             return self._items[at]
         first = self._first + (at.start or 0)
@@ -42,14 +42,14 @@ class ReadInOrder(Sequence[Any]):
         self._ends[self._first + len(self._items)] = self._written()
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of messages."""
         return len(self._items)
 
 
 def least_messages(template: nodes.Template) -> int | None:
-    """Return from how many messages on prompts grow; None where the code does not show that.
+    """Return the least number of messages from which prompts grow; None if the code shows none.
 
-    As `ReadInOrder`, `messages` need no other methods there.
+    The code then uses `messages` only as `ReadInOrder` allows.
     """
     if next(template.find_all(_OTHERS), None) is not None:
         return None
@@ -76,9 +76,9 @@ def least_messages(template: nodes.Template) -> int | None:
 
 
 def _variables(template: nodes.Template) -> tuple[set[str], set[str], set[int]]:
-    """Return the names of messages, those of what a loop may change, and the nodes that name them.
+    """Return the variables that hold messages, those that a loop may change, and known name nodes.
 
-    The nodes are those of assignments of all messages, or of those from one on.
+    Known are the ids of nodes in assignments of all messages, or of all from an index on.
     """
     lists, state, known = {"messages"}, set(_STATE), set[int]()
     for assign in (*template.find_all(nodes.Assign), *template.find_all(nodes.AssignBlock)):
@@ -105,7 +105,7 @@ def _calls(node: nodes.Node) -> bool:
 
 
 def _index(node: nodes.Node) -> int | None:
-    """Return the number of a message, or from which on a slice takes all; None for others."""
+    """Return the index of a message, or the start of an open-ended slice; None for others."""
     if isinstance(node, nodes.Slice):
         if node.stop is not None or node.step is not None:
             return None
@@ -117,7 +117,7 @@ def _index(node: nodes.Node) -> int | None:
 def _loops(
     body: Sequence[nodes.Node], lists: set[str]
 ) -> Iterator[tuple[nodes.For, list[nodes.Node]]]:
-    """Yield the loops over messages outside of others, and what is done after each."""
+    """Yield the outermost loops over messages, each with the code that runs after it."""
     for at, node in enumerate(body):
         rest = [*body[at + 1 :]]
         if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name):
@@ -130,7 +130,7 @@ def _loops(
 
 
 def _looks_back(loop: nodes.For) -> bool:
-    """Return whether a loop asks for nothing but what it has done."""
+    """Return whether a loop reads only those attributes of `loop` that do not look ahead."""
     inside = [*_of_loop([*loop.body, *([loop.test] if loop.test else [])])]
     asked = {
         id(each.node)
@@ -144,7 +144,7 @@ def _looks_back(loop: nodes.For) -> bool:
 
 
 def _of_loop(body: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
-    """Yield the nodes for which `loop` is that of this body."""
+    """Yield the nodes in a loop's body in which `loop` means this loop, not an inner one."""
     for node in body:
         yield node
         inner = [node.iter] if isinstance(node, nodes.For) else node.iter_child_nodes()

@@ -77,11 +77,11 @@ class Hasher:
 
 @contextmanager
 def salt(path: str | None) -> Iterator[bytes]:
-    """Yield the salt in the file at `path`, or a random one, which a missing file gets (mode 0600).
+    """Yield the salt in the file at `path` (made if missing, mode 0600), or a random one for None.
 
-    A file that was made is removed again where the block fails, unless another process has read it,
-    which adds a blank line to it. Raises InputError for a file of another user, one that other
-    users can read or write, and one that holds something else.
+    A file made here is removed if the block fails, unless another process has read it, which adds a
+    blank line to it. Raises InputError for a file of another user, one that other users can read or
+    write, and one that holds something else.
     """
     if path is None:
         yield secrets.token_bytes(SALT_BYTES)

@@ -28,10 +28,10 @@ _SHARE = 0.8  # of the memory that is free at the start
 
 
 class LibraryProcess:
-    """Answers requests as a module's `service` does for these settings.
+    """A process that answers requests by `service(settings)` of a module.
 
-    It returns what the library is, and the function that answers. The more answers took too long,
-    the shorter the next ones may take.
+    `service` returns facts about the library, and the function that answers. Each timeout shortens
+    the time limit of later answers.
     """
 
     def __init__(self, module: str, settings: Any) -> None:
@@ -42,14 +42,14 @@ class LibraryProcess:
         self._timeouts = 0
 
     def start(self) -> Any:
-        """Start the process and return what the library is. Raises what `ask` does."""
+        """Start the process and return the library's facts. Raises what `ask` does."""
         with self._lock:
             return self._received(self._started(), _START_S)
 
     def ask(self, request: Any, characters: int) -> Any:
-        """Return the answer to a request about so many characters.
+        """Return the answer to a request; its time limit grows with its `characters`.
 
-        Raises BadLine, or an error with the name of the library's: its text may be a prompt's.
+        Raises BadLine, or an error with just the name of the library's: its text may be a prompt.
         """
         limit_s = LIMIT_S / (1 + self._timeouts) + characters / _CHARACTERS_A_SECOND
         with self._lock:
@@ -75,7 +75,7 @@ class LibraryProcess:
         return answer
 
     def _started(self) -> Connection:
-        """Start the process and return the end of its pipe, at which it says that it is ready."""
+        """Start the process and return the pipe on which it will send the library's facts."""
         self._pipe, its = Pipe()
         with its:
             self._process = subprocess.Popen(
@@ -107,13 +107,13 @@ _CODE = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; 
 
 
 def _named(name: str) -> Exception:
-    """Return an error of a class that has the name of a library's."""
+    """Return an error whose class has the name of a library's error."""
     error: Exception = type(name, (RuntimeError,), {})()
     return error
 
 
 def serve(handle: str) -> None:
-    """Answer requests at a pipe until it is closed."""
+    """Answer the requests on a pipe (file descriptor `handle`) until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other end decides
     with Connection(int(handle)) as pipe:
         module, settings, memory = pipe.recv()
@@ -134,7 +134,7 @@ def serve(handle: str) -> None:
 
 
 def _answer(answer: Callable[[Any], Any], request: Any) -> tuple[str, Any]:
-    """Return what a library makes of a request, or why not."""
+    """Return the kind of outcome, with the library's answer or the reason why there is none."""
     try:
         return "answer", answer(request)
     except BadLine as error:

@@ -35,7 +35,7 @@ class MessageLineage:
         self._last: tuple[list[Message], list[bytes]] = [], [b""]
 
     def link(self, request: LoggedRequest) -> None:
-        """Name a request and the one that it continues, unless the log does."""
+        """Set a request's `name` and `continues`, and its ids unless the log states its parent."""
         chat = request.prompt
         if not isinstance(chat, Chat):
             return
@@ -56,7 +56,7 @@ class MessageLineage:
             self._latest.popitem(last=False)
 
     def _digests(self, messages: Sequence[Message]) -> list[bytes]:
-        """Return the digest of every beginning of the messages; those of the last list are reused.
+        """Return the digest of each beginning of the messages; reuse those of the last list.
 
         The requests of one logged conversation share their messages.
         """
@@ -72,10 +72,10 @@ class MessageLineage:
     def _parent(
         self, messages: Sequence[Message], digests: Sequence[bytes], *, answered: bool
     ) -> str | None:
-        """Return the name of the request that gave the last answer in the history, if any has.
+        """Return the name of the request behind the latest known answer in the history, or None.
 
-        Of a request that is not among those before, in another log, the name follows from what it
-        asked. `answered`: this log has answers.
+        If no answer is known (its request is in another log), derive the name of the last answer's
+        request from its messages, and from the answer if this log is `answered`.
         """
         guess = None
         for at in range(len(messages) - 2, 0, -1):
@@ -91,18 +91,18 @@ class MessageLineage:
 
 
 class _Prompt(Struct, frozen=True):
-    """The blocks of a prompt; prompts with other tools or arguments have another `context`."""
+    """The block hashes of a prompt; `context` is a digest of its tools and template arguments."""
 
     context: bytes
     ids: array[int]
 
 
 class TemplateBreaks:
-    """Finds the tokens that a turn's messages share with the prompt before.
+    """Finds prompts in which the template has moved or changed the previous prompt's messages.
 
-    Where the rendered prompt does not begin with them, the template has moved or changed them:
-    `lost` are those tokens; `broken` are such turns, of the `compared`. The end of the prompt
-    before, which tells the model to answer, is no message.
+    Of the `compared` turns, `broken` do not begin with the previous prompt, and `lost` counts the
+    tokens that they do not repeat. The end of the previous prompt, which tells the model to answer,
+    is no message.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -113,9 +113,9 @@ class TemplateBreaks:
         self._kept = 0
 
     def compare(self, request: LoggedRequest, ids: Sequence[int]) -> int | None:
-        """Return the tokens of the prompt before that a request's messages begin with.
+        """Return the tokens of the previous prompt whose messages this request repeats.
 
-        None where it continues none, or with other tools or arguments. Keeps its blocks, `ids`.
+        None without a previous prompt, or if its tools or arguments differ. Keeps the hashes `ids`.
         """
         chat = request.prompt
         if not isinstance(chat, Chat):
@@ -150,7 +150,7 @@ def _name(asked: bytes, answer: Mapping[str, Any] | None) -> str:
 
 
 def _digest(before: bytes, message: Mapping[str, Any]) -> bytes:
-    """Return the digest of a message after others: its role, texts and calls, without ids."""
+    """Return the digest of a message's role, texts and calls (without ids), chained to `before`."""
     calls = message.get("tool_calls")
     functions = [
         [function.get("name"), parsed_arguments(function.get("arguments"))]

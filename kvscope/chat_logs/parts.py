@@ -35,7 +35,7 @@ class _Located(NamedTuple):
 
 
 class PartFinder:
-    """Finds the parts of prompts; messages that the prompt before had, too, are not looked for.
+    """Finds the parts of prompts; does not search again for messages of the previous prompt.
 
     `as_bytes`: each character of a text stands for a byte of its UTF-8.
     """
@@ -49,7 +49,7 @@ class PartFinder:
         self._parts: list[Part] = []
 
     def parts_of(self, text: str, chat: Chat) -> list[Part]:
-        """Return the parts of the prompt that a chat became, each by the character behind it."""
+        """Return the parts of a chat's prompt, each with the index behind its last character."""
         needle = self._needle
         system = [*takewhile(lambda message: _kind(message) == "system", chat.messages)]
         head = [part for each in system if (part := _find(text, each, 0, needle))]
@@ -83,10 +83,9 @@ class PartFinder:
 
 
 def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) -> list[_Located]:
-    """Return the messages that are found in their order, from `at` on.
+    """Return the messages found in `text` in their order, from `at` on.
 
-    After many that a template has rewritten, the rest is not looked for: each takes the time to
-    read the whole text.
+    Stops after many missing ones, which the template rewrote: each search reads the whole text.
     """
     parts, missing = [], 0
     for message in messages:
@@ -111,7 +110,7 @@ def _find(text: str, message: Message, at: int, needle: _Needle) -> _Located | N
 
 
 def _said(message: Message) -> Iterator[str]:
-    """Yield what a message says, and the names and arguments of its calls, without blank texts."""
+    """Yield a message's texts, and the names and arguments of its calls, without blank texts."""
     content, calls = message.get("content"), message.get("tool_calls")
     for part in content if isinstance(content, list) else (content,):
         said = part.get("text") if isinstance(part, dict) else part
@@ -127,9 +126,9 @@ def _said(message: Message) -> Iterator[str]:
 
 
 def _tools(text: str, tools: Sequence[Tool], behind: int, needle: _Needle) -> list[_Located]:
-    """Return the definitions of tools: as JSON of the usual forms, else from name to name.
+    """Return the places of tool definitions: as JSON of the usual forms, else from name to name.
 
-    Names are looked for from `behind` the system prompt on, or else anywhere.
+    Names are searched from `behind` the system prompt on, or else anywhere.
     """
     rendered = rendered_tools(tools) if tools else []
     functions = [tool["function"] for tool in rendered]
@@ -145,7 +144,7 @@ def _tools(text: str, tools: Sequence[Tool], behind: int, needle: _Needle) -> li
 
 
 def _in_sequence(text: str, tools: Iterable[str], at: int) -> list[_Located]:
-    """Return where these texts follow one another; empty where one of them is missing."""
+    """Return the places of the `tools` texts, one after another; empty if one is missing."""
     parts = []
     for number, tool in enumerate(tools, 1):
         if (begin := text.find(tool, at)) < 0:
@@ -156,7 +155,7 @@ def _in_sequence(text: str, tools: Iterable[str], at: int) -> list[_Located]:
 
 
 def _in_order(parts: Sequence[_Located], at: int) -> Iterator[Part]:
-    """Yield parts by their ends, with what the template writes between them and behind `at`."""
+    """Yield parts by their ends, with the template's own text between them, from `at` on."""
     for part in parts:
         if part.begin - at >= _LONGEST_MARK:
             yield Part("template", part.begin)
@@ -166,7 +165,7 @@ def _in_order(parts: Sequence[_Located], at: int) -> Iterator[Part]:
 
 
 def _rest(parts: Sequence[Part], text: str) -> list[Part]:
-    """Return what the template writes behind all parts."""
+    """Return the template's own text behind all parts, as a part."""
     end = parts[-1].end if parts else 0
     return [Part("template", len(text))] if end < len(text) else []
 

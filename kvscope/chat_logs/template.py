@@ -97,9 +97,9 @@ class ChatTemplate:
     def render(
         self, chat: Chat, *, date_s: float | None = None, answer: Message | None = None
     ) -> str:
-        """Return the prompt of a chat; with `answer`, the chat ended by it, and no more.
+        """Return the prompt of a chat; with `answer`, the chat up to the end of that answer.
 
-        The template's today is the day of `date_s`, s since 1970, in UTC. Raises BadLine where it
+        The template's date is the day of `date_s` (s since 1970) in UTC. Raises BadLine where it
         refuses the messages.
         """
         self.is_dated, self.ends = False, {}
@@ -147,7 +147,7 @@ class ChatTemplate:
         return text[:_LONGEST_REASON] if own else type(error).__name__
 
     def _strftime(self, date_s: float | None, form: str) -> str:
-        """Return today as a template asks for it: the request's day, the same in every run."""
+        """Return the request's day as a template formats it, the same in every run."""
         self.is_dated = True
         try:
             today = datetime.fromtimestamp(date_s or 0.0, UTC)
@@ -174,11 +174,11 @@ class ChatTemplate:
 
 
 def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None, _Answer]:
-    """Return what renders chats by the templates and special tokens in `settings`."""
+    """Return no facts, and a function that renders chats by the templates in `settings`."""
     template = ChatTemplate(*settings)
 
     def render(request: tuple[Chat, float | None, Message | None]) -> Rendered:
-        """Return a prompt."""
+        """Return the prompt of a chat, or with an answer, the chat up to its end."""
         chat, date_s, answer = request
         text = template.render(chat, date_s=date_s, answer=answer)
         return Rendered(text, template.is_dated, template.ends)
@@ -193,11 +193,11 @@ class _Written:
         self._size = 0
 
     def size(self) -> int:
-        """Return its length."""
+        """Return the length of the text."""
         return self._size
 
     def of(self, parts: Iterator[str]) -> str:
-        """Return all of it. Raises BadLine beyond a length."""
+        """Return the parts as one text. Raises BadLine beyond MAX_LINE_BYTES characters."""
         texts = []
         for text in parts:
             texts.append(text)
@@ -220,7 +220,7 @@ def _cut_behind(text: str, ending: Any) -> str:
 
 
 def takes_parts(template: nodes.Template) -> bool:
-    """Return True if a template walks the parts of a message's content, which is no text then.
+    """Return True if a template loops over a message's content, a list of parts instead of text.
 
     Source: vLLM 0.32.0, vllm/renderers/hf.py (_detect_content_format), in a shorter form.
     """

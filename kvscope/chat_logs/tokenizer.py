@@ -37,7 +37,7 @@ _MOST_NEW_PIECES = 8  # at the end of a prompt that a turn goes on with
 class Text(Struct, frozen=True):
     """Text to tokenize; `is_raw` adds the special tokens that a template would have added.
 
-    Its `parts` end at characters. An answer begins with nothing that another text begins with.
+    Its `parts` end at character indices. An answer (`is_answer`) shares no beginning with prompts.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Text(Struct, frozen=True):
 
 
 class Encoded(Struct, frozen=True):
-    """Tokens, and the parts that they are of, by the token behind each."""
+    """Tokens, and the prompt parts that they form, each by the index behind its last token."""
 
     tokens: Tokens
     parts: Sequence[Part] = ()
@@ -57,13 +57,13 @@ Piece: TypeAlias = "Text | Encoded"
 
 
 class Tokenizer(ABC):
-    """Makes tokens of prompts as the engine does; those of chats have parts if `marks_parts`."""
+    """Turns prompts into tokens as the engine does; chats have parts if `marks_parts`."""
 
     marks_parts: bool = False
 
     @abstractmethod
     def prompt(self, request: LoggedRequest) -> Piece:
-        """Return a request's prompt, to be encoded or as tokens. Raises BadLine."""
+        """Return a request's prompt, as text to encode or as tokens. Raises BadLine."""
 
     @abstractmethod
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
@@ -144,7 +144,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def notes(self) -> list[str]:
-        """Whose date the prompts have."""
+        """A note on the dates that the template wrote, if it wrote any."""
         if not self._notes:
             return []
         missing = ", 1970-01-01 where a line has no time" if "undated" in self._notes else ""
@@ -171,7 +171,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _of_conversation(
         self, chat: Chat, date_s: float | None, answer: Message | None
     ) -> str | None:
-        """Return a prompt as part of what the whole conversation becomes, None where it is none."""
+        """Return a prompt cut out of the whole rendered conversation, None if it cannot be."""
         whole, ended = chat.conversation, answer is not None
         count = len(chat.messages) + ended
         if whole is None or (ended and answer != whole[count - 1]):
@@ -191,8 +191,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
         """Return the text that the template adds for the answer, up to its end token.
 
-        Where the chat with the answer does not begin with the prompt (the template drops earlier
-        reasoning, say), it is the answer's own text.
+        If the chat with the answer does not begin with the prompt (the template drops earlier
+        reasoning, say), return the answer's own text.
         """
         response = request.response
         assert response is not None  # noqa: S101  (asked only then)
@@ -232,7 +232,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _rendered(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the tokens of rendered prompts; pieces between special tokens are encoded once.
 
-        Special tokens are found before anything else, so what lies between two of them has the same
+        Special tokens are found before anything else, so the text between two of them has the same
         tokens wherever it stands. Turns of a conversation repeat all pieces but the last ones.
         """
         if self._piece_characters > _MOST_CHARACTERS:
@@ -253,10 +253,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return encoded
 
     def _cut(self, text: Text, before: _Cut) -> _Cut:
-        """Return the pieces that a prompt does not share with the one before.
+        """Return a prompt's pieces, without those that it shares with the previous prompt.
 
-        What special tokens are in a text up to some character follows from the text up to the end
-        of the longest one from there on.
+        The special tokens before a character depend only on the text up to there and as far beyond
+        as the longest special token.
         """
         if self._special is None:
             return _Cut(text.text, [0], [text.text])
@@ -273,7 +273,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return _Cut(text.text, [*before.starts[:shared], *starts], pieces, shared)
 
     def _of_pieces(self, text: Text, last: _Cut, cut: _Cut) -> Encoded:
-        """Return the tokens of a text, whose beginning is that of the last one."""
+        """Return a text's tokens: those of the beginning it shares with `last`, then its own."""
         shared, begin = cut.shared, cut.starts[cut.shared]
         own = [self._pieces[piece] for piece in cut.pieces]
         tokens = last.counts[shared]
@@ -293,7 +293,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _ending_at_tokens(
         self, parts: Sequence[Part], pieces: Sequence[str], characters: int, tokens: int
     ) -> Iterator[Part]:
-        """Yield parts by the token behind each, for pieces behind these characters and tokens.
+        """Yield parts by the index behind their last token, for pieces from these offsets on.
 
         A token that two parts share is the first one's, as are blanks behind a part's last word.
         """
@@ -310,7 +310,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 yield Part(kind, tokens + (len(self._pieces[piece]) if inner else 0))
 
     def _ends_in(self, piece: str) -> array[int]:
-        """Return the character behind each token of a piece."""
+        """Return the character index behind each token of a piece."""
         if (ends := self._token_ends.get(piece)) is None:
             (as_bytes,) = self._process.ask(("ends", [piece], False), len(piece))
             ends = self._token_ends[piece] = array("I", as_bytes)
@@ -360,7 +360,7 @@ class TekkenTokenizer(Tokenizer):
         return Encoded(tokens, self._parts(tokens, prompt) if self.marks_parts else ())
 
     def _parts(self, tokens: Tokens, chat: Chat) -> list[Part]:
-        """Return the parts of a chat's tokens, found in the bytes that these stand for."""
+        """Return the parts of a chat's tokens, found in the bytes of the tokens."""
         texts = [self._bytes(token, self._no_special) for token in tokens]
         ends = [*accumulate(map(len, texts))]
         text = b"".join(texts).decode("latin-1")
@@ -408,9 +408,10 @@ def load(path: str, template: str | None = None) -> Tokenizer:
 
 
 class _Cut(Struct):
-    """A rendered prompt in pieces, without the first ones, which it shares with the one before.
+    """A prompt cut into pieces; `pieces` omits the first `shared`, equal to the previous prompt's.
 
-    Each piece by its first character, and by the tokens before it; parts by character and token.
+    A piece `starts` at a character, behind `counts` tokens. `parts` end at characters, `ended` at
+    tokens.
     """
 
     text: str
@@ -424,7 +425,7 @@ class _Cut(Struct):
 
 
 class _Facts(Struct, frozen=True):
-    """What a tokenizer's special tokens are; `boundaries` matches where prompts can be cut."""
+    """A tokenizer's special tokens, and the pattern of `boundaries` where prompts can be cut."""
 
     boundaries: str | None
     longest: int
@@ -432,7 +433,7 @@ class _Facts(Struct, frozen=True):
 
 
 def _begun(process: LibraryProcess, what: str, where: str) -> Any:
-    """Return what a library says of itself at its start. Raises InputError where it cannot."""
+    """Start a library's process and return its facts. Raises InputError where it fails."""
     try:
         return process.start()
     except BadLine as error:
@@ -442,7 +443,7 @@ def _begun(process: LibraryProcess, what: str, where: str) -> Any:
 
 
 def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[Any], Any]]:
-    """Return what the tokenizer of a file has for special tokens, and what encodes texts.
+    """Return the facts of a tokenizer file, and a function that encodes texts.
 
     The library may raise anything, panic or abort: see `LibraryProcess`.
     """
@@ -461,7 +462,7 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
     tokenizer.no_padding()
 
     def encode(request: tuple[str, list[str], bool]) -> list[bytes]:
-        """Return token ids of texts, or the character behind each token, as uint32."""
+        """Return the token ids of texts, or the character index behind each token, as uint32."""
         what, texts, adds_special = request
         if what == "ends":
             offsets = tokenizer.encode(texts[0], add_special_tokens=False).offsets
@@ -479,9 +480,9 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
 
 
 def _boundaries(tokenizer: Any) -> str | None:
-    """Return where rendered prompts can be cut: before special tokens; None where they cannot.
+    """Return a pattern of places to cut rendered prompts, before special tokens; None if unsafe.
 
-    Not where a special token takes the blanks before it, or is found in normalized text.
+    Unsafe: a special token takes the blanks before it, or is found in normalized text.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     special = [each for each in added if each.special]

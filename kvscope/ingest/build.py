@@ -37,8 +37,8 @@ NO_COMMON_CLOCK = "sessions have no common clock"
 class BuiltRequests(Struct, frozen=True):
     """A trace's requests ready for the store: `requests` has a column per field, by arrival.
 
-    `names` are those that a column of the same name numbers. Missing ids are NO_ID, missing names,
-    parents and measured values NONE. `tenants` differ in model, adapter or salt.
+    `names[column]` are the texts that a column's numbers stand for. Missing ids are NO_ID; missing
+    names, parents, measured values NONE. `tenants` counts combinations of model, adapter and salt.
     """
 
     block_size: int
@@ -52,10 +52,10 @@ class BuiltRequests(Struct, frozen=True):
 
 
 class Built(BuiltRequests, frozen=True):
-    """The same with the blocks.
+    """A trace ready for the store: requests, prefix trie and reuse.
 
-    First blocks have hash ids that tell tenants apart; `own_hash_ids` has the trace's own ones, by
-    block.
+    First blocks have hash ids that differ between tenants; `own_hash_ids` maps renamed blocks to
+    the trace's own ids.
     """
 
     own_hash_ids: dict[int, int]
@@ -73,10 +73,10 @@ class Built(BuiltRequests, frozen=True):
 
 
 class PathEnds(NamedTuple):
-    """Where the full blocks of R requests end, in a tree of paths whose root is 0.
+    """Ends of the full-block paths of R requests, as nodes of a tree whose root is 0.
 
-    `above` is the parent of each node, `blocks` the length of its path; None where each node is a
-    block. `full_leaf` (R) are nodes; a path that is the beginning of another lies above it.
+    `above` is each node's parent, `blocks` the length of its path; None where every node is one
+    block. `full_leaf` (R) is the end of each path; a path that begins another one ends above it.
     """
 
     above: Int32s
@@ -85,11 +85,11 @@ class PathEnds(NamedTuple):
 
 
 class Arranged:
-    """The requests of a trace in order of arrival, as far as their paths do not matter.
+    """The requests of a trace in order of arrival, with all columns that need no block paths.
 
-    `rows` are columns in file order, as `Columns.arrays` returns them; they are moved to
-    `requests`, empty so far. `order` has the file's rows by arrival. `in_ms`: the format's times
-    are in ms, and may be epoch seconds by mistake.
+    `rows` are columns in file order, as `Columns.arrays` returns them; they move to `requests`,
+    which starts empty. `order` has the file's rows by arrival. `in_ms`: the format's times are in
+    ms, and may be epoch seconds by mistake.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Arranged:
     def link(self, ends: PathEnds) -> tuple[Lineage, Int32s]:
         """Add the columns of conversations and of cached blocks.
 
-        Return how conversations are known, and whose prompt holds each request's cached path.
+        Return how conversations are known, and the request whose prompt contains each cached path.
         """
         requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
@@ -157,9 +157,9 @@ class Arranged:
 
 
 def _cached_blocks(inputs: Int32s, outputs: Int32s, block_size: int) -> Int32s:
-    """Return how many blocks of each request are in an infinite cache after it.
+    """Return how many blocks of each request an infinite cache holds after it.
 
-    The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
+    The last sampled token has no KV, but every full block of the prompt has.
     """
     cached = np.empty_like(inputs)
     for part in stretches(len(inputs)):
@@ -171,7 +171,7 @@ def _cached_blocks(inputs: Int32s, outputs: Int32s, block_size: int) -> Int32s:
 def build(columns: Columns, reader_notes: list[str], in_ms: bool = False) -> Built:
     """Sort by arrival (stably), link conversations, carry outputs and follow reuse.
 
-    What is in `columns` is used up: sorted columns are copies.
+    Empties `columns`: sorted columns are copies.
     """
     arranged = Arranged(columns.taken(), columns.block_size, columns.options, {}, in_ms=in_ms)
     requests, trie, full_blocks = arranged.requests, columns.trie, arranged.full_blocks
@@ -203,7 +203,7 @@ def build(columns: Columns, reader_notes: list[str], in_ms: bool = False) -> Bui
 
 
 def _own_hash_ids(columns: Columns) -> dict[int, int]:
-    """Return the trace's own hash ids of the first blocks that were renamed, by block."""
+    """Return the trace's own hash ids of first blocks renamed for their tenant, by block."""
     if not columns.own_ids:
         return {}
     first = np.flatnonzero(columns.trie.parent[1:] == 0) + 1
@@ -213,7 +213,7 @@ def _own_hash_ids(columns: Columns) -> dict[int, int]:
 
 
 def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
-    """Return the row of each request's previous one in its session by time, -1 for none.
+    """Return the row of each request's predecessor in its session by time, -1 for none.
 
     `session` is in file order, -1 without one; `order` has the rows by time.
     """
@@ -228,7 +228,7 @@ def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
 def _previous_of_chat(chat_id: Int64s) -> Int32s:
     """Return the previous request with the same chat id, -1 for none; requests are by arrival.
 
-    With turns, an id that comes again is that of a conversation.
+    In a trace with turn numbers, a repeated chat id names a conversation.
     """
     first = np.unique(chat_id, return_inverse=True)[1].astype(np.int32)
     order = np.arange(len(chat_id), dtype=np.int64)
@@ -236,9 +236,9 @@ def _previous_of_chat(chat_id: Int64s) -> Int32s:
 
 
 def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOptions) -> list[str]:
-    """Place sessions that are timed by clocks of their own as stated; return notes about it.
+    """Move sessions with clocks of their own to random starts, if a rate is stated; return notes.
 
-    Once the user states when sessions begin, the clock is the trace's own.
+    From then on, the trace's own clock times their requests.
     """
     clock = _numbered(rows["clock"])
     session = _numbered(rows["session"])
@@ -257,7 +257,7 @@ def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOption
 
 
 def _numbered(first_row: Int32s) -> Int32s:
-    """Return numbers from 0 on, in the order of the file, for groups named by their first row."""
+    """Return group numbers from 0 in file order; `first_row` is a group's first row (-1: none)."""
     groups = np.unique(first_row[first_row >= 0])
     if not len(groups):
         return np.full_like(first_row, -1)
@@ -271,10 +271,10 @@ def _lineage(
     requests: Mapping[str, NDArray[Any]],
     ends: PathEnds,
 ) -> tuple[Int32s, Lineage, list[str]]:
-    """Return each request's parent (-1: none), how it is known, and notes on parents that are none.
+    """Return each request's parent (-1: none), how it is known, and notes on unusable parent ids.
 
     `links` and `blocks` are in file order. In a hashed trace only hashed requests decide whether
-    conversations are given: the others have no reuse, and must not keep it from being inferred.
+    conversations are given: requests without hashes have no reuse, and must not prevent inference.
     """
     deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
     before, parent_chat = links["session_parent"], links["parent_chat_id"]
@@ -304,9 +304,9 @@ def _lineage(
 def _parent_notes(
     chat_id: Int64s, parent_chat_id: Int64s, parent: Int32s, order: Int64s
 ) -> list[str]:
-    """Return notes that count the parents by id that are not followed, by reason.
+    """Return notes that count the parent ids that cannot be followed, by reason.
 
-    What cannot be is shown with its first request. A window of a longer trace lacks some.
+    Impossible ones come with their first request; missing ones only above a share of all.
     """
     lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
     reasons = {"the request itself": lost.itself, "later than the request": lost.later}

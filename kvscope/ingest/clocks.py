@@ -1,12 +1,13 @@
-"""What a trace's times and sessions mean: clocks of their own, and rows that hold only what is new.
+"""How sessions are timed (clocks of their own) and what their rows hold (all or what is new).
 
 A trace whose sessions are timed by clocks of their own says when each request comes within its
-session, not when the sessions begin, and so not how many are open at a time. It is recognized by
-one of three signs: its format says so, its sessions begin with a request without a time, or all of
-them begin at one instant.
+session, not when sessions begin, and so not how many are open at a time. One of three signs shows
+it: its format says so, its sessions begin with a request without a time, or all of them begin at
+one instant.
 
-A row of a session is its whole prompt, or only what is new since the session's last row, which the
-rows before complete. Rows of the second kind repeat no block of their session and do not grow.
+A row of a session holds its whole prompt, or only what is new since the session's previous row;
+earlier rows then complete it. Rows of the second kind repeat no block of their session and do not
+grow.
 Source: ai-dynamo/aiperf (Mooncake sessions); ai-dynamo/aisimulate (TraceFileFormat::MooncakeDelta).
 """
 
@@ -41,7 +42,7 @@ _EPOCH_S = 946_684_800, 4_102_444_800
 def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: str) -> Turns:
     """Return whether rows of sessions hold whole prompts or only their new part.
 
-    Raises InputError where they contradict what is stated, or both readings.
+    Raises InputError where the rows contradict the `stated` reading, or both readings.
     """
     following, repeating = gaps.following, gaps.repeating
     if stated == "delta" and repeating > _REPEATING * following:
@@ -69,7 +70,7 @@ def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: st
 def complete_sessions(columns: Columns, where: str) -> str:
     """Begin each row of a session with the blocks of the rows before it; return a note.
 
-    A row's tokens fill whole blocks: what follows them begins with a block. Raises InputError for
+    A row's tokens fill whole blocks: the next row begins with a new block. Raises InputError for
     sessions longer than a request may be.
     """
     rows, size = columns.arrays(), columns.block_size
@@ -109,7 +110,7 @@ def complete_sessions(columns: Columns, where: str) -> str:
 
 
 def correct_epoch(rows: MutableMapping[str, NDArray[Any]]) -> list[str]:
-    """Correct arrivals (s) read as ms that are seconds since 1970; return notes about it."""
+    """Correct arrivals that are in s since 1970 but were read as ms; return notes about it."""
     first = float(rows["arrival_s"].min()) * 1000
     if not _EPOCH_S[0] <= first < _EPOCH_S[1]:
         return []
@@ -135,10 +136,10 @@ class SessionStarts(Struct, frozen=True):
 
 
 def other_starts(arrival_s: Float64s, clock: Int32s) -> Iterator[SessionStarts]:
-    """Yield other starts of sessions without a common clock, from rarer to denser ones.
+    """Yield other Poisson starts for sessions without a common clock, from rarer to denser.
 
-    `clock` numbers the sessions from 0, -1 for a request on the trace's own. None where fewer than
-    two sessions have a clock, and where they are of one request each.
+    `clock` numbers the sessions from 0, -1 for a request on the trace's clock. Yields nothing where
+    fewer than two sessions have a clock, or where they have one request each.
     """
     if clock.max() < 1:
         return
@@ -154,8 +155,8 @@ def other_starts(arrival_s: Float64s, clock: Int32s) -> Iterator[SessionStarts]:
 def begin_together(arrival_s: Float64s, session: Int32s) -> bool:
     """Return whether all requests belong to several sessions that begin at one instant.
 
-    `session` numbers the sessions from 0, -1 for a request without one. On a common clock the
-    sessions of a trace that lasts do not all begin at once.
+    `session` numbers the sessions from 0, -1 for a request without one. Such sessions have clocks
+    of their own: on a common clock, they would begin at different times.
     """
     if (session < 0).any() or arrival_s.min() == arrival_s.max():
         return False
@@ -164,10 +165,10 @@ def begin_together(arrival_s: Float64s, session: Int32s) -> bool:
 
 
 def placed(arrival_s: Float64s, clock: Int32s, sessions_per_s: float, seed: int) -> Float64s:
-    """Return the arrivals (s) with sessions that begin as a Poisson process, the first one first.
+    """Return arrivals (s) with session starts moved to a Poisson process.
 
-    `clock` numbers the sessions from 0 in the order in which they are to begin; requests with -1
-    stay where they are.
+    `clock` numbers the sessions from 0 in order of their new starts, the first at the earliest
+    arrival; requests with -1 keep their arrival.
     """
     own = clock >= 0
     begin_s, _ = session_span(arrival_s[own], clock[own])

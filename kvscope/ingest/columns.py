@@ -100,7 +100,7 @@ Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_k
 
 
 class RequestBatch:
-    """Requests as arrays of the fields that are checked, a field at a time.
+    """A batch of requests as arrays, one per field that `check` examines.
 
     Path k is ids[starts[k]:starts[k + 1]]. Requests without a turn have 0; those without an arrival
     or a delay are left out of `arrivals_s` and `delays_s`. Raises BadLine or OverflowError where
@@ -122,7 +122,7 @@ class RequestBatch:
         return len(self.blocks)
 
     def field(self, name: str) -> list[Any] | None:
-        """Return a field of all requests; None if none of them has it."""
+        """Return the values of a field for all requests; None if all values are None."""
         values = [*map(attrgetter(name), self.requests)]
         return values if values.count(None) < len(values) else None
 
@@ -204,7 +204,7 @@ def check(request: Request, block_size: int) -> None:
 
 
 def _wrong_part(request: Request) -> str | None:
-    """Return why the parts of a prompt cannot be; None if they can."""
+    """Return what is wrong with the parts of a prompt; None if nothing is."""
     at = 0
     for kind, end in request.parts or ():
         if _PART.fullmatch(kind) is None:
@@ -219,13 +219,12 @@ def _wrong_part(request: Request) -> str | None:
 
 
 class Gaps(Struct):
-    """How many requests lack what a trace may have.
+    """Counts of requests that lack optional values, and of follow-up rows by how they begin.
 
-    `short`: hash ids for a part of the prompt only. `impossible` are measured values. `delayed`
-    have no time and a delay, which counts from the end of the answer before: `assumed` of those
-    answers state no duration. Of the hashed requests that follow another in their session
-    (`following`), `repeating` begin as it or as any session does, and of the others `growing` are
-    as long as all before.
+    `short`: hash ids cover only a part of the prompt. `impossible`: measured values out of range.
+    `delayed`: no time, but a delay after the previous answer; `assumed`: that answer has no
+    duration. `following`: hashed requests after another one of their session. Of these, `repeating`
+    begin with the first block of a session; `growing` do not, but are as long as all rows before.
     """
 
     requests: int = 0
@@ -241,10 +240,10 @@ class Gaps(Struct):
 
 
 class Interner(Protocol):
-    """Where the paths of a trace go: a `Trie`, or files for tries to be made of later.
+    """Destination of a trace's paths: a `Trie`, or files from which tries are made later.
 
-    `count` are the blocks that it has in memory, and the root; what is done with the paths later
-    takes `request_bytes` of memory a request.
+    `count` is the number of blocks in memory, plus the root; later steps take `request_bytes` of
+    memory per request.
     """
 
     count: int
@@ -255,7 +254,7 @@ class Interner(Protocol):
 
 
 class PartTree(NamedTuple):
-    """The columns of `PromptParts` that have an entry for each part, the root's first."""
+    """Tree of prompt parts: each one's parent, kind and end as in `PromptParts`, the root first."""
 
     above: Int32s
     kind: Int32s
@@ -263,11 +262,11 @@ class PartTree(NamedTuple):
 
 
 class Columns:
-    """The requests of one trace in file order, checked for what concerns every format.
+    """The requests of one trace as columns in file order, after the checks common to all formats.
 
     Requests become columns a field at a time: request by request takes several times as long.
-    `isolated`: hash ids differ from tenant to tenant already, as the numbers of a stored trace's
-    blocks do. Paths go to the `interner`, a new trie by default.
+    `isolated`: hash ids already differ between tenants, as the block numbers of a stored trace do.
+    Paths go to the `interner`, a new trie by default.
     """
 
     def __init__(
@@ -312,11 +311,11 @@ class Columns:
 
     @property
     def block_size(self) -> int:
-        """That of the first request with hashes or a size of its own; else the reader's."""
+        """Block size of the first request with hashes or a stated size; else the reader's."""
         return self._settled_block_size or self._fallback_block_size
 
     def add(self, records: Records) -> None:
-        """Append the requests of each record: all of them, or none and a reject."""
+        """Append the requests of usable records, and reject the other records."""
         batch = self._sound_batch(records)
         if batch is None:
             records = self._checked(records)
@@ -351,7 +350,7 @@ class Columns:
         return PartTree(self._parts.parent, kind.astype(np.int32), end.astype(np.int32))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the columns, an entry per request in file order; one without values is a view."""
+        """Return the columns, in file order; a column without values is a read-only view."""
         return {
             name: np.frombuffer(self._filled(name), dtype=column.typecode)
             if column
@@ -385,7 +384,7 @@ class Columns:
         return batch
 
     def _checked(self, records: Records) -> Records:
-        """Return the records, and refuse those that cannot be used."""
+        """Return the records, with unusable ones moved to `refused`."""
         checked = Records(refused=records.refused)
         for line, requests in records:
             try:
@@ -399,7 +398,7 @@ class Columns:
     def _check(self, requests: list[Request]) -> None:
         """Raise BadLine if a record cannot be used.
 
-        The first request with hashes or a size of its own settles the block size.
+        The first request with hashes or a stated size settles the block size.
         """
         size, waited_s = self._settled_block_size, self._waited_s
         for request in requests:
@@ -442,7 +441,7 @@ class Columns:
         self._append_parts(batch)
 
     def _append_parts(self, batch: RequestBatch) -> None:
-        """Hand the parts of prompts to their tree, and keep the last one of each."""
+        """Intern the parts of prompts in their tree, and append each prompt's last part."""
         if (stated := batch.field("parts")) is None:
             return
         known = self.names["part"]
@@ -462,12 +461,12 @@ class Columns:
             self._extend_named(name, *_numbered(values))
 
     def _extend_named(self, name: str, values: list[str | None], number: Int64s) -> None:
-        """Append the values with these numbers as numbers of the whole trace."""
+        """Append `values[number]` to a column, as the trace's numbers of these values."""
         numbers = [NONE if x is None else self._number_of(name, x) for x in values]
         self._extend(name, np.array(numbers)[number])
 
     def _number_of(self, name: str, value: str) -> int:
-        """Return the number of a value of a named column; types beyond the first have one."""
+        """Return a value's number in a named column; types after MOST_TYPES share one number."""
         known = self.names[name]
         if name == "type" and len(known) >= MOST_TYPES and value not in known:
             value = FURTHER_TYPES
@@ -479,7 +478,7 @@ class Columns:
         values: Sequence[float | None] | None,
         most: Iterable[float] = repeat(LONGEST_S),
     ) -> None:
-        """Append values from 0 to `most`, and none for others, which are counted."""
+        """Append values from 0 to `most`; others become NONE and count as impossible."""
         if values is None:
             return
         # Not a reason to refuse a request: nothing of its replay depends on them.
@@ -505,7 +504,7 @@ class Columns:
         self._count_hashed(blocks, batch.input_tokens)
 
     def _require_room(self, interner: Interner, more: int, what: str) -> None:
-        """Raise InputError where there may be more of them than have numbers."""
+        """Raise InputError where `more` entries could exceed INT32_MAX; `what` names them."""
         if interner.count + more > INT32_MAX:
             raise InputError(
                 f"more than {INT32_MAX:,} distinct {what}",
@@ -556,7 +555,7 @@ class Columns:
         self._count_hashed(blocks, inputs)
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
-        """Rename the first blocks of all tenants but the first, and append their numbers."""
+        """Rename first blocks for all tenants but the first, and append tenant numbers."""
         count = len(batch)
         before = len(self) - count
         columns = [
@@ -581,7 +580,7 @@ class Columns:
         self._extend("tenant", numbers)
 
     def _append_times(self, batch: RequestBatch) -> None:
-        """Append when each request arrives, and in which session, by which clock."""
+        """Append each request's arrival, session and clock."""
         timed = len(batch.arrivals_s) == len(batch)
         if timed and not (batch.field("session_id") or batch.field("clock")):
             self._extend("arrival_s", batch.arrivals_s)
@@ -636,5 +635,5 @@ class Columns:
 
 
 def _none(name: str) -> int:
-    """Return the value of a column that stands for none."""
+    """Return the value that marks a missing entry in a column."""
     return _ABSENT.get(name, NONE)

@@ -17,14 +17,13 @@ _NUMBER = re.compile(r"-\d+(?=\.[^.]*$)")
 
 
 class Follower:
-    """Returns the whole lines that are new since the last call; waits for the rest of others.
+    """Reader of the whole lines added to a file since the last call; unfinished lines wait.
 
-    A file that is replaced (rotated) is read to its end, then the new one from its beginning, and
-    one that was truncated from its beginning, also where it has grown beyond its size before. In a
-    folder, files are read in order of their names, as a recording writes them. `switches` counts
-    the files that followed another one; `recordings` those that belong to another recording: in a
-    folder, another name but for the number at its end. A line longer than MAX_LINE_BYTES is
-    dropped.
+    A replaced (rotated) file is read to its end, then the new one from its beginning. A truncated
+    file is read from its beginning again, even if it has outgrown its former size. In a folder,
+    files are read in order of name, as a recording writes them. `switches` counts changes to
+    another file, `recordings` those to another recording: in a folder, a name that differs in more
+    than its final number. A line longer than MAX_LINE_BYTES is dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,14 +52,14 @@ class Follower:
             self._file = None
 
     def _read(self) -> bytes:
-        """Return what follows what was read, nothing of a file that is another by now."""
+        """Return the bytes after those read so far; none if the file was truncated."""
         assert self._file is not None  # noqa: S101  (`lines` opened it)
         data = b"" if self._is_truncated() else self._file.read(CHUNK_BYTES)
         self._last = (self._last + data[-LAST_BYTES:])[-LAST_BYTES:]
         return data
 
     def _is_truncated(self) -> bool:
-        """Return whether what was read is no longer there."""
+        """Return whether the file has lost or changed the bytes read last."""
         assert self._file is not None  # noqa: S101
         place = self._file.tell() - len(self._last)
         return os.pread(self._file.fileno(), len(self._last), place) != self._last

@@ -73,7 +73,7 @@ def keys(identifiers: Sequence[Identifier | None]) -> Int64s:
 
 
 def decoded(hash_ids: HashIds) -> list[Identifier] | None:
-    """Return the hash ids as a list; raise BadLine where they are none."""
+    """Return the hash ids as a list; raise BadLine for anything but a list of ids."""
     if not isinstance(hash_ids, msgspec.Raw):
         if hash_ids is not None and len(hash_ids) > MAX_HASH_IDS:
             raise BadLine(_TOO_MANY)
@@ -91,7 +91,7 @@ def decoded(hash_ids: HashIds) -> list[Identifier] | None:
 
 
 def gathered(prompts: Sequence[HashIds]) -> IdPaths:
-    """Return the hash ids of all prompts as 64-bit numbers; raise BadLine where some are none."""
+    """Return the hash ids of all prompts as 64-bit numbers; raise BadLine for invalid ones."""
     try:
         text = b"\n".join(prompts) + b"\n"  # type: ignore[arg-type]  # lists raise
     except TypeError:

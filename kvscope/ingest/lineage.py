@@ -161,7 +161,7 @@ def _find_longest_prefix(
 
 
 def conversations(parent: Int32s) -> tuple[Int32s, Int32s]:
-    """Return (conversation, turn) of each request: the conversation's first request, from 1."""
+    """Return each request's conversation, as its first request, and its turn, from 1."""
     conversation, turn = np.empty((2, len(parent)), dtype=np.int32)
     _number_turns(parent, conversation, turn)
     return conversation, turn
@@ -188,7 +188,7 @@ def carried_outputs(
     input_tokens: Int32s,
     output_tokens: Int32s,
 ) -> tuple[Int32s, Int32s]:
-    """Return (leaf, blocks) of each request's cached path, outputs included if a child has them."""
+    """Return last block and length of each cached path, with outputs that a child's prompt has."""
     carrier, blocks = carriers(
         block_parent, None, block_size, parent, full_leaf, full_blocks, input_tokens, output_tokens
     )
@@ -206,14 +206,14 @@ def carriers(
     input_tokens: Int32s,
     output_tokens: Int32s,
 ) -> tuple[Int32s, Int32s]:
-    """Return the request whose prompt holds each cached path (maybe its own), and carried blocks.
+    """Return the request whose prompt contains each cached path, and the path's blocks.
 
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
-    KV yet. The first child whose prompt holds the whole history identifies them.
+    KV yet. They are in the prompt of the first child with the whole history, else in its own.
 
-    `above` is the parent of each node of a tree in which `full_leaf` lie, 0 being its root; a path
-    that is the beginning of another must lie above it. `above_blocks` are the blocks of each
-    node's path; None where each node is a block, so that a step up is one block less.
+    `above` is the parent of each node of a tree with root 0, in which the `full_leaf` lie; a path
+    that begins another one must end above it. `above_blocks` is the length of each node's path in
+    blocks; None where each node is one block, so that a step up is one block less.
     """
     carrier = np.arange(len(parent), dtype=np.int32)
     blocks = full_blocks.copy()
@@ -239,7 +239,7 @@ def _find_carriers(
     carrier: Int32s,
     blocks: Int32s,
 ) -> None:
-    """Set `carrier` and `blocks` of each request to its first child that has its outputs."""
+    """Set `carrier` and `blocks` of each request by its first child that contains its outputs."""
     for child in range(len(parent)):
         request = parent[child]
         if request < 0 or blocks[request] > full_blocks[request]:
@@ -259,7 +259,7 @@ def _find_carriers(
 
 
 def ends_at(block_parent: Int32s, leaf: Int32s, steps: Int32s) -> Int32s:
-    """Return the ancestor of each `leaf`, as many steps above it as stated."""
+    """Return the ancestor that lies `steps` blocks above each `leaf`."""
     above = np.empty_like(leaf)
     _climb_steps(block_parent, leaf, steps, above)
     return above

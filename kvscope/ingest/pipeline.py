@@ -72,7 +72,7 @@ class Origin(Struct, frozen=True):
 
 
 class Ingested(Struct, frozen=True):
-    """The result of an ingest: the trace, whether it was new, and the lines without use."""
+    """The result of an ingest: the trace, whether it was new, and the lines that were rejected."""
 
     trace: Trace
     created: bool
@@ -98,10 +98,10 @@ def ingest(
 ) -> Ingested:
     """Store the trace at `path` (`-`: standard input), unless it is stored already.
 
-    Without options about reading, any stored reading of the same content will do. `advance` gets
-    the number of bytes read, `foresee` a new trace with hashes before it is written: what it
-    starts may run alongside. Raises InputError where the trace cannot be read or too many
-    of its lines are bad; then the store is as it was.
+    With default reading options, a stored trace of the same content counts whatever its options.
+    `advance` gets the number of bytes read; `foresee` gets a new trace with hashes before it is
+    written, to start work that runs alongside. Raises InputError where the trace cannot be read or
+    too many of its lines are bad; then the store is as it was.
     """
     options = options or IngestOptions()
     known = _known_before_reading(stores, path, options)
@@ -150,10 +150,10 @@ def vetted(
     cut: str,
     left_out: Mapping[str, int],
 ) -> Turns:
-    """Return what rows of sessions hold, of a trace that was read to its end.
+    """Check a trace that was read; return whether rows of sessions hold whole prompts.
 
-    Raises InputError where too many of its lines are bad, where it is `cut` and has to be whole,
-    and where it holds no requests, with what was left out of it.
+    Raises InputError where too many of its lines are bad, where it is `cut` and `strict` is set,
+    and where it holds no requests, with the counts of `left_out`.
     """
     if cut and (options.strict or not gaps.requests):
         raise InputError(cut, where=path, remedy="copy or write it again")
@@ -170,7 +170,7 @@ def read_columns(
     options: IngestOptions,
     interner: Interner | None = None,
 ) -> tuple[Columns, TraceFormat, Rejects, dict[str, Span]]:
-    """Read `source`; return what it holds, its bad lines, and when each file begins and ends.
+    """Read `source`; return columns, reader, rejected lines, and first and last time per file.
 
     Of a source without any usable line only the beginning is read.
     """
@@ -254,9 +254,9 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
 
 
 def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
-    """Return the blocks of a trie in runs that are numbered on, with as many reuses each.
+    """Return a trie's blocks in runs: chains of consecutive hash ids with equal reuse counts.
 
-    The columns are those of the first block of each run, and the number of its `blocks`.
+    The columns are those of the first block of each run, and its number of `blocks`.
     """
     parent, ids = trie.parent, trie.hash_id
     begins = np.ones(trie.count - 1, dtype=np.bool_)  # of the blocks from 1 on
@@ -371,7 +371,7 @@ def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> 
 
 
 def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | None:
-    """Return the stored trace with this content; without options any reading of it will do."""
+    """Return the stored trace with this content; with default options, whatever its options."""
     content = source.drain()
     if not stores.exists():
         return None

@@ -14,7 +14,7 @@ from kvscope.core.prefix import write_path
 
 
 class ReusedRuns(Struct, frozen=True):
-    """What the paths of R requests touch again, as K runs in order of request and depth.
+    """Reuse along the paths of R requests, as K runs of blocks in order of request and depth.
 
     Run k: blocks [depth[k], depth[k] + blocks[k]) of the path of request[k] were last touched by
     previous[k]. Runs need few rows because a request touches a whole path, so the blocks that one
@@ -33,16 +33,16 @@ class ReusedRuns(Struct, frozen=True):
         return ReusedRuns(self.request[kept], self.previous[kept], self.depth[kept], blocks[kept])
 
     def counts(self, requests: int) -> Int32s:
-        """Return how many blocks of each path were touched before: its first ones."""
+        """Return how many leading blocks of each path were touched before."""
         return np.bincount(self.request, self.blocks, minlength=requests).astype(np.int32)
 
 
 class TraceReuse(Struct, frozen=True):
-    """What an infinite cache sees of a trace with R requests and N blocks.
+    """Reuse in an infinite cache, for a trace with R requests and N blocks.
 
-    `touched` are the runs of all that requests leave cached, `runs` those of their prompts. `first`
-    and `last` are each block's first and last request (-1: never a full block), `reuses` the
-    prompts that found it written; these have N + 1 entries, 0 being the root. `ideal_blocks` has R:
+    `touched` are runs over all blocks that requests leave cached, `runs` over their prompts alone.
+    Per block (N + 1 entries, the root's first): `first` and `last` request that touched it (-1:
+    never a full block), and the number of prompts that `reuses` it. Per request: `ideal_blocks`,
     leading blocks hit.
     """
 
@@ -56,8 +56,8 @@ class TraceReuse(Struct, frozen=True):
     def groups(self) -> dict[str, NDArray[Any]]:
         """Return the blocks that were a full block of some prompt, counted in G groups.
 
-        The `blocks` of a group have the same first and last request and reuses; several groups may
-        have the same.
+        A group has the number of its `blocks`, and their first and last request and reuses; several
+        groups may agree in these.
         """
         differs = np.ones(len(self.first), dtype=np.bool_)
         differs[1:] = False
@@ -124,7 +124,7 @@ def _followed(
     first: Int32s,
     reuses: Int32s,
 ) -> ReusedRuns:
-    """Return the runs of paths, and fill what `TraceReuse` has by block, `last` at least."""
+    """Return the runs of paths; fill `last`, and `first` and `reuses` unless they are empty."""
     requests, longest = len(leaf), int(length.max(initial=0))
     above, end = unsigned(block_parent), unsigned(leaf)
     path = np.empty(longest + 1, dtype=np.uint32)
@@ -153,7 +153,7 @@ def _follow(
     path: UInt32s,
     runs: Int32s,
 ) -> tuple[int, int]:
-    """Continue from request `begin` while there is room for runs: (next request, runs)."""
+    """Follow requests from `begin` on while runs have room; return (next request, run count)."""
     for request in range(begin, len(leaf)):
         end = length[request]
         if count + end > runs.shape[1]:

@@ -65,9 +65,9 @@ class Source:
     """One pass over a trace's decompressed bytes, in constant memory.
 
     `advance` gets the number of bytes of each read from disk, for a progress bar;
-    `bytes_decompressed` are those read so far. After the pass
-    `is_cut` says whether compressed data ends before its end, and `unterminated` is the number of
-    the last line where no line feed ends it, else 0. Raises InputError beyond the limits of files.
+    `bytes_decompressed` counts the bytes read so far. After the pass, `is_cut` says whether
+    compressed data is incomplete, and `unterminated` is the number of a last line without a line
+    feed, else 0. Raises InputError beyond the limits of files.
     """
 
     def __init__(self, path: str, advance: Callable[[int], None] | None = None) -> None:
@@ -256,9 +256,9 @@ class _Counted(io.RawIOBase):
 
 
 class _Joined(ChunkReader):
-    """Decompressed files one after another, with a line feed between where the first has none.
+    """Decompressed files one after another, with a line feed after each that lacks a final one.
 
-    `begins` has the offset of each file's first byte, once it is opened, and its path.
+    `begins` has the offset of the first byte and the path of each file opened so far.
     """
 
     def __init__(self, files: list[str]) -> None:

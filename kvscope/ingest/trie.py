@@ -95,7 +95,7 @@ class Trie:
 
 @callable_in_kernels
 def _slot(parent: np.uint32, hash_id: int) -> np.uint64:
-    """Return where the search for (parent, hash id) starts, before the table's size cuts it.
+    """Return a hash of (parent, hash id); modulo the table's size, it is where a search starts.
 
     Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).
     """

@@ -21,11 +21,11 @@ Tool = dict[str, Any]
 
 
 class Chat(Struct, frozen=True):
-    """Messages that the model's chat template makes a prompt of.
+    """Messages from which the model's chat template renders a prompt.
 
-    `arguments` go to the template under their names: those of `chat_template_kwargs`, `documents`,
+    `arguments` are passed to the template by name: those of `chat_template_kwargs`, `documents`,
     `reasoning_effort`, `add_generation_prompt` and `continue_final_message`. `conversation` is the
-    logged one, which begins with `messages` and ends with an answer.
+    whole logged one: it begins with `messages` and ends with an answer.
     """
 
     messages: Sequence[Message]
@@ -35,10 +35,10 @@ class Chat(Struct, frozen=True):
 
 
 class Rendered(NamedTuple):
-    """A prompt, whether it has a date, and `ends`.
+    """A rendered prompt, and whether it contains a date.
 
-    For so many of its first messages the prompt is the text up to the end of these, and the text
-    behind the end of all.
+    `ends` maps a number of first messages to the end of their text. The prompt of these messages is
+    the text up to there, plus the text behind the largest end.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Rendered(NamedTuple):
     ends: dict[int, int]
 
     def of(self, messages: int) -> str | None:
-        """Return the prompt of the first messages, None where it is not known."""
+        """Return the prompt of the first `messages` messages, None where it is not known."""
         if not self.ends or messages not in self.ends:
             return None
         return self.text[: self.ends[messages]] + self.text[self.ends[max(self.ends)] :]
@@ -59,12 +59,12 @@ Prompt = Chat | str | list[int]
 class LoggedRequest(Struct, kw_only=True):
     """One request as a log has it; everything but the prompt may be missing.
 
-    `input_tokens`, `output_tokens` and `cached_tokens` are those that the log states. Without
-    output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
-    other zero, the times measured from the arrival. `date_s` is the time that the chat template
-    takes for now. `adapter` is a LoRA adapter. `parent_id` is the id of the request that this one
-    continues, if the log `states_parent`, which may be none; by their messages (see
-    `MessageLineage`), this one is `name` and `continues` another.
+    The log states `input_tokens`, `output_tokens` and `cached_tokens`. Without `output_tokens`,
+    `response` is tokenized to count them. `arrival_s` counts from 1970 or from any other zero,
+    measured times from the arrival. `date_s` is the current time for the chat template. `adapter`
+    is a LoRA adapter. If the log `states_parent`, `parent_id` is the id of the request that this
+    one continues (None: no parent). `MessageLineage` sets `name`, made from the messages, and
+    `continues`, the name of the request that this one continues.
     """
 
     prompt: Prompt
@@ -95,7 +95,7 @@ class LogFormat(ABC):
     """One log format: how it is recognized, how its lines are read.
 
     Lines are recognized by `marks`, as in `TraceFormat`. Each log gets a new reader, which may keep
-    state; `left_out` counts, by reason, what is no request to a model.
+    state; `left_out` counts, by reason, lines without a request to a model.
     """
 
     name: ClassVar[str]

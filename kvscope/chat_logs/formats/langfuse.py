@@ -59,10 +59,10 @@ class Langfuse(OpenAI):
 
 
 def _exchange(row: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Any]:
-    """Return a generation's input as a request body, None where it has none, and its response.
+    """Return a generation's input as a request body (None without input), and its response.
 
-    The messages of an OpenInference span, which metadata hold, have the tools and instructions that
-    inputs of some frameworks lack. LangChain's tools stand among its messages.
+    An OpenInference span in the metadata wins: it has tools and instructions that the inputs of
+    some frameworks lack. LangChain lists tools among its messages.
     """
     asked, said = _decoded(row.get("input")), _decoded(row.get("output"))
     metadata = _decoded(row.get("metadata"))
@@ -91,13 +91,13 @@ def _is_tool(message: Any) -> bool:
 
 
 def _of(row: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of these fields that has a value; exports spell them in two ways."""
+    """Return the first of the fields `names` that has a value; exports spell them in two ways."""
     values = (row.get(name) for name in names)
     return next((value for value in values if value is not None and value != ""), None)
 
 
 def _decoded(value: Any) -> Any:
-    """Return a value that blob storage holds as JSON text; others as they are."""
+    """Return the value of a JSON text, as blob storage writes it; other values unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in {"[", "{", '"'}:
         try:
             return msgspec.json.decode(value)
@@ -107,7 +107,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _usage(details: Any) -> dict[str, Any] | None:
-    """Return usage as OpenAI states it, of the tokens by kind."""
+    """Return token counts by kind as a `usage` object of OpenAI's API."""
     details = _decoded(details)
     if not isinstance(details, dict):
         return None

@@ -142,7 +142,7 @@ class OpenAI(LogFormat):
         ]
 
     def served(self, body: dict[str, Any], size: int, **known: Any) -> Sequence[LoggedRequest]:
-        """Return the request of a body with one prompt, which is `known` to have these fields.
+        """Return the request of a body with one prompt, with the `known` fields set.
 
         `body` may hold its `response`. Raises BadLine for several prompts.
         """
@@ -206,7 +206,7 @@ def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages(message: Any) -> Iterable[Any]:
-    """Return messages of ShareGPT's kind, and of parts, as those of OpenAI; others as they are."""
+    """Return a ShareGPT message, or one with `parts`, as messages of OpenAI's API; others as is."""
     if not isinstance(message, dict):
         return [message]
     if "role" not in message and "from" in message:
@@ -231,7 +231,7 @@ def _chat(
 
 
 def _answers(row: _Row) -> list[int]:
-    """Return where the answers of a whole conversation are, nothing if it is a request."""
+    """Return the indices of the answers in a whole conversation; none for a single request."""
     messages = row.messages or []
     if row.continue_final_message or row.response is not None or not messages:
         return []
@@ -250,7 +250,7 @@ def _conversation(
     start_s: float | None,
     common: dict[str, Any],
 ) -> list[LoggedRequest]:
-    """Return a request per answer; the conversation's time is that of the first."""
+    """Return a request per answer; the first one arrives at the conversation's time, `start_s`."""
     messages = row.messages or []
     if common["session_id"] is None:
         common["session_id"] = randbits(62)  # the conversation has no name
@@ -275,7 +275,7 @@ def _time(fields: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 def _identifier(fields: Mapping[str, Any], names: Sequence[str]) -> Identifier | None:
-    """Return the first of these fields that is an id, also from `metadata`."""
+    """Return the first of the fields `names` that is an id, looked up in `metadata`, too."""
     metadata = fields.get("metadata")
     for source in (fields, metadata if isinstance(metadata, dict) else {}):
         for name in names:

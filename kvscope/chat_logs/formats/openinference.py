@@ -100,7 +100,7 @@ def _tool(stated: Mapping[str, Any]) -> Tool:
 
 
 def _messages(values: Values, prefix: str) -> list[Message]:
-    """Return the messages below a name as OpenAI's API has them."""
+    """Return the messages whose attributes begin with `prefix`, as messages of OpenAI's API."""
     return [_message(each) for each in _listed(values, prefix)]
 
 
@@ -141,7 +141,7 @@ def _message(stated: Mapping[str, Any]) -> Message:
 
 
 def _listed(values: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
-    """Return what is below `prefix` by its index: `prefix` N `.` name. Raises BadLine."""
+    """Return the attributes `prefix` N `.` name as an object for each N. Raises BadLine."""
     listed: dict[int, dict[str, Any]] = {}
     for key, value in values.items():
         if key.startswith(prefix):

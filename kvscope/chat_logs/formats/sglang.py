@@ -112,7 +112,7 @@ class SGLang(OpenAI):
 
 
 def _arrival_s(row: _Exported, meta: _MetaInfo) -> float | None:
-    """Return when a request was received: as measured, or from the log's time, which is its end."""
+    """Return when a request was received: as measured, or its end in the log less its duration."""
     if meta.request_received_ts is not None:
         return moment(meta.request_received_ts, "request_received_ts")
     ended_s = moment(row.timestamp, "timestamp")

@@ -34,7 +34,7 @@ class _TraceSource(msgspec.Struct, gc=False):
 
 
 class _AgenticRow(msgspec.Struct, gc=False):
-    """A request, or with a `schema` the header."""
+    """A request, or the header if it has a `schema`."""
 
     schema: str | None = None
     version: int | None = None
@@ -110,7 +110,7 @@ class AgenticMooncake(RowFormat):
         )
 
     def _waits_for(self, row: _AgenticRow) -> _WaitsFor | None:
-        """Return the dependency whose request ends last, of those that wait for an end."""
+        """Return the dependency on a request's end whose request ends last."""
         ends = [each for each in row.dependencies or () if each.trigger == _AFTER_END]
 
         def ended_ms(dependency: _WaitsFor) -> float:

@@ -33,7 +33,7 @@ _FROM_PREFIXES = "block ids follow from cached prefixes: nothing is shared betwe
 
 
 class _Rounds(RowFormat):
-    """Rounds of agents' sessions without hashes: each prompt repeats the beginning of the last."""
+    """Agent rounds without hashes: each prompt repeats the beginning of its session's last one."""
 
     default_block_size = BLOCK_SIZE
 
@@ -46,7 +46,7 @@ class _Rounds(RowFormat):
     def _round(
         self, session: Identifier, total: int, repeated: int, outputs: int, **others: Any
     ) -> Request:
-        """Return the request of a round: `repeated` of all tokens are the session's before.
+        """Return a round's request: `repeated` of `total` tokens begin the session's last prompt.
 
         Raises BadLine where a prompt cannot be so long.
         """
@@ -146,7 +146,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Transcript(_Rounds):
-    """Reads calls of sessions, and keeps when they were last sent and how long they were."""
+    """Reader of calls that remembers each session's last send time and prompt length."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -217,7 +217,7 @@ class ClaudeCode(_Transcript):
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:  # noqa: ARG003
-        """Return none: the other fields are no times or lengths of calls."""
+        """Return no fields: the ignored ones hold no times or lengths of calls."""
         return []
 
     def all_notes(self) -> list[str]:

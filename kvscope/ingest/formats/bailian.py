@@ -22,8 +22,8 @@ _SPELLED = {
 class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     """A line as it is written; unknown fields are ignored.
 
-    It has all fields of a `Request` and stands in for one: to make another of each takes as long
-    as to decode them.
+    It has all fields of a `Request` and is used as one: a conversion would take as long as
+    decoding.
     """
 
     chat_id: Identifier
@@ -73,10 +73,10 @@ class Bailian(RowFormat):
 
 
 class BailianExport(LineExporter):
-    """Everything but how conversations are known: an inferred parent is written as a given one.
+    """A Bailian line per request; inferred parents are written as if they were given.
 
-    Also lost: ids that were strings (their digests are written), cache salts (numbers are), what
-    the original block hashes were, and whether a parent that the trace names was missing from it.
+    Also lost: ids that were strings (their digests are written), cache salts (their numbers are
+    written), original block hashes, and whether a stated parent was missing from the trace.
     """
 
     name = Bailian.name

@@ -62,21 +62,21 @@ _LONGEST_REASON = 300
 class Request(msgspec.Struct, gc=False, kw_only=True):
     """One request as any trace may have it; everything but the token counts may be missing.
 
-    `hash_ids` name the prompt's blocks from the first on, a partial last one included or not; JSON
-    formats leave them undecoded, and `msgspec.Raw()` is none, like None.
+    `hash_ids` name the prompt's blocks from the first on, with or without a partial last one; JSON
+    formats leave them undecoded, and `msgspec.Raw()` means None.
     `parent_chat_id` is ROOT where the trace says that there is no parent, None where it says
     nothing. `scope` marks ids that mean something only inside one session. Requests that differ in
     `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without `arrival_s` arrives
-    `delay_s` after its predecessor in its session, or with the line before it. Requests of one
-    `clock` are timed among themselves alone; None: by the trace's own.
+    `delay_s` after its predecessor in its session, or with the line before it. Times of requests
+    with the same `clock` are relative to each other only; None is the trace's clock.
 
-    The rest is what was measured: by which `worker` (engine, replica) it was served, the time to
-    its first token, the time until it was admitted and until its last token, all since its arrival,
-    and the prompt's tokens found in the cache. `delay_s` is kept where the arrival is known, too:
-    the time that a user or a tool took, for closed loops. It counts from the end of the session's
-    request before, or of the one whose `chat_id` is `waits_for`. The request's messages begin with
-    those of the first `repeated_tokens` of its parent's prompt, whatever the chat template made of
-    them. `parts` are those of the prompt, as `kvscope hash` finds them.
+    Measured values: the `worker` (engine, replica) that served the request; from its arrival, the
+    times to first token, to admission and to last token; prompt tokens found in the cache.
+    `delay_s` is the time that a user or a tool took, for closed loops, kept even if the arrival is
+    known. It counts from the end of the session's previous request, or of the one whose `chat_id`
+    is `waits_for`. The messages begin with those of the first `repeated_tokens` of the parent's
+    prompt, whatever the chat template made of them. `parts` of the prompt are as `kvscope hash`
+    finds them.
     """
 
     input_tokens: int
@@ -123,7 +123,7 @@ class Service(TypedDict, total=False):
 class BadLine(Exception):
     """A line that cannot be used; the message is the reason that the user reads, with the value.
 
-    `private` has what the value is instead, for logs that hold prompts.
+    `private` is that message with a description in place of the value, for logs with prompts.
     """
 
     def __init__(self, reason: str, *value: object) -> None:
@@ -144,10 +144,10 @@ def reason_of(error: BaseException) -> str:
 
 
 class Records(Struct):
-    """Some records (lines of text, rows of a table) that follow each other in the trace.
+    """Consecutive records (lines of text, rows of a table) of a trace.
 
-    Usable records have their numbers in `lines`; their requests are in one list, those of record k
-    up to ends[k]. The others are in `refused`, with the reason.
+    Usable record k has the number lines[k] and the `requests` from ends[k - 1] to before ends[k].
+    `refused` has the numbers of the others, each with the reason.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -180,11 +180,11 @@ class Records(Struct):
 
 
 class ReadOptions(Struct, frozen=True):
-    """What the user states about a trace because the trace does not.
+    """The user's statements about a trace that its file lacks.
 
-    `session_arrivals` places sessions that have no common clock: sessions per second of a Poisson
-    process, or None for where the trace has them. `turns` is what rows of a session hold, None for
-    what their contents show. Raises UsageError for a rate that is none.
+    `session_arrivals`: the rate (sessions per second) at which sessions without a common clock
+    begin, as a Poisson process; None keeps their times. `turns`: whether rows of sessions hold
+    whole prompts; None detects it. Raises UsageError for a rate that is not positive and finite.
     """
 
     block_size: int | None = None
@@ -295,7 +295,7 @@ def named(value: object) -> str:
 
 
 def field_names(names: Sequence[str]) -> str:
-    """Return the first names of fields for a message; of what may be text of a log the length."""
+    """Return the first few field names for a message; of names that may be log text, the length."""
     shown = map(named, names[:_MOST_NAMES])
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{', '.join(shown)}{more}"
@@ -318,12 +318,12 @@ def _kind(reason: str) -> str:
 
 
 class TraceFormat(ABC):
-    """One trace format: how it is recognized, and, made anew for each trace, what reads it.
+    """A trace format: class methods recognize it, and one instance reads one trace.
 
-    A reader may keep state between lines. `left_out` counts by reason what is no request to a
+    A reader may keep state between lines. `left_out` counts by reason lines without a request to a
     model. Where the trace ends too early, `cut` says where and what is left out.
 
-    JSON lines are recognized by their keys: `marks` are alternatives, each of them keys by blanks.
+    JSON lines are recognized by their keys: `marks` are alternatives, each a list of required keys.
     Abilities are declared: `has_hashes` is False for formats that have only lengths,
     `places_sessions` is True for those that use `session_arrivals` and `seed`, `has_deltas` for
     those whose sessions may hold only what is new, `in_ms` for those whose times may be written in
@@ -387,9 +387,9 @@ class LineFormat(TraceFormat):
         """
 
     def is_cut(self, line: bytes) -> bool:
-        """Return True if `line`, the last one and without its line feed, is the beginning of one.
+        """Return True if the last line of a trace, which has no line feed, is incomplete.
 
-        As it stands for JSON; other formats override it.
+        This default is for JSON; other formats override it.
         """
         try:
             msgspec.json.decode(line, type=msgspec.Raw)

@@ -22,7 +22,7 @@ from kvscope.ingest.formats.base import (
 class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     """The keys that say how a request was served, in all formats of one JSON object per request.
 
-    Times are decoded as ms and are in s from then on: plain fields, since each is read of each row.
+    Times are decoded as ms and converted to s at once, as plain fields are faster to read.
     """
 
     model: str | None = None
@@ -70,7 +70,7 @@ class RowFormat(LineFormat):
 
     @abstractmethod
     def request(self, row: Any) -> Request | None:
-        """Return the request of a line, None for a line that is none (a header, a tool's event).
+        """Return the request of a line, None for a header, a tool's event and the like.
 
         Raises BadLine with the reason if it cannot be used.
         """

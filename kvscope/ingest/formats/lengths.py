@@ -106,7 +106,7 @@ class LengthsCsv(LineFormat):
         return line.count(b",") < len(self._header) - 1
 
     def _is_header(self, fields: list[str]) -> bool:
-        """Return True for a line that names the columns of lengths, where this one has a length."""
+        """Return True for a line that names the length columns, with no number for input."""
         if len(fields) == len(self._header) and _WHOLE.fullmatch(fields[self._inputs]):
             return False
         return _column(fields, _INPUTS) is not None and _column(fields, _OUTPUTS) is not None
@@ -128,7 +128,7 @@ class LengthsCsv(LineFormat):
         self._header = header
 
     def _arrival_s(self, text: str) -> float:
-        """Return seconds: as written, or, from a date, since the trace's first one."""
+        """Return the arrival in s: a number as written, a date since the trace's first one."""
         if _DECIMAL.fullmatch(text):
             self._require_kind("seconds", text)
             return float(text)

@@ -95,7 +95,7 @@ class Payload(msgspec.Struct, gc=False, kw_only=True):
         return "calls answered by LiteLLM's own cache" if cached else None
 
     def service(self) -> Service:
-        """Return times, ids and cached tokens. Raises BadLine for times that are none."""
+        """Return times, ids and cached tokens. Raises BadLine for invalid times."""
         start_s = moment(self.startTime, "startTime")
         end_s = moment(self.endTime, "endTime")
         first_s = moment(self.completionStartTime, "completionStartTime")

@@ -77,7 +77,7 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
-    """A span, as far as it says something about a request."""
+    """A span, with the fields that may describe a request."""
 
     trace_id: str | None = None
     start_time_unix_nano: int | str | None = None
@@ -89,17 +89,17 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error."""
+        """Whether the span ended with an error."""
         code = self.status.get("code") if isinstance(self.status, dict) else None
         return code in {2, "STATUS_CODE_ERROR"}
 
     def values(self) -> Values:
-        """Return the attributes of its events and its own, which win. Raises BadLine."""
+        """Return attributes of the span and its events; the span's own win. Raises BadLine."""
         events = (each for event in self.events for each in event.attributes)
         return {each.key: _plain(each.value) for each in (*events, *self.attributes)}
 
     def service(self, values: Values) -> Service:
-        """Return times, ids and cached tokens. Raises BadLine for times that are none."""
+        """Return times, ids and cached tokens. Raises BadLine for invalid times."""
         start_s = _seconds(self.start_time_unix_nano)
         end_s = _seconds(self.end_time_unix_nano)
         duration_s = _number(values, _DURATION)
@@ -115,7 +115,7 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
         )
 
     def facts(self, values: Values) -> dict[str, Any]:
-        """Return what `service` does, and the lengths of prompt and answer."""
+        """Return the fields of `service`, and the lengths of prompt and answer."""
         inputs, outputs = _count(values, _INPUTS), _count(values, _OUTPUTS)
         return {**self.service(values), "input_tokens": inputs, "output_tokens": outputs}
 
@@ -209,17 +209,17 @@ def _text(values: Values, names: Sequence[str]) -> str | None:
 
 
 class CachedBeside:
-    """Providers whose instrumentation counts cached tokens beside the input, not within it.
+    """Providers whose instrumentation counts cached tokens apart from input tokens.
 
-    More of them than of the input itself show it. Source: OpenTelemetry semantic conventions for
-    Anthropic (input_tokens excludes cached tokens in its API).
+    They are recognized by a span with more cached than input tokens. Source: OpenTelemetry semantic
+    conventions for Anthropic (input_tokens excludes cached tokens in its API).
     """
 
     def __init__(self) -> None:
         self._providers: set[str | None] = set()
 
     def learn(self, head: bytes) -> None:
-        """Learn from the first lines of a trace which providers do so."""
+        """Find such providers in the first lines of a trace."""
         for line in head.split(b"\n")[:-1]:
             with suppress(*UNUSABLE):
                 for span in spans_of(line):
@@ -241,15 +241,15 @@ class CachedBeside:
 class RecordedTwice:
     """Finds the second spans of requests that two instrumentations have recorded.
 
-    Both are of one trace and model, have as many input tokens, and one is within the time of the
-    other. Those that came first are looked up among the most recent ones.
+    Both spans have the same trace, model and number of input tokens, and one lies within the time
+    of the other. Only the most recent first spans are remembered.
     """
 
     def __init__(self) -> None:
         self._recent: dict[object, deque[tuple[str, int, int]]] = {}
 
     def __call__(self, span: OtlpSpan, values: Values) -> bool:
-        """Return True for a second span. Raises BadLine for times that are none."""
+        """Return True for a second span. Raises BadLine for invalid times."""
         inputs, start, end = (
             _count(values, _INPUTS),
             span.start_time_unix_nano,

@@ -211,7 +211,7 @@ class Parquet(TraceFormat):
 
 
 def _files(source: Source) -> Iterator[Source]:
-    """Yield the source, or each file of several: an index at the end has no others behind it."""
+    """Yield the source, or each of its files alone: every Parquet file ends with its own index."""
     files = [] if source.path == STANDARD_STREAM else files_of(source.path)
     if len(files) <= 1:
         yield source
@@ -285,9 +285,9 @@ def _batches(path: str, shown: str, reader: Parquet) -> Iterator[list[dict[str, 
 
 
 def _columns(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -> set[str]:
-    """Return the columns of a file.
+    """Return the column names of a file.
 
-    Raises InputError for one of few bytes and very many values, or an index that says so.
+    Raises InputError if it, or the number of elements in its index, would expand far too much.
     """
     if listed_elements(read_index(path)) > MAX_INDEX_ELEMENTS:
         raise InputError(
@@ -308,7 +308,7 @@ def _columns(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -> se
 
 
 def _refuse_nested(names: Sequence[str], kinds: Sequence[DuckDBPyType], shown: str) -> None:
-    """Raise InputError where a column is no value and no list of values.
+    """Raise InputError for a column of other things than plain values or lists of them.
 
     DuckDB takes time for such a column that doubles with every few levels.
     """
@@ -321,7 +321,7 @@ def _refuse_nested(names: Sequence[str], kinds: Sequence[DuckDBPyType], shown: s
 
 
 def _cut(name: str, kind: DuckDBPyType) -> str:
-    """Return a column as SQL, no longer than is enough to refuse it."""
+    """Return SQL that reads a column, with values cut just beyond the length that is refused."""
     text = str(kind).lower()
     if text in _NUMBERS:
         return name
@@ -346,7 +346,7 @@ def _next_batch(rows: duckdb.DuckDBPyConnection, names: list[str]) -> list[dict[
 
 
 def _request(row: dict[str, object]) -> Request:
-    """Return a row's request; raises BadLine or ValidationError where it has none."""
+    """Return a row's request; raises BadLine or ValidationError for an invalid row."""
     for name, value in row.items():
         if isinstance(value, str) and len(value) > MAX_TEXT:
             raise BadLine(f"text longer than {MAX_TEXT:,} characters in {name}")
@@ -376,10 +376,10 @@ def _require_lengths(present: Sequence[str], shown: str) -> None:
 
 
 class ParquetExport(Exporter):
-    """Every canonical column; conversations that were inferred are left to be inferred again.
+    """Every canonical column, except inferred parents: reading infers them again.
 
-    Lost: ids that were strings (their digests are written), cache salts (numbers are), and the
-    original block hashes.
+    Lost: ids that were strings (their digests are written), cache salts (their numbers are
+    written), and the original block hashes.
     """
 
     name = Parquet.name
@@ -387,7 +387,7 @@ class ParquetExport(Exporter):
     is_text = False
 
     def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
-        """Write row groups as they come."""
+        """Write the requests, a row group at a time."""
         import polars as pl
         from polars.io.plugins import register_io_source
 
