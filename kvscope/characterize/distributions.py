@@ -28,14 +28,14 @@ _ROUND_S = (
 
 
 class Windows(Struct, frozen=True):
-    """`count` windows of `length_s` from the trace's start; the last takes what lies beyond."""
+    """`count` windows of `length_s` from the trace's start; later times count in the last one."""
 
     length_s: float
     count: int
 
     @property
     def parameters(self) -> dict[str, float | int]:
-        """Parameters of the queries over time."""
+        """The parameters that describe these windows to queries."""
         return {"window_s": self.length_s, "last_window": self.count - 1}
 
     def start_s(self, index: int) -> float:
@@ -50,7 +50,7 @@ class Windows(Struct, frozen=True):
 def round_windows(trace: Trace, about: int = 60, rate_scale: float = 1.0) -> Windows:
     """Return at most `about` windows of a round length: seconds, minutes, hours, days.
 
-    They are of requests that arrive `rate_scale` times as fast as in the trace.
+    The windows fit a trace replayed `rate_scale` times as fast.
     """
     span_s = trace.span_s / rate_scale
     least_s = span_s / about
@@ -103,7 +103,7 @@ _PERCENTS = np.array([50, 80, 90, 99, 100])
 
 
 class Weighted(Struct, frozen=True):
-    """K values in ascending order, each standing for `weight` things (positive integers)."""
+    """K values in ascending order, each with a `weight` (a positive integer count)."""
 
     value: Column
     weight: Column
@@ -178,7 +178,7 @@ class Described(NamedTuple):
 def describe(
     of: Weighted, category: GroupOf, names: Sequence[str], grid: Float64s
 ) -> tuple[Described | None, list[Described]]:
-    """Return the description of all values (None if there are none), and by category with any.
+    """Return descriptions of all values (None if there are none), and of each nonempty category.
 
     A CDF is the share of the weight up to each point of the grid.
     """

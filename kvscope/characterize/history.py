@@ -23,10 +23,10 @@ from kvscope.store.traces import require_few_categories
 
 
 class History(Struct, frozen=True):
-    """R requests, K runs of reuse in order of their gap, G groups of blocks in that of their life.
+    """R requests, K runs of reuse ordered by gap, and G groups of blocks ordered by lifetime.
 
     `arrival_s`, `category` (an index into `categories`) and `continued` (whether a next turn
-    follows) have R entries; the p90 of the time to a next turn is `settle_s`, 0 without any. Run k:
+    follows) have R entries; `settle_s` is the p90 of the time to a next turn, 0 without any. Run k:
     `gap.weight[k]` blocks, last touched by request `prev[k]`, were touched again by `request[k]`
     after `gap.value[k]` seconds. Group g: `life.weight[g]` cacheable blocks were first touched by
     request `first[g]` and last by `last[g]`, `life.value[g]` seconds later. Runs and groups may be
@@ -48,7 +48,7 @@ class History(Struct, frozen=True):
 
     @property
     def turn_buckets(self) -> tuple[str, ...]:
-        """The turns that each category takes: the last word of its name."""
+        """The turn bucket of each category (1, 2, 3, 4–6, 7+): the last word of its name."""
         return tuple(name.rpartition(" ")[2] for name in self.categories)
 
     @property
@@ -58,14 +58,14 @@ class History(Struct, frozen=True):
         return is_later
 
     def category_of(self, request: Column) -> GroupOf:
-        """Return the categories of these requests, of which a stretch at a time is read."""
+        """Return a function that returns the categories of a stretch (slice) of `request`."""
         return lambda part: self.category[request[part]].astype(np.int64)
 
 
 def category_rows(store: Store, trace: Trace) -> list[dict[str, Any]]:
     """Return the requests, tokens and ideal hits of each category, by type and turn.
 
-    Raises InputError for more categories than are told apart.
+    Raises InputError for more than MOST_CATEGORIES categories.
     """
     rows = store.rows("characterize/categories", trace_id=trace.trace_id)
     require_few_categories(trace, len(rows))
@@ -80,8 +80,8 @@ def load_history(
 ) -> History:
     """Load the history of `trace`; a length-only trace has no runs and no groups.
 
-    Runs and groups are kept in files in the folder `work`, where that is given. `categories` are
-    the names of all categories, where they are known.
+    Runs and groups are kept in files in the folder `work`, if any. `categories` are the names of
+    all categories; None loads them.
     """
     if categories is None:
         categories = [row["category"] for row in category_rows(store, trace)]
@@ -94,7 +94,7 @@ def load_history(
     def delays() -> Iterator[Columns]:
         """Fill the arrays of requests, and yield the time from each request to its next turn.
 
-        The earlier turn has a lower number, so its arrival has been read by then.
+        Parents have lower request numbers, so their arrivals have been read before.
         """
         for part in parts("history_requests", categories=list(names)):
             request, parent = part["request"], part["parent"]
@@ -107,7 +107,7 @@ def load_history(
     delay_s = in_order(delays(), "delay_s", work)["delay_s"]
 
     def timed(parts: Iterable[Columns], since: str, until: str) -> Mapping[str, Column]:
-        """Return the columns in order of the time between two requests."""
+        """Return the columns ordered by the time from request `since` to request `until`."""
         spans = ({**x, "span_s": arrival_s[x[until]] - arrival_s[x[since]]} for x in parts)
         return in_order(spans, "span_s", work)
 
@@ -130,7 +130,7 @@ def load_history(
 
 
 def _grouped(groups: Columns) -> Columns:
-    """Return groups of blocks as one for each first and last request, in the order of both."""
+    """Return groups of blocks merged by first and last request, in the order of both."""
     pair = groups["first_request"].astype(np.int64) << 32 | groups["last_request"]
     order = np.argsort(pair, kind="stable")  # fast: they come nearly in order
     pair = pair[order]
@@ -152,7 +152,7 @@ def _p90(delay_s: Column) -> float:
 def by_requests(
     store: Store, trace: Trace, work: Path | None, name: str, **parameters: Any
 ) -> Iterator[Columns]:
-    """Yield the columns of the query `name`: of all requests, or of stretches with `work`."""
+    """Yield the columns of the query `name`: all requests at once, or in stretches with `work`."""
     requests = max(trace.requests, 1)
     for part in stretches(requests, requests if work is None else AT_ONCE):
         yield store.columns(
@@ -171,7 +171,7 @@ _PERCENTS = np.array([50, 80, 90, 99])
 class SizeSummaries(Struct, frozen=True):
     """Sizes of requests of one kind; `tokens` and `blocks` are those of prompt and output.
 
-    `hit_blocks` of an infinite cache, and their tokens as a share of the prompt's.
+    `hit_blocks` are hits in an infinite cache, `prompt_share` their share of the prompt's tokens.
     """
 
     turns: Turns
@@ -187,7 +187,7 @@ class SizeSummaries(Struct, frozen=True):
 def load_sizes(store: Store, trace: Trace, work: Path | None = None) -> tuple[SizeSummaries, ...]:
     """Return sizes of all requests, then of single-turn and of multi-turn ones, if there are any.
 
-    What is sorted is kept in files in the folder `work`, where that is given.
+    Sorted values are kept in files in the folder `work`, if any.
     """
     size = {"block_size": trace.block_size}
     values = in_order(by_requests(store, trace, work, "request_values", **size), "value", work)
@@ -208,7 +208,7 @@ def load_sizes(store: Store, trace: Trace, work: Path | None = None) -> tuple[Si
 
 
 def _sizes(row: dict[str, Any], at: Float64s, block_size: int) -> SizeSummaries:
-    """Return a row's means and maxima with the quantiles, sizes × percents, of `at`."""
+    """Return summaries from means and maxima in `row`, and quantiles `at` (sizes × percents)."""
     quantiles_of = dict(zip(_SIZES, at.tolist(), strict=True))
     # Blocks grow with tokens, so that their quantiles are those of the tokens, in blocks.
     quantiles_of["blocks"] = [-(-tokens // block_size) for tokens in quantiles_of["tokens"]]

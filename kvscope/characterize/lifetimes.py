@@ -44,7 +44,7 @@ class ReuseGaps(Struct, frozen=True):
 
 
 class HazardCurve(Struct, frozen=True):
-    """Probability along the grid that a block is reused in the next second; None: none at risk."""
+    """Probability by idle time that a block is reused within 1 s; None where none is at risk."""
 
     category: str | None
     probability: tuple[float | None, ...]
@@ -52,7 +52,7 @@ class HazardCurve(Struct, frozen=True):
 
 
 class ReuseHazard(Struct, frozen=True):
-    """Reuse in the next second of blocks untouched for `at_s`."""
+    """Probability of reuse within the next second, for blocks that are idle for `at_s`."""
 
     at_s: Rates
     overall: HazardCurve | None
@@ -83,12 +83,12 @@ def reuse_gaps(trace: Trace, history: History) -> ReuseGaps | None:
 def reuse_hazard(trace: Trace, history: History) -> ReuseHazard | None:
     """Return the probability that a block idle for t is reused in the next second, on a log grid.
 
-    None without hashes. Where grid points lie more than a second apart, reuse is counted up to the
-    next point and converted to the probability per second that gives as much, so that no reuse
-    falls between two points. At risk at t are touches followed by no touch up to t, among those
-    with enough of the trace left to observe the outcome, so that its end (right-censoring) biases
-    nothing. Each touch is one observation, the last of a block included. A touch that only another
-    request's output renews is left out.
+    None without hashes. Where grid points lie more than a second apart, reuse up to the next point
+    is counted and converted to an equivalent probability per second, so that no reuse falls between
+    two points. At risk at t are touches with no touch of the block up to t, among those with enough
+    of the trace left to observe the outcome; so its end (right-censoring) causes no bias. Each
+    touch is one observation, also the last of a block. A touch that only another request's output
+    renews is left out.
     Source: ATC'25, section 3 (reuse probability).
     """
     if not trace.has_hashes:
@@ -117,7 +117,7 @@ def _observed_until(grid: Float64s) -> Float64s:
 def _curve(
     category: str | None, at_risk: Int64s, reused: Int64s, observed_s: Float64s
 ) -> HazardCurve | None:
-    """Return the curve; None where nothing is ever at risk."""
+    """Return a category's hazard curve; None if it has no blocks at risk."""
     if not at_risk[0]:
         return None
     not_reused = 1 - reused / np.maximum(at_risk, 1)
@@ -139,7 +139,7 @@ def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, 
     observed_after = np.searchsorted(until, left_s, side="right")
 
     def after(request: Int32s) -> tuple[Int64s, Int64s]:
-        """Return the category of each, and how many leading points are observed in full after."""
+        """Return each request's category, and the number of leading grid points fully observed."""
         return history.category[request].astype(np.int64), observed_after[request]
 
     for part in stretches(len(history.gap.value)):
@@ -156,14 +156,14 @@ def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, 
 
 
 def _reaching(group: Int64s, points: Int64s, weight: Int64s, shape: tuple[int, int]) -> Int64s:
-    """Return the weight by group that covers each point; an item covers its first `points`."""
+    """Return by group the weight at each point; an item counts at its first `points` points."""
     ends = totals(weight, group * shape[1] + points, shape[0] * shape[1]).reshape(shape)
     beyond: Int64s = ends.sum(axis=1, keepdims=True) - np.cumsum(ends, axis=1)
     return beyond[:, :-1]
 
 
 class LifetimeDistribution(Struct, frozen=True):
-    """Lifetimes of the blocks first touched by one category, those never reused included as 0."""
+    """Lifetimes of blocks first touched by one category; blocks never reused count as 0."""
 
     category: str | None
     blocks: int
@@ -195,7 +195,7 @@ class WorkingSet(Struct, frozen=True):
     """Blocks that will be reused, over time: the capacity that would lose none of them.
 
     `blocks[i]` is the peak between `at_s[i]` and `at_s[i + 1]` (the last: the trace's end). Bytes
-    are known once a model is named, `peak_hbm_multiple` once its memory is.
+    are None unless a model is stated, `peak_hbm_multiple` unless the KV pool is known.
     """
 
     peak_blocks: int
@@ -301,14 +301,14 @@ def working_set(trace: Trace, history: History) -> WorkingSet | None:
 
 
 def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
-    """Return the least level that is not exceeded for this share of the time.
+    """Return the least level that is not exceeded for `percent` of the time.
 
     Time counts in microseconds: whole numbers below 2^53, so that ranks are exact. Levels are
-    counted in a thousand ranges, then those of the range that has the rank.
+    counted in a thousand ranges, then within the range that contains the rank.
     """
 
     def microseconds() -> Float64s:
-        """Return the time that the level spends in each range, from the one at `low` on."""
+        """Return the time (µs) spent in each range of levels, from level `low` on."""
         total = np.zeros(_RANGES)
         for part in stretches(len(level) - 1):
             lasts = np.round(np.diff(at_s[part.start : part.stop + 1]) * 1e6)

@@ -100,7 +100,7 @@ def sources(store: Store, trace: Trace, history: History) -> Sources | None:
 
 
 def _by_relation(store: Store, trace: Trace, history: History) -> tuple[int, int, int]:
-    """Return blocks reused after the same conversation, else after the same user, after others."""
+    """Return blocks last touched by the same conversation, else the same user, else by others."""
     of_request = store.columns("characterize/participants", trace_id=trace.trace_id)
     blocks = np.zeros(3, dtype=np.int64)
     for part in stretches(len(history.request)):
@@ -117,7 +117,7 @@ def _by_relation(store: Store, trace: Trace, history: History) -> tuple[int, int
 def skew(store: Store, trace: Trace) -> Skew | None:
     """Return the share of reuse on the most reused blocks, and of ideal hits on the top users.
 
-    Blocks are all cacheable ones (ever a full block), never reused ones included; reuse counts
+    Blocks are all cacheable ones (ever a full block), including those never reused; reuse counts
     every prompt that hits the block. Users are those with a request. None without hashes.
     Source: ATC'25, section 3 (skew).
     """
@@ -160,8 +160,8 @@ MOST_PREFIXES = 400
 class Prefix(Struct, frozen=True):
     """A run of blocks that the same prompts reuse.
 
-    `number` is its first block, `parent` the `number` of the prefix before it (0: the root),
-    `hash_id` that of its last block. `reuses` counts prompts, `branches` the reused prefixes below.
+    `number` is its first block, `parent` the `number` of the prefix above (0: the root), `hash_id`
+    the last block's. `reuses` counts prompts, `branches` the reused prefixes below.
     """
 
     number: int
@@ -213,7 +213,7 @@ def hot_prefixes(store: Store, trace: Trace) -> tuple[Prefix, ...]:
 
 
 def hottest(prefixes: Sequence[Prefix], most: int = MOST_PREFIXES) -> tuple[Prefix, ...]:
-    """Return those with the most hits at and below them; the parent of each is among them."""
+    """Return the prefixes with the most hits at and below them; each one's parent is among them."""
     hits = {prefix.number: prefix.hits for prefix in prefixes}
     for prefix in reversed(prefixes):
         if prefix.parent:

@@ -33,7 +33,7 @@ class PrefixDepth(Struct, frozen=True):
 class Spatial(Struct, frozen=True):
     """Where in the prompt reuse lies: heat_map[offset][stride] is an ideal block hit rate.
 
-    `None` maps: no full block was looked up by such requests.
+    A map is None where such requests looked up no full block.
     """
 
     offsets: Rates
@@ -61,10 +61,10 @@ def start_spatial(
     """Return the ideal block hit rate if requests cache only [offset, offset + stride) of a prompt.
 
     A position is depth / full blocks of the request that caches the block. Every full block of a
-    prompt is looked up on its own, whatever became of the blocks before it, but for the last-token
-    rule; outputs have no position and are left out. Past the prompt's end there is nothing to
-    cache, so offset + stride beyond 100 % equals 100 %. None without hashes. The future needs no
-    store: what it reads is read here. Source: ATC'25, section 3, Figure 16.
+    prompt is looked up on its own, whether or not the blocks before it hit, except that the last
+    token is recomputed; outputs have no position and are left out. Past the prompt's end there is
+    nothing to cache, so offset + stride beyond 100 % equals 100 %. None without hashes. The store
+    is read before this returns. Source: ATC'25, section 3, Figure 16.
     """
     if not trace.has_hashes:
         return in_background(lambda: None)
@@ -130,8 +130,8 @@ def decile_histogram(
     request had the block in its k-th tenth. Lookups at a depth of `hittable` or more count as mask
     0, since the last-token rule recomputes them. Returns 2 (single-, multi-turn) × 1024 counts.
 
-    Of a part of each path: `blocks` is where it ends and `first` where it begins (default: the
-    whole path), while `full_blocks` stays that of the prompt, whose tenths count.
+    To count a part of each path, pass its end as `blocks` and its begin as `first` (default: the
+    whole path); `full_blocks` stays that of the whole prompt, which is divided into tenths.
     """
     counts = np.zeros((2, _MASKS), dtype=np.int64)
     written = np.zeros(len(block_parent), dtype=np.uint16)

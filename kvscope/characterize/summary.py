@@ -1,6 +1,6 @@
 """All facts of a trace, from traffic to the variation between windows and days.
 
-What varies little can be tuned on the past; what varies much has to be refitted, or left alone.
+Quantities that vary little can be tuned on the past; others must be refitted, or left alone.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ Series = tuple[Quantity, str | None, Sequence[float | None]]
 def stability(store: Store, trace: Trace, history: History) -> Stability:
     """Return mean, deviation and coefficient of variation between windows and between days.
 
-    Of the token-weighted ideal hit rate, and by category of the p50 and p80 reuse gap (in the
-    window of the reuse) and of the next-turn probability. Ten equal windows, of which the first,
-    which starts with nothing to reuse, and the last, whose next turns are not seen, are left out;
-    days are taken whole, where there are two or more. Windows without a value do not count, and
-    with one value the deviation is 0. Few requests a window vary by chance alone.
+    Quantities: token-weighted ideal hit rate; by category, p50 and p80 reuse gap (in the window of
+    the reuse) and next-turn probability. Of ten equal windows, the first, with nothing to reuse
+    yet, and the last, whose next turns are not seen, are left out; days are all counted, if there
+    are two or more. Windows without a value do not count, and with one value the deviation is 0.
+    With few requests a window, chance alone causes variation.
     """
     windows, days = equal_windows(trace, WINDOWS), day_windows(trace)
     inner = slice(1, windows.count - 1) if windows.count > 2 else slice(None)
@@ -116,7 +116,7 @@ def _variations(
 
 
 def _series(store: Store, trace: Trace, history: History, windows: Windows) -> Iterator[Series]:
-    """Yield each quantity and category with its value by window."""
+    """Yield each quantity, its category, and its values by window."""
     rates = [window.token_hit_rate for window in over_time(store, trace, windows).windows]
     yield "ideal_hit_rate", None, rates
     groups = len(history.categories)
@@ -136,7 +136,7 @@ def _series(store: Store, trace: Trace, history: History, windows: Windows) -> I
 
 
 class Category(Struct, frozen=True):
-    """One category's row in the summary. Gaps and lifetimes are None where it has none."""
+    """One category's row in the summary; gaps or lifetimes are None if the category has none."""
 
     category: str
     type: str
@@ -154,7 +154,7 @@ class Category(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Characterization:
-    """All facts of one trace. Reuse is None without block hashes, turns without a lineage."""
+    """All facts of one trace; None on reuse without block hashes, on turns without a lineage."""
 
     trace: Trace
     lengths: Lengths
@@ -189,9 +189,9 @@ def start_characterization(
 ) -> Callable[[], Characterization]:
     """Read the tables that `characterize` needs; return a function that waits for the result.
 
-    Without `count_deciles` the trace's paths are loaded. With a folder `work`, what touches what
-    stays in files there. `step` is called with the name of each of
-    `STEPS` steps before it; what it raises ends the work.
+    Without `count_deciles` the trace's paths are loaded. With a folder `work`, runs of reuse and
+    groups of blocks stay in files there. `step` is called with the name of each of `STEPS` steps
+    before it; an error that it raises ends the work.
     """
 
     def run(name: str, compute: Callable[..., T], *arguments: object) -> T:
@@ -262,9 +262,9 @@ def _categories(
 ) -> tuple[Category, ...]:
     """Return one row a category, ordered by type and turn, from facts computed before.
 
-    Gaps belong to the category that touched the block last before the reuse, lifetimes to the one
-    that touched it first. `next_turn_probability` is the settled one where there is one. A category
-    is one of first or of later turns, so its `multi_turn_share` is 0 or 1.
+    Gaps belong to the category that touched the block last before the reuse, lifetimes to the first
+    one. `next_turn_probability` is the settled one if known. A category has either first or later
+    turns, so its `multi_turn_share` is 0 or 1.
     """
     requests = sum(row["requests"] for row in rows)
     hits = sum(row["ideal_blocks"] for row in rows)

@@ -17,7 +17,7 @@ from kvscope.store.db import Store
 
 
 class Lengths(Struct, frozen=True):
-    """Lengths and arrivals; rates are None for a trace whose requests all arrive at once.
+    """Token lengths and arrivals; rates are None for a trace whose requests all arrive at once.
 
     `inter_arrival_cv` is the coefficient of variation of the time between arrivals: 1 for a Poisson
     process, more where requests come in bursts.
@@ -35,7 +35,7 @@ class Lengths(Struct, frozen=True):
 class RequestSize(Struct, frozen=True):
     """Size of requests, input and output, in tokens and in the blocks that hold them.
 
-    `bytes` of the tokens are known once a model is named, `hbm_multiple` once its memory is.
+    `bytes` is None unless a model is stated, `hbm_multiple` unless the KV pool is known.
     """
 
     turns: Turns

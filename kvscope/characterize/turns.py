@@ -25,7 +25,7 @@ class TurnCount(Struct, frozen=True):
 
 
 class UserTurns(Struct, frozen=True):
-    """Each user's mean turns per conversation, and their standard deviation, over the users."""
+    """Distributions over users: each one's mean turns per conversation, and the deviation."""
 
     users: int
     mean: Summary
@@ -45,8 +45,8 @@ class ConversationTurns(Struct, frozen=True):
 class NextTurn(Struct, frozen=True):
     """Frequency with which another turn follows a request.
 
-    `probability` takes all requests, so the last ones pull it down: their next turn lies beyond the
-    trace's end. `settled_probability` takes only requests old enough.
+    `probability` counts all requests; the last ones lower it, as their next turn lies beyond the
+    trace's end. `settled_probability` counts only requests long enough before the end.
     """
 
     requests: int
@@ -63,7 +63,7 @@ class CategoryNextTurn(Struct, frozen=True):
 
 
 class WindowNextTurn(Struct, frozen=True):
-    """The next turn after requests of one category in one window; `settled`: old enough whole."""
+    """Next turns after requests of one category in one window; `settled` if all of them are."""
 
     start_s: float
     category: str
@@ -73,7 +73,7 @@ class WindowNextTurn(Struct, frozen=True):
 
 
 class NextTurns(Struct, frozen=True):
-    """Probability of a next turn. A request is settled `settle_s` before the trace's end."""
+    """Probability of a next turn. Requests up to `settle_s` before the trace's end are settled."""
 
     settle_s: float
     window_s: float
@@ -85,7 +85,7 @@ class NextTurns(Struct, frozen=True):
 
 
 def turns(store: Store, trace: Trace) -> ConversationTurns | None:
-    """Return turns per conversation (its requests inside the trace); None without a lineage.
+    """Return turns per conversation (requests inside the trace); None without a lineage.
 
     Source: ATC'25, section 3 (turns).
     """
@@ -111,7 +111,7 @@ def turns(store: Store, trace: Trace) -> ConversationTurns | None:
 
 
 def _user_turns(store: Store, trace: Trace) -> UserTurns | None:
-    """Return turns by user; deviations need two conversations, a conversation is its opener's."""
+    """Return turns by user, who opened the conversation; a deviation takes two conversations."""
     row = store.row("characterize/user_turns", trace_id=trace.trace_id)
     if not row["users"]:
         return None
@@ -131,9 +131,9 @@ def _read_summary(row: Mapping[str, Any], name: str) -> Summary:
 def next_turns(trace: Trace, history: History, windows: Windows | None = None) -> NextTurns | None:
     """Return the probability that another turn follows a request, by category and over time.
 
-    The trace's end hides the next turns of the last requests. So every value comes twice: of all
-    requests, and of the settled ones, older than `settle_s` at the end; that is the p90 of the
-    time between a request and its continuation in this trace (0 where nothing is continued). A
+    The trace's end hides the next turns of the last requests. So every value comes twice: for all
+    requests, and for settled ones, which arrive `settle_s` or more before the end. `settle_s` is
+    the p90 of the time between a request and its next turn in this trace (0 without next turns). A
     window is settled if all of it is. None without a lineage. Source: ATC'25, section 3 (turns).
     """
     if trace.lineage == "none":
@@ -182,7 +182,7 @@ def next_turns_over_time(
 
 
 def _counts(history: History, windows: Windows, settled_until_s: float) -> Int64s:
-    """Return 4 × categories × windows: requests, continued ones, and the settled ones of both."""
+    """Return 4 × categories × windows: requests, continued, settled, settled and continued."""
     shape = len(history.categories), windows.count
     counts = np.zeros((4, shape[0] * shape[1]), dtype=np.int64)
     for part in stretches(len(history.arrival_s)):

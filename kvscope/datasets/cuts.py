@@ -40,7 +40,7 @@ _SAMPLE_FILES = 16
 class Places(NamedTuple):
     """Where each of K paths lies: the first `split` blocks in the trunk, the rest in `shard`.
 
-    `shard` is TRUNK where nothing is left.
+    `shard` is TRUNK for paths that end in the trunk.
     """
 
     split: Int32s
@@ -66,7 +66,7 @@ class Cuts:
         return self._trunk.count - 1
 
     def places(self, starts: Int64s, ids: Int64s, shards: int) -> Places:
-        """Return where each path lies if subtrees are spread over so many shards."""
+        """Return where each path lies if subtrees are spread over `shards` shards."""
         node, split = self._trunk.match(starts, ids)
         rest = np.flatnonzero(split < np.diff(starts))
         shard = np.full(len(split), TRUNK, dtype=np.int32)
@@ -90,9 +90,9 @@ class Cuts:
 
 
 class FileSample(Struct, frozen=True):
-    """The first requests of some files, as a trie and the `ends` of their paths.
+    """The first requests of some files: a trie, the `ends` of their paths, and their density.
 
-    A decompressed byte of the files has so many requests and accesses.
+    The density is in accesses and requests per decompressed byte.
     """
 
     trie: Trie
@@ -101,12 +101,12 @@ class FileSample(Struct, frozen=True):
     requests_per_byte: float
 
     def cuts(self, share: float) -> Cuts:
-        """Return cuts by which no subtree has more than this share of the requests."""
+        """Return cuts such that each subtree has at most `share` of the sample's requests."""
         return cuts_of(self.trie, self.ends, int(len(self.ends) * share))
 
 
 def sample_files(files: list[str], chosen: str, read: ReadOptions) -> FileSample:
-    """Return the beginnings of some of the files."""
+    """Return a sample of the first requests of some of the files, in the format `chosen`."""
     trie, leaf = Trie(), list[Int32s]()
     requests = accesses = size = 0
     some = files[:: -(-len(files) // _SAMPLE_FILES)]
@@ -142,7 +142,7 @@ def cuts_of(trie: Trie, ends: Int32s, limit: int) -> Cuts:
 
 @kernel
 def gather(ids: Int64s, begin: Int64s, length: Int32s, gathered: Int64s) -> None:
-    """Copy the stretches of `ids` that begin there one after another."""
+    """Copy the stretches of `ids` that start at `begin` into `gathered`, one after another."""
     at = 0
     for k in range(len(begin)):
         for i in range(begin[k], begin[k] + length[k]):
@@ -158,7 +158,7 @@ _PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
 class Pieces(NamedTuple):
     """Paths in one shard, K of them: request `row` has the next `length` of the ids.
 
-    The first `split` blocks of a path are the trunk's, in whose shard paths end where they are cut.
+    The first `split` blocks of a path belong to the trunk; its shard has paths up to their cuts.
     """
 
     row: Int32s
@@ -240,7 +240,7 @@ class Spill:
 
 
 def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map the array in a file into memory; the file goes with the array."""
+    """Map the array in a file into memory; the file is deleted with the array."""
     size = file.tell()
     file.flush()
     values = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)
@@ -250,14 +250,14 @@ def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def shard_sizes(folder: Path, shards: int) -> Int64s:
-    """Return how many paths, and blocks of paths, lie in each shard, the trunk's first (2 × S)."""
+    """Return the numbers of paths and of their blocks by shard, the trunk's first (2 × S)."""
     index: Int64s = np.load(folder / _INDEX).reshape(-1, 2, shards + 1)
     sizes: Int64s = index.sum(axis=0)
     return sizes
 
 
 def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:
-    """Yield the paths that lie in a shard, some at a time, in the order of their rows."""
+    """Yield the paths in a shard, some at a time, in the order of their rows."""
     index: Int64s = np.load(folder / _INDEX)
     if not len(index):
         return

@@ -37,7 +37,7 @@ class FileState(Struct, frozen=True):
 class Plan(Struct, frozen=True):
     """The sources and options of a dataset, written first: an equal plan continues its ingest.
 
-    `reading` has the options of reading as text.
+    `reading` is a text that stands for the options of reading.
     """
 
     version: int
@@ -49,7 +49,7 @@ class Plan(Struct, frozen=True):
 
 
 class Versioned(Struct, frozen=True):
-    """Of a manifest of any version."""
+    """The version of a manifest, readable for any version."""
 
     version: int
 
@@ -63,9 +63,9 @@ class ShardEntry(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """What a finished dataset holds.
+    """The manifest of a finished dataset.
 
-    `content` digests what was read, `columns` what is known of all requests.
+    `content` is a digest of the bytes that were read, `columns` of the columns of all requests.
     """
 
     version: int
@@ -85,14 +85,14 @@ _BLOCK_BYTES, _PATH_BYTES, _RUN_BYTES = 12, 120, 200  # of a shard, and of a str
 
 
 class AnalysisBudget(Struct, frozen=True):
-    """How an analysis shares its memory: runs of reuse in a stretch of time, and the store's."""
+    """Memory budget of an analysis: runs of reuse per stretch of time, and the store's bytes."""
 
     runs_at_once: int
     store_bytes: int
 
 
 class Dataset:
-    """A finished dataset. Raises InputError where `folder` is none."""
+    """A finished dataset. Raises InputError for a folder without one."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -121,7 +121,7 @@ class Dataset:
 
     @property
     def trace(self) -> Trace:
-        """The trace that all its files are."""
+        """The trace that consists of all files of the dataset."""
         with self.stores.reading() as store:
             known = traces.all_traces(store)
         if not known:
@@ -129,10 +129,9 @@ class Dataset:
         return min(known, key=lambda trace: trace.trace_id)
 
     def paths(self) -> DatasetPaths:
-        """Return the paths of its requests, which stay on disk.
+        """Return the paths of the dataset's requests, which stay on disk.
 
-        Raises DamagedDatasetError where what is known of all requests cannot be; shards are checked
-        where they are loaded.
+        Raises DamagedDatasetError for invalid columns of requests; shards are checked when loaded.
         """
         digests = tuple(shard.digest for shard in self.manifest.shards)
         return DatasetPaths(self._columns, tuple(self._shards()), self.work, digests=digests)
@@ -147,7 +146,7 @@ class Dataset:
         return folder
 
     def faults(self) -> Iterator[str]:
-        """Yield the faults of its files, the store aside."""
+        """Yield the faults of the dataset's files, the store aside."""
         try:
             paths = self.paths()
         except DamagedDatasetError as error:

@@ -105,10 +105,10 @@ _RUNS_AT_ONCE = 4_000_000
 
 
 class DatasetOptions(Struct, frozen=True):
-    """How to make a dataset: below how much memory, in how many shards (None: as many as needed).
+    """How to make a dataset: in how much memory, in how many shards (None: as many as needed).
 
-    Results depend on neither, nor on `cut_share`, the share of the requests from which on a prefix
-    is cut.
+    Results depend on neither, nor on `cut_share`: a prefix is cut if more than this share of the
+    requests have it.
     """
 
     memory_bytes: int
@@ -124,7 +124,7 @@ def ingest_dataset(
     executor: Executor,
     progress: Progress,
 ) -> Ingested:
-    """Make the dataset of all files at `paths`, or go on with its shards, in the folder `into`.
+    """Make the dataset of all files at `paths` in the folder `into`, or finish a started one.
 
     Raises InputError where files cannot be read or too many lines are bad, UsageError where the
     folder holds something else or the memory is too little.
@@ -149,7 +149,7 @@ def ingest_dataset(
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock this dataset's folder for the block; remove drafts of killed processes.
 
-    Raises KvscopeError where one does.
+    Raises KvscopeError where another process holds the lock.
     """
     with (folder / PLAN).open("rb") as plan:
         try:
@@ -172,7 +172,7 @@ def remove_drafts(folder: Path) -> None:
 
 
 class DatasetBuild:
-    """One run at a dataset: `plan`, `build`, `store` and `finish`, in this order."""
+    """An ingest of a dataset: call `plan`, `build`, `store` and `finish`, in this order."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class DatasetBuild:
         self._trunk_alone = False  # whether no other shard fits beside the trunk's
 
     def plan(self) -> bool:
-        """Make the plan, or take that of the first run; return whether the dataset is finished.
+        """Make the plan, or load that of the first run; return whether the dataset is finished.
 
         Raises UsageError where the folder holds anything else.
         """
@@ -233,7 +233,7 @@ class DatasetBuild:
         return self._built(read)
 
     def _read_into(self, folder: Path) -> ReadFacts:
-        """Read all files into a folder, unless they have been; return what they say."""
+        """Read all files into a folder, unless it exists; return the facts from reading."""
         if not folder.is_dir():
             spill = Cuts.load(self.folder / CUTS), self._plan.shards
             size = size_of(self.path)
@@ -242,7 +242,7 @@ class DatasetBuild:
         return load_facts(folder)
 
     def _settled(self) -> Plan:
-        """Return the plan, with the number of shards that was chosen first."""
+        """Return the plan: an equal one in the folder, else a new one, which is written."""
         files, read = self._files, self._read
         path = self.folder / PLAN
         reading = f"{read.read.fingerprint()}/{read.strict}/{read.max_bad}"
@@ -278,13 +278,13 @@ class DatasetBuild:
         return plan
 
     def _left(self, requests: float) -> float:
-        """Return the bytes that each worker may take for a shard."""
+        """Return the memory (bytes) that each worker may use for a shard."""
         workers = self.executor.workers
         programs = PROCESS_BYTES * (workers + (workers > 1))
         return (self.options.memory_bytes - programs - _COLUMN_BYTES * requests) / workers
 
     def _shards_for(self, files: list[str], sample: FileSample) -> int:
-        """Return the number of shards by the size of the files and the contents of a sample."""
+        """Return the number of shards for the size of the files, by the sample's density."""
         size = sum(
             (_state(file).size or GIB) * (_COMPRESSED if file.endswith((".gz", ".zst")) else 1)
             for file in files
@@ -326,7 +326,7 @@ class DatasetBuild:
         )
 
     def _run(self, label: str, step: Callable[[ShardTask], None], tasks: list[ShardTask]) -> None:
-        """Run the tasks whose folders are missing: the others are done."""
+        """Run the tasks whose folders are missing: all others are done."""
         todo = [task for task in tasks if not Path(task.folder).is_dir()]
         alone = [task for task in todo if self._trunk_alone and task.shard == TRUNK]
         with self.progress.steps(label, len(tasks)) as advance:
@@ -415,7 +415,7 @@ class DatasetBuild:
         return [self.work / f"reduced-{number:04}" for number in range(self._plan.shards + 1)]
 
     def store(self, built: BuiltRequests) -> None:
-        """Write the store: requests, runs of reuse, and blocks as numbers of them."""
+        """Write the store: requests, runs of reuse, the trie's branch points, block counts."""
         plan, reduced = self._plan, self.reduced()
         reading = self._read.read.fingerprint(places_sessions=self._format.places_sessions)
         draft = self.work / STORE

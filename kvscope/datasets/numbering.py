@@ -1,8 +1,8 @@
 """Numbers for the blocks of all shards: those that one trie of all files would give them.
 
 A trie numbers blocks as paths add them, so the new blocks of a request follow each other. A block
-is thus known by the first request with it, its owner, and its depth; and the whole trie is known by
-the parent of each request's first new block.
+is thus identified by the first request with it, its owner, and its depth; and the whole trie is
+determined by the parent of each request's first new block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CARRIED = ("carried_request", "carried_owner", "carried_depth")
 
 
 class NumberedPaths(NamedTuple):
-    """Where the paths of R requests end, and B `blocks` whose parents are not those before them."""
+    """Ends of the paths of R requests, and B `blocks` whose parent is not the previous number."""
 
     leaf: Int32s
     carried_leaf: Int32s
@@ -56,7 +56,7 @@ def _find_owners(
     new: Int32s,
     above: Int32s,
 ) -> None:
-    """Fill each block's first path, and each path's new blocks and the owner above them."""
+    """Fill each block's first path; per path, the number of new blocks and the owner above them."""
     for k in order:
         block = leaf[k]
         while own[block] and owner[block] < 0:
@@ -69,7 +69,7 @@ def _find_owners(
 def number_blocks(
     folders: list[Path], reduced: list[Path], blocks: Int32s, order: Int64s
 ) -> NumberedPaths:
-    """Return the paths of R requests in one trie of all blocks, of none if they are too many.
+    """Return the ends of R requests' paths in one trie of all blocks; no blocks beyond INT32_MAX.
 
     `blocks` are the lengths of prompts, `order` has the rows of the files by arrival.
     """

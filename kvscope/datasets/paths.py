@@ -56,7 +56,7 @@ _AT_ONCE = 1 << 21
 
 
 class CurveCorners:
-    """Corners of one curve: `add` them in any order, then take the `curve`."""
+    """Corners of a hit curve, kept in files: `add` them in any order, then take the `curve`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,7 +76,7 @@ class CurveCorners:
             append_array(self._files[number], some)
 
     def curve(self) -> tuple[Int64s, Int64s]:
-        """Return the knots and the hits there, as files that are mapped into memory."""
+        """Return the curve's knots (capacities) and hits there, mapped from files into memory."""
         columns = [(self._folder / name).open("w+b") for name in ("knots", "hits")]
         for each in bent(self._steepening()):
             for column, values in zip(columns, each, strict=True):
@@ -100,7 +100,7 @@ _DISTANCES = ("request", "depth", "blocks", "distance")
 
 
 class Progress(Protocol):
-    """Shows how far each step is."""
+    """Display of the progress of each step."""
 
     def steps(
         self,
@@ -109,15 +109,15 @@ class Progress(Protocol):
         *,
         unit: Literal["bytes", "steps"] = "steps",
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """Return a context for the step called `label`; its callable counts what is done of it."""
+        """Return a context for the step called `label`; call its value with each amount done."""
 
 
 class DatasetPaths(Struct, frozen=True):
     """The paths of R requests, in shards of which each worker has one at a time in memory.
 
-    `columns` has what is known of all requests, which is read in stretches of some `runs_at_once`;
-    `digests`, if known, are those of the folders' files; `work` is where results that are too large
-    for memory are written.
+    `columns` is the folder with the columns of all requests, read in stretches with about
+    `runs_at_once` runs. `digests` of the shard `folders` are checked if given; results too large
+    for memory are written to `work`.
     """
 
     columns: Path
@@ -140,7 +140,7 @@ class DatasetPaths(Struct, frozen=True):
         return len(load_array(self.columns, "blocks"))
 
     def in_order(self, order: Int64s) -> DatasetPaths:
-        """Return these paths with the requests in another order of arrival, numbered anew."""
+        """Return these paths with the requests in another order of arrival, renumbered."""
         number = np.empty(len(order), dtype=np.int32)
         number[order] = np.arange(len(order), dtype=np.int32)
         columns = lengths_in_order(some_lengths(self.columns, slice(None)), order)
@@ -155,7 +155,7 @@ class DatasetPaths(Struct, frozen=True):
     def follow(
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> FollowedShards:
-        """Follow the paths of each shard, for curves and misses, and for ideal rates.
+        """Follow the paths of each shard: for curves and misses, and for ideal hit rates.
 
         Raises UsageError for a curve of a flat cache, whose blocks are in no subtrees.
         """
@@ -184,7 +184,7 @@ class DatasetPaths(Struct, frozen=True):
         return self.progress.steps(label, total) if self.progress else nullcontext(lambda _: None)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Count as `decile_histogram` does, given which requests are later turns (R)."""
+        """Return `decile_histogram` over all shards; `multi_turn` (R) marks later turns."""
         counts = np.zeros((2, 1 << DECILES), dtype=np.int64)
         for folder, digest in self._shards():
             shard = load_shard(folder, self.columns, digest)
@@ -204,7 +204,7 @@ class DatasetPaths(Struct, frozen=True):
 class WorkFolder:
     """A folder of temporary files, removed when nothing refers to this object any more.
 
-    Those that killed processes of this machine left beside it go when it is made.
+    Creating one removes those that killed processes of this machine left in the same place.
     """
 
     def __init__(self, where: Path) -> None:
@@ -217,7 +217,7 @@ class WorkFolder:
 
 
 def _is_running(process: str) -> bool:
-    """Return whether there is a process of this number."""
+    """Return whether a process with this id exists."""
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:
@@ -228,7 +228,7 @@ def _is_running(process: str) -> bool:
 
 
 class FollowTask(Struct, frozen=True):
-    """Which shard to follow, of requests with these columns, and where to write what is found."""
+    """A shard to follow: its folder, the requests' columns, hit definitions, where to write."""
 
     shard: str
     columns: str
@@ -260,10 +260,10 @@ def follow_shard(task: FollowTask) -> None:
 
 
 class FollowedShards:
-    """What the shards say, put together in stretches of time: runs, never accesses.
+    """Reuse in all shards, merged in stretches of time: from runs, never from accesses.
 
-    How many blocks each request was the last to touch adds up over shards, so that LRU's exact
-    curve takes only the merged runs. The files go when nothing refers to this object any more.
+    The number of blocks that each request touched last adds up over shards, so LRU's exact curve
+    needs only the merged runs. The files go when nothing refers to this object any more.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class FollowedShards:
     def misses(
         self, definition: HitDefinition, capacities_blocks: list[int]
     ) -> tuple[MissReasons, ...]:
-        """Return why tokens missed at each capacity under LRU, over the whole trace."""
+        """Return the miss reasons at each capacity under LRU, over the whole trace."""
         curve = self.curve(by_token(definition))
         enough = int(curve.knots[-1:][0])
         parts = []
@@ -350,7 +350,7 @@ class FollowedShards:
             yield file
 
     def novelty(self, definition: HitDefinition, begin: int, lengths: PromptLengths) -> Novelty:
-        """Return the new part of each prompt in the stretch of requests from `begin` on."""
+        """Return the new part of each prompt in a stretch: requests from `begin` on."""
         key = self._walks.index(walked(definition))
         part = slice(begin, begin + len(lengths.blocks))
         seen = self.most(f"seen{key}", part)
@@ -362,7 +362,7 @@ class FollowedShards:
         return Novelty(seen, look, start, np.maximum(seen, end))
 
     def most(self, name: str, part: slice) -> Int32s:
-        """Return the largest number, at least 0, that a shard has for each request of a stretch."""
+        """Return per request of a stretch the largest value over shards of an array, at least 0."""
         most = np.zeros(min(part.stop, self._paths.requests) - part.start, dtype=np.int32)
         for shard in self._shards:
             member = load_array(shard, "member")
@@ -376,7 +376,7 @@ class FollowedShards:
 
 
 def _total(parts: Sequence[MissReasons]) -> MissReasons:
-    """Return the reasons of all stretches."""
+    """Return the sums of miss reasons over all stretches."""
     tokens = {
         name: sum(getattr(part, name) for part in parts)
         for name in MissReasons.__struct_fields__

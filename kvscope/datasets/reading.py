@@ -23,9 +23,9 @@ _FACTS, _COLUMNS, _TREE = "facts.json", "columns", "prompt_parts"
 
 
 class ReadFacts(Struct, frozen=True):
-    """What a trace says besides its columns. `content` digests its decompressed bytes.
+    """Facts of a trace besides its columns. `content` is a digest of its decompressed bytes.
 
-    Of lines that cannot be used the first have a `place` each: their file and number there.
+    `lines` are the first unusable ones with reasons, `places` the file and line number of each.
     """
 
     content: str
@@ -45,7 +45,7 @@ class ReadFacts(Struct, frozen=True):
     cut: str
 
     def rejects(self, path: str) -> Rejects:
-        """Return the lines that cannot be used, of the trace at `path`."""
+        """Return the unusable lines of the trace at `path`."""
         places = dict(zip((line for line, _ in self.lines), self.places, strict=True))
         return Rejects(
             without_secrets(path),
@@ -65,7 +65,7 @@ def read_files(
     folder: Path,
     advance: Callable[[int], None],
 ) -> None:
-    """Read the trace at `path` into a folder, its paths by these cuts for so many shards.
+    """Read the trace at `path` into a folder; `spill` are the cuts and the number of shards.
 
     `advance` gets the number of bytes read.
     """
@@ -110,7 +110,7 @@ def _text(text: str) -> str:
 
 
 def load_facts(folder: Path) -> ReadFacts:
-    """Return what was read into a folder, but for its arrays."""
+    """Return the facts from reading that are in a folder."""
     return msgspec.json.decode((folder / _FACTS).read_bytes(), type=ReadFacts)
 
 

@@ -1,6 +1,6 @@
-"""A sample of a dataset, for which no other requests are read than those in it.
+"""A sample of a dataset, drawn without reading the other requests.
 
-Of all requests it takes where their paths end, and of the trie where paths branch off. The blocks
+For all requests, only the ends of their paths are loaded, and the trie's branch points. The blocks
 between two such places follow each other and are on the same paths: one stretch.
 """
 
@@ -52,8 +52,8 @@ def drawn_trace(
 ) -> DrawnTrace:
     """Draw the sample of a setting from a dataset, whose store is open.
 
-    Raises OutOfMemoryError where that takes more memory than is free, UsageError where nothing is
-    left in the sample, InputError where the dataset has more blocks than have numbers.
+    Raises OutOfMemoryError where the sample takes more than the free memory, UsageError where it is
+    empty, InputError where the dataset has more than INT32_MAX blocks.
     """
     trace, least = dataset.trace, dataset.least_bytes()
     needed = drawn_replays_bytes(trace, setting.sample_rate, least)
@@ -66,7 +66,7 @@ def drawn_trace(
 
 
 def load_stretches(store: Store, trace: Trace) -> Stretches:
-    """Return a dataset's trie. Raises InputError where it has more blocks than have numbers."""
+    """Return a dataset's trie. Raises InputError where it has more than INT32_MAX blocks."""
     block, above = load_branches(store, trace)
     leaf, carried_leaf = store.columns("ingest/leaves", trace_id=trace.trace_id).values()
     # A path adds its blocks in a row, so where the next one begins to, a path has ended.
@@ -83,8 +83,8 @@ def load_stretches(store: Store, trace: Trace) -> Stretches:
 def draw(store: Store, trace: Trace, rate: float) -> Sample:
     """Return the sample of a dataset's trace at this rate, drawn by subtrees.
 
-    Raises UsageError where nothing is left in the sample, InputError where the trace has more
-    blocks than have numbers.
+    Raises UsageError where the sample is empty, InputError where the trace has more than INT32_MAX
+    blocks.
     """
     trie = load_stretches(store, trace)
     requests, group = _drawn(trie, trace, rate)
@@ -101,10 +101,10 @@ def draw(store: Store, trace: Trace, rate: float) -> Sample:
 
 
 def _drawn(trie: Stretches, trace: Trace, rate: float) -> tuple[Int64s, Int64s]:
-    """Return the requests that are in the sample, and the subtree of each.
+    """Return the requests in the sample, and the subtree of each.
 
-    It is the request's first block that few enough requests share. A request that ends in a shared
-    head, or has no blocks, stands for itself, as a number beyond all blocks.
+    A subtree is named by its root: a path's first block that few enough requests share. Requests
+    without one (shared heads, no blocks) get a number of their own, beyond all blocks.
     """
     root = subtree_roots(trie.parent, trie.leaf, shared_limit(trace.requests))
     requests, groups = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
@@ -123,7 +123,7 @@ def _among(numbers: Int32s, requests: Int64s) -> Int32s:
 
 
 def _laid_out(prompts: Prompts, last: Int32s) -> Prompts:
-    """Return requests whose leaves are stretches over the blocks that they need."""
+    """Return requests on the blocks that they need, from requests whose leaves are stretches."""
     every = np.arange(len(prompts.leaf))
     blocks = np.diff(last, prepend=np.int32(-1))[needed_blocks(prompts, every)]
     inside = select(prompts, every)

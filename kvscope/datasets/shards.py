@@ -49,10 +49,10 @@ GROUPS = ("first_request", "last_request", "reuses", "blocks")
 
 
 class ShardTask(Struct, frozen=True):
-    """Which shard to make in which folder, of the `paths` in another, or of the shard there.
+    """A shard to write to `folder`: built from read `paths`, or reduced from a shard in `paths`.
 
-    `columns` has columns of all requests: their number by file row, or in order of arrival; to
-    follow reuse, `rows` has those by file row, too.
+    `columns` has columns of all requests: their number by file row, or columns by arrival; to
+    follow reuse, `rows` has columns by file row, too.
     """
 
     shard: int
@@ -65,7 +65,7 @@ class ShardTask(Struct, frozen=True):
 def build_shard(task: ShardTask) -> None:
     """Make a shard's trie from its paths, and note where the full blocks of prompts end.
 
-    Raises InputError where it has more blocks than have numbers.
+    Raises InputError where it may have more than INT32_MAX blocks.
     """
     number = load_array(Path(task.columns), "number")
     trie = Trie()
@@ -99,7 +99,7 @@ def build_shard(task: ShardTask) -> None:
 def _find_nearest_ends(
     block_parent: Int32s, node: Int32s, request: Int32s, first: Int32s, nearest: Int32s
 ) -> None:
-    """Fill the first request that ends at each block, and at it or at the nearest block above."""
+    """Fill each block's first request that ends there, and at the nearest end at or above it."""
     for k in range(len(node) - 1, -1, -1):
         first[node[k]] = request[k]
     for block in range(1, len(block_parent)):  # parents have lower numbers
@@ -109,8 +109,8 @@ def _find_nearest_ends(
 def path_ends(folders: list[Path], full_blocks: Int32s) -> PathEnds:
     """Return the last full block of all requests, in a tree of such ends alone.
 
-    Each node is the first request that ends there, counted from 1. `folders` are the shards', the
-    trunk's first.
+    A node's number is 1 + the first request that ends there. `folders` are the shards', the trunk's
+    first.
     """
     requests = len(full_blocks)
     full_leaf = np.zeros(requests, dtype=np.int32)
@@ -138,8 +138,8 @@ def prompt_ends(folders: list[Path], requests: int) -> Int64s:
 class ShardPaths(Struct, frozen=True):
     """The requests with blocks in a shard, K of them: `request` are their numbers in the trace.
 
-    `paths` are of these K alone: `parent` is an index among them, and blocks are the shard's. Of
-    a prompt the blocks from depth `first` on count, of what is carried those from `first_carried`.
+    In `paths`, `parent` is an index among these K, and block numbers are the shard's. Blocks count
+    from depth `first` on in prompts, from `first_carried` on in cached paths.
     """
 
     paths: PromptPaths
@@ -149,9 +149,9 @@ class ShardPaths(Struct, frozen=True):
 
 
 class Carriers(NamedTuple):
-    """The request whose prompt holds the cached path of each of R requests, and the inverse.
+    """The request whose prompt contains the cached path of each of R requests, and the inverse.
 
-    Those that request k carries are carried[begin[k]:begin[k + 1]], in order.
+    Request k's prompt contains the paths of carried[begin[k]:begin[k + 1]], in ascending order.
     """
 
     carrier: Int32s
@@ -160,13 +160,13 @@ class Carriers(NamedTuple):
 
     @classmethod
     def of(cls, carrier: Int32s) -> Carriers:
-        """Return both directions."""
+        """Return the carriers with their inverse."""
         begin = np.zeros(len(carrier) + 1, dtype=np.int32)
         np.cumsum(np.bincount(carrier, minlength=len(carrier)), out=begin[1:])
         return cls(carrier, np.argsort(carrier, kind="stable").astype(np.int32), begin)
 
     def carried_by(self, requests: Int32s) -> Int32s:
-        """Return all that these requests carry."""
+        """Return all requests whose cached paths these requests' prompts contain."""
         first = self.begin[requests].astype(np.int64)
         count = self.begin[requests + 1] - first
         skipped = np.repeat(first - np.cumsum(count) + count, count)
@@ -178,7 +178,7 @@ COLUMNS = (*LENGTHS, *Carriers._fields)
 
 
 def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int) -> Int64s:
-    """Return the place of each number among ascending ones, `missing` where it is not there."""
+    """Return the index of each number `among` ascending ones, `missing` where it is not there."""
     if not len(among):
         return np.full(len(numbers), missing, dtype=np.int64)
     place = np.minimum(np.searchsorted(among, numbers), len(among) - 1)
@@ -188,9 +188,9 @@ def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int)
 def load_shard(folder: Path, columns: Path, digest: str = "") -> ShardPaths:
     """Return a shard's paths; time and memory grow with the requests in it alone.
 
-    `columns` has what is known of all requests, in an order of its own if it has their `NUMBER`.
-    Raises DamagedDatasetError for files of another `digest`, if it is known, and for values by
-    which no kernel may index.
+    `columns` has the columns of all requests, and their `NUMBER` if these are in an order of their
+    own. Raises DamagedDatasetError if the files do not match the `digest` (if any), and for values
+    that are invalid as indices.
     """
     block_parent, member, leaf, length, split = (load_array(folder, name) for name in SHARD)
     carriers = Carriers(*(load_array(columns, name) for name in Carriers._fields))
@@ -226,7 +226,7 @@ def load_shard(folder: Path, columns: Path, digest: str = "") -> ShardPaths:
 
 
 def check_shard(folder: Path, requests: int, digest: str = "") -> None:
-    """Raise DamagedDatasetError for a shard of other files, or with values that cannot be."""
+    """Raise DamagedDatasetError if files do not match the `digest`, or for invalid values."""
     if digest and digest_of(folder, SHARD) != digest:
         raise DamagedDatasetError(folder, "holds other files than the manifest says")
     arrays = [load_array(folder, name) for name in SHARD]
@@ -270,12 +270,12 @@ def _are_paths(
 
 
 def columns_digest(folder: Path) -> str:
-    """Return the digest of all that is known of all requests."""
+    """Return the digest of the columns of all requests."""
     return digest_of(folder, (*COLUMNS, _BLOCK_SIZE))
 
 
 def check_columns(folder: Path, digest: str) -> None:
-    """Raise DamagedDatasetError for columns of all requests that are others, or cannot be."""
+    """Raise DamagedDatasetError if columns of requests do not match the `digest` or are invalid."""
     if columns_digest(folder) != digest:
         raise DamagedDatasetError(folder, "holds other files than the manifest says")
     columns = {name: load_array(folder, name) for name in COLUMNS}
@@ -289,7 +289,7 @@ def check_columns(folder: Path, digest: str) -> None:
 
 
 def _are_columns(of: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether lengths are in order, and requests numbers of requests."""
+    """Return whether lengths are consistent, and values that name requests are in range."""
     requests, begin = len(of["blocks"]), of["begin"]
     if begin[0] != 0 or begin[requests] != requests:
         return False
@@ -308,7 +308,7 @@ def _are_columns(of: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def clipped(runs: ReusedRuns, first: Int32s, request: Int64s) -> ReusedRuns:
-    """Return runs from depth `first` of their request on, with the trace's numbers of requests."""
+    """Return runs from depth `first` of their request on; `request` has the trace's numbers."""
     depth = np.maximum(runs.depth, first[runs.request])
     blocks = runs.depth + runs.blocks - depth
     kept = blocks > 0
@@ -317,7 +317,7 @@ def clipped(runs: ReusedRuns, first: Int32s, request: Int64s) -> ReusedRuns:
 
 
 def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
-    """Return the runs of all shards in order, joined where a path was cut within one."""
+    """Return the runs of all shards in order, rejoined where a cut divided them."""
     request, previous, depth, blocks = (
         np.concatenate([np.zeros(0, dtype=np.int32), *(getattr(part, name) for part in parts)])
         for name in _RUNS
@@ -336,7 +336,7 @@ def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
 
 
 def reduce_shard(task: ShardTask) -> None:
-    """Follow reuse in a shard: its runs, its blocks by first and last request, ideal hits."""
+    """Follow reuse in a shard; write its runs, its block groups and its ideal hits."""
     folder, columns = Path(task.folder), Path(task.columns)
     shard = load_shard(Path(task.paths), columns)
     paths = shard.paths
@@ -376,7 +376,7 @@ def reduce_shard(task: ShardTask) -> None:
 
 
 def own_blocks(folder: Path) -> Bools:
-    """Return which blocks of a shard are not the trunk's (N + 1, the root's entry first)."""
+    """Return whether each block of a shard is below the trunk (N + 1, the root's entry first)."""
     block_parent, _, leaf, length, split = (load_array(folder, name) for name in SHARD)
     own = np.ones(len(block_parent), dtype=np.bool_)
     own[0] = False
@@ -409,12 +409,12 @@ def some_lengths(folder: Path, which: slice | Int32s | Int64s) -> PromptLengths:
 
 
 def runs_by_name(runs: ReusedRuns, name: str = "run") -> Arrays:
-    """Return runs of reuse as arrays for `load_runs`."""
+    """Return runs of reuse as arrays for `load_runs`, whose names begin with `name`."""
     return {f"{name}_{each}": getattr(runs, each) for each in _RUNS}
 
 
 def load_runs(folder: Path, begin: int, end: int, name: str = "run") -> ReusedRuns:
-    """Return a shard's runs of reuse of the requests from `begin` to before `end`."""
+    """Return a shard's runs of reuse, of the requests from `begin` to before `end`."""
     request = load_array(folder, f"{name}_request")
     part = slice(*np.searchsorted(request, [begin, end]).tolist())
     return ReusedRuns(*(np.array(load_array(folder, f"{name}_{each}")[part]) for each in _RUNS))

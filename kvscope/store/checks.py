@@ -40,7 +40,7 @@ _known_sound = dict[tuple[int, ...], None]()  # file as it was, trace: not read 
 
 
 class Checked(Struct, frozen=True):
-    """What is wrong in a trace's tables, and their checksum, which holds for this kvscope.
+    """Faults of a trace's tables, and their checksum, comparable only within one version.
 
     `changed` is true where another checksum was stored with the trace.
     """
@@ -51,7 +51,7 @@ class Checked(Struct, frozen=True):
 
 
 def check(store: Store, trace: Trace) -> Checked:
-    """Read all of a trace's tables."""
+    """Read all tables of a trace; return their faults and checksum."""
     # DuckDB's hashes are those of a version, and of the columns that a query reads.
     how = [duckdb.__version__, str(migrations()[-1][0])]
     how += [statement(f"doctor/{table}").text for table in TABLES]
@@ -85,7 +85,7 @@ def _faults(table: str, rows: int, wrong: int, store: Store, trace: Trace) -> It
 def keep_checksum(store: Store, trace: Trace) -> None:
     """Store the checksum of a trace that was just written; the caller holds a transaction.
 
-    A store in memory has none: nothing else writes there, so none is ever compared.
+    A store in memory gets none: no other process can change it.
     """
     if store.path == MEMORY:
         return
@@ -96,7 +96,7 @@ def keep_checksum(store: Store, trace: Trace) -> None:
 def require_sound(store: Store, trace: Trace) -> None:
     """Raise DamagedStoreError for a stored trace with impossible values or another checksum.
 
-    A file that has not changed is checked once in a process.
+    Each process checks an unchanged file only once.
     """
     if store.path == MEMORY:
         return
@@ -117,6 +117,6 @@ def require_sound(store: Store, trace: Trace) -> None:
 
 
 def in_words(error: BaseException) -> str:
-    """Return why a table cannot be read."""
+    """Return the reason why a table cannot be read, as text."""
     what = error.what if isinstance(error, KvscopeError) else str(error).splitlines()[0]
     return what.removeprefix("is damaged (").removesuffix(")")

@@ -100,8 +100,8 @@ def migrations() -> list[tuple[int, str]]:
 class Store:
     """A connection to one store; a context manager that closes it.
 
-    A file that was `created` for it and to which no transaction was committed is removed on
-    closing. Raises DamagedStoreError and DiskFullError where DuckDB fails for these reasons.
+    A file that was `created` for the store is removed on closing if no transaction was committed.
+    Raises DamagedStoreError and DiskFullError where DuckDB fails for these reasons.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class Store:
         return self._connection
 
     def limit_memory(self, size_bytes: int, spill: Path) -> None:
-        """Let DuckDB take at most so much in this process, and write the rest into a folder."""
+        """Limit DuckDB's memory in this process to `size_bytes`; it spills to the folder."""
         place = str(spill).replace("'", "''")
         self._connection.execute(f"SET memory_limit = '{size_bytes >> 20}MiB'")
         self._connection.execute(f"SET temp_directory = '{place}'")
 
     @contextmanager
     def in_row_order(self) -> Iterator[None]:
-        """Run the block's statements in one thread, so that sums of floats are the same each time.
+        """Run the block's statements in one thread, so that sums of floats are reproducible.
 
         Several threads add up stretches of rows in any order, and take more CPU time together.
         """
@@ -154,15 +154,15 @@ class Store:
                 _remove_database(self.path)  # the log that closing may have written
 
     def exists(self) -> bool:
-        """Return whether there is a store: one that is open is there."""
+        """Return True: an open store exists."""
         return True
 
     def reading(self) -> AbstractContextManager[Store]:
-        """Return a context with this store, which stays open after it."""
+        """Return a context with this store, which stays open afterwards."""
         return nullcontext(self)
 
     def writing(self, patience_s: float | None = None) -> AbstractContextManager[Store]:
-        """Return a context with this store, which stays open after it."""
+        """Return a context with this store, which stays open afterwards."""
         return nullcontext(self)
 
     def _execute(
@@ -173,7 +173,7 @@ class Store:
         *,
         filtered: bool = False,
     ) -> duckdb.DuckDBPyConnection:
-        """Run a statement; DuckDB finds `frame` by its name, and may keep its requests alone."""
+        """Run a statement, which can read `frame`; `filtered` keeps only rows of its requests."""
         query = statement(name)
         if set(query.parameters) != set(parameters):
             raise KvscopeError(
@@ -187,7 +187,7 @@ class Store:
         return self._connection.execute(text, dict(parameters))
 
     def run(self, name: str, /, **parameters: Any) -> None:
-        """Run the statement `name`, which writes, and ignore what it returns."""
+        """Run the statement `name`, which writes, and ignore its result."""
         with explaining(self.path), nullcontext() if self._within_transaction else self._commits():
             self._execute(name, parameters)
 
@@ -207,7 +207,7 @@ class Store:
     ) -> dict[str, NDArray[Any]]:
         """Return the columns of the query `name` as arrays. Raises KvscopeError for a NULL.
 
-        With `requests`, of a query in their order: the rows of these alone.
+        With `requests`, return only their rows; the query must be ordered by request.
         """
         import numpy as np
 
@@ -221,7 +221,7 @@ class Store:
     def append(self, name: str, columns: Columns, /, **parameters: int | list[str]) -> None:
         """Run the statement `name` on arrays of equal length, which it reads as table `frame`.
 
-        They are numbers of 32 or 64 bits, none of them missing or NaN.
+        Arrays hold numbers of 32 or 64 bits, none of them missing or NaN.
         """
         import numpy as np
 
@@ -240,7 +240,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit what the block writes, or nothing of it if the block raises."""
+        """Commit all writes of the block, or none if it raises."""
         with explaining(self.path):
             self._connection.begin()
         self._within_transaction = True
@@ -258,9 +258,9 @@ class Store:
 
     @contextmanager
     def _commits(self) -> Iterator[None]:
-        """Let who may read the store read the log of a commit, and no one else.
+        """Give the log of a commit the store's own file permissions.
 
-        DuckDB makes the log for all to read, but appends to one that is there.
+        DuckDB would make a log that all users can read, but it appends to an existing one.
         """
         if self.path == MEMORY:
             yield
@@ -284,13 +284,13 @@ def open_store(
 ) -> Store:
     """Open the store at `path` (created if missing, `:memory:` keeps nothing).
 
-    A file that is not kvscope's is never written to: what exists is read before it is opened for
-    writing, unless it is `known` to be kvscope's. While another process has the store open, this
-    waits as `waiting` says.
+    A file that is not kvscope's is never written to: an existing file is read before it is opened
+    for writing, unless it is `known` to be kvscope's. While another process has the store open,
+    this waits as `waiting` says.
 
-    Raises StoreBusyError if the wait ends in vain, OutdatedStoreError if it is to be read and an
-    older kvscope wrote it, StoreVersionError if a newer one did, ReadOnlyStoreError if it cannot
-    be written, DiskFullError, DamagedStoreError, and InputError if it is not a kvscope store.
+    Raises StoreBusyError if the wait ends in vain, OutdatedStoreError for reading a store of an
+    older kvscope, StoreVersionError for one of a newer one, ReadOnlyStoreError if it cannot be
+    written, DiskFullError, DamagedStoreError, and InputError if it is not a kvscope store.
     """
     if path == MEMORY:
         return Store(_connected(path, read_only=False, waiting=waiting), path)
@@ -319,7 +319,7 @@ def open_store(
 
 
 def check_new(path: Path) -> None:
-    """Raise InputError for a store that is not there and cannot be made either."""
+    """Raise InputError for a missing store that cannot be created."""
     _check_place(path)
     try:
         check_writable(path)

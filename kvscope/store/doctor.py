@@ -1,4 +1,4 @@
-"""Check a store: whether all of it can be read and agrees; copy what can to a new store.
+"""Check a store: whether all of it is readable and consistent; copy the sound part to a new store.
 
 DuckDB checks the checksum of each block that it reads, so every column of every row is read.
 """
@@ -36,8 +36,8 @@ _ATTACHED = "damaged"
 class TraceHealth(Struct, frozen=True):
     """A trace that `kvscope doctor` checked; one with `faults` cannot be saved.
 
-    `result_faults` are in what was computed over it. `source_exists` is true where its file is
-    still there to be ingested again.
+    `result_faults` are faults of results computed over the trace. `source_exists` is true if its
+    file still exists to be ingested again.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -54,7 +54,7 @@ class TraceHealth(Struct, frozen=True):
 
 
 class StoreHealth(Struct, frozen=True):
-    """What `examine` finds; `fault` is why the list of traces cannot be read, or empty."""
+    """The result of `examine`; `fault` is why the list of traces cannot be read, or empty."""
 
     path: str
     fault: str
@@ -69,7 +69,7 @@ class StoreHealth(Struct, frozen=True):
 
 
 class Saved(Struct, frozen=True):
-    """What `save` copied: the names of the traces, and what it had to leave out, as sentences."""
+    """The traces that `save` copied, by name, and sentences on parts that it left out."""
 
     path: str
     traces: tuple[str, ...]
@@ -79,8 +79,8 @@ class Saved(Struct, frozen=True):
 def examine(path: str, shard_faults: tuple[str, ...] = ()) -> StoreHealth:
     """Check every table of the store at `path` by reading all of it.
 
-    Of a dataset, `shard_faults` are what is wrong in its other files. Raises what `open_store`
-    raises, except for damage.
+    `shard_faults` are the faults of a dataset's other files. Raises the errors of `open_store`,
+    except for damage.
     """
     try:
         with StoreFile(path, create=False).reading() as store:
@@ -169,7 +169,7 @@ def _ids(store: Store, table: str, key: str, trace_id: int) -> list[int] | None:
 
 
 def _copied(store: Store, tables: Iterable[str], key: str, ids: list[int]) -> bool:
-    """Copy the rows with these ids, of all tables or of none; return False for none."""
+    """Copy the rows with these ids in all tables; return False if that failed and copied none."""
     if not ids:
         return True
     try:

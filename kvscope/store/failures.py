@@ -42,7 +42,7 @@ _DAMAGE = (
 
 
 class Waiting(Struct, frozen=True):
-    """How long to wait for a store in use, None for `PATIENCE_S`; `note` gets what it waits for."""
+    """How long to wait for a busy store (None: `PATIENCE_S`); `note` is called with a message."""
 
     patience_s: float | None = None
     note: Callable[[str], None] = lambda _: None
@@ -78,7 +78,7 @@ def waiting_for(
 
 @contextmanager
 def explaining(path: str) -> Iterator[None]:
-    """Raise DuckDB's errors of the block as kvscope's, where they have a meaning for the user."""
+    """Raise DuckDB's errors of the block as kvscope's, if `explained` knows them."""
     try:
         yield
     except duckdb.Error as error:
@@ -88,7 +88,7 @@ def explaining(path: str) -> Iterator[None]:
 
 
 def explained(path: str, error: duckdb.Error) -> KvscopeError | None:
-    """Return the error to show for one of DuckDB, None for one that is kvscope's own fault."""
+    """Return the error to show for one of DuckDB's, None for a defect of kvscope's own."""
     text = str(error)
     if any(reason in text for reason in FULL.values()):
         return full_disk(Path(path), text)
@@ -108,7 +108,7 @@ def explained(path: str, error: duckdb.Error) -> KvscopeError | None:
 
 
 def damaged(path: str, why: str) -> DamagedStoreError:
-    """Return the refusal of a store that has parts which cannot be read."""
+    """Return the error for a store with unreadable parts."""
     remedy = f"see what can be saved with `kvscope doctor --db {path}`"
     return DamagedStoreError(f"is damaged ({why})", where=path, remedy=remedy)
 
@@ -156,7 +156,7 @@ def _kind(path: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the first sentence of an error of DuckDB, without its class."""
+    """Return a short reason for an error of DuckDB: known words, or its first line."""
     if "checksum" in text:
         return "wrong checksum"
     if "Could not read enough bytes" in text:

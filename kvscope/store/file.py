@@ -25,25 +25,25 @@ CANNOT_STORE = (StoreBusyError, ReadOnlyStoreError, DiskFullError)
 
 
 class Stores(Protocol):
-    """Access to a store: one held open, or one opened for each read and write."""
+    """Access to a store that is held open, or opened for each read and write."""
 
     def exists(self) -> bool:
-        """Return whether there is a store; one that is not there yet reads as an empty one."""
+        """Return whether the store exists; a missing one reads as an empty one."""
 
     def reading(self) -> AbstractContextManager[Store]:
-        """Return a context with the store open to be read."""
+        """Return a context with the store open for reading."""
 
     def writing(self, patience_s: float | None = None) -> AbstractContextManager[Store]:
-        """Return a context with the store open to be written; wait at most so long for others."""
+        """Return a context with the store open for writing; wait for others up to `patience_s`."""
 
 
 class StoreFile:
     """The store at `path`, open only while it is read or written. Safe for threads.
 
-    Other processes can read it between a write and the next. Within a process DuckDB opens a file
-    in one mode at a time: readers open it read-only unless this process is writing it, and writers
-    wait until it is open read-only nowhere. Other processes are waited for as long as `Waiting`
-    says. One in memory stays open until `close`. Without `create`, a missing file is an InputError.
+    Other processes can read it between two writes. Within a process DuckDB opens a file in one mode
+    at a time: readers open it read-only unless this process is writing it, and writers wait until
+    no reader has it open. The wait for other processes is limited, as by `Waiting`. A store in
+    memory stays open until `close`. Without `create`, a missing file is an InputError.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class StoreFile:
         self.close()
 
     def close(self) -> None:
-        """Forget a store in memory; a file is closed already."""
+        """Close a store in memory; a file is open only while it is in use."""
         if self._in_memory is not None:
             self._in_memory.close()
 
     def exists(self) -> bool:
-        """Return whether there is a store; one that is not there yet reads as an empty one.
+        """Return whether the store exists; a missing one reads as an empty one.
 
-        Raises InputError for one that is not there and cannot be made either.
+        Raises InputError for a missing store that cannot be created.
         """
         exists = self._in_memory is not None or Path(self.path).exists()
         if self._create and not exists:
@@ -87,9 +87,9 @@ class StoreFile:
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
-        """Open the store to read it; one that does not exist yet is empty.
+        """Open the store for reading; a missing one is empty.
 
-        Raises what `open_store` raises, also for one that could not be made.
+        Raises the errors of `open_store`, also for a store that could not be created.
         """
         if self._in_memory is not None:
             yield self._in_memory
@@ -108,7 +108,7 @@ class StoreFile:
 
     @contextmanager
     def writing(self, patience_s: float | None = None) -> Iterator[Store]:
-        """Open the store to write it, as the only writer of this process."""
+        """Open the store for writing, as the only writer of this process."""
         if self._in_memory is not None:
             yield self._in_memory
             return

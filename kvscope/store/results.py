@@ -37,10 +37,10 @@ _BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s"
 
 
 class KnownRun(Struct, frozen=True):
-    """A run and what the store knows it by.
+    """A stored run, with its id and digests.
 
-    `request` is the digest of all that shapes its numbers except the sources, whose digest is
-    `code`.
+    `request` is a digest of all inputs that shape the run's numbers except kvscope's sources, whose
+    digest is `code`.
     """
 
     run_id: int
@@ -52,7 +52,7 @@ class KnownRun(Struct, frozen=True):
 def request_digest(
     policy: str, leaves: str, params: Mapping[str, float], capacity_blocks: int, setting: RunSetting
 ) -> str:
-    """Return a digest of what a run is to replay (32 hex digits)."""
+    """Return a digest of the inputs of a run (32 hex digits)."""
     values = {name: float(value) for name, value in params.items()}
     whole = (policy, leaves, values, capacity_blocks, as_columns(setting))
     text = json.dumps(whole, sort_keys=True)
@@ -138,8 +138,8 @@ def remove_runs(store: Store, trace: Trace, which: Callable[[Run], bool]) -> int
 def add_fit(store: Store, trace: Trace, about: Mapping[str, Any], parts: Mapping[str, Rows]) -> int:
     """Store a fit in the place of an older one with the same warm-up and windows; return its id.
 
-    `about` has the columns of the table `fits` that are not the store's own, `parts` the rows of
-    each of `FIT_PARTS`. Columns of numbers by name are dicts.
+    `about` has columns of the table `fits`, except the store's own; `parts` has the rows of each of
+    `FIT_PARTS`. Columns that map names to numbers are dicts.
     """
     with store.transaction():
         for older in all_fits(store, trace):
@@ -191,9 +191,9 @@ def validation_runs(store: Store, validation_id: int) -> list[dict[str, Any]]:
 
 
 def add_report(store: Store, trace: Trace, **columns: Any) -> int:
-    """Store a report: the columns of its table that it has; return its id.
+    """Store a report from columns of its table; return its id.
 
-    Of each trace the latest MOST_REPORTS stay.
+    The latest MOST_REPORTS of each trace are kept.
     """
     with store.transaction():
         row = store.row("reports/add_report", trace_id=trace.trace_id, **_stamp(), **columns)

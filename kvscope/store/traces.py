@@ -71,7 +71,7 @@ def find_content(store: Store, content_hash: str) -> Trace | None:
 
 
 def find_reading(store: Store, content: str, options: str) -> Trace | None:
-    """Return a trace read from this content: with these options, otherwise the last used one.
+    """Return a trace read from this content: with these options, else the last used one.
 
     `content` and `options` are the beginning and the end of a content hash.
     """
@@ -87,7 +87,7 @@ def has_size(store: Store, source_bytes: int) -> bool:
 def free_name(store: Store, path: str) -> str:
     """Return an unused name for the trace at `path`: its stem, numbered if need be.
 
-    Of several paths it is the first one's, with the number of the others.
+    A list of several paths is named after the first, with the number of the others.
     """
     first, *others = parts_of(without_secrets(path))
     stem = "stdin" if path == STANDARD_STREAM else Path(first).name
@@ -131,10 +131,10 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
 
 
 def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) -> dict[str, Any]:
-    """Return all of a trace's `Prompts` but its trie, of some `requests` alone where given.
+    """Return all fields of a trace's `Prompts` but its trie; with `requests`, of these alone.
 
-    Numbers in them are the whole trace's. Raises DamagedStoreError, and InputError for more
-    categories than are told apart.
+    Numbers in them are the whole trace's. Raises DamagedStoreError, and InputError for more than
+    MOST_CATEGORIES categories.
     """
     require_sound(store, trace)
     columns = _columns_of(store, "prompts", trace, requests)
@@ -149,7 +149,7 @@ def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) ->
 
 
 def require_few_categories(trace: Trace, count: int) -> None:
-    """Raise InputError for more categories than are told apart."""
+    """Raise InputError for more than MOST_CATEGORIES categories."""
     if count > MOST_CATEGORIES:
         raise InputError(
             f"{count:,} categories of requests, by type and turn, and {MOST_CATEGORIES:,} can"
@@ -176,7 +176,7 @@ def _load_measurements(store: Store, trace: Trace, requests: Int64s | None) -> M
 
 
 def load_repeated_tokens(store: Store, trace: Trace) -> Int32s | None:
-    """Return the tokens of its parent's prompt that each request's messages begin with, 0: none.
+    """Return how many tokens of its parent's prompt each request's messages repeat, 0 for none.
 
     None where the trace does not say. Raises DamagedStoreError.
     """
@@ -209,7 +209,7 @@ def load_parts(store: Store, trace: Trace) -> PromptParts | None:
 
 
 def load_tenants(store: Store, trace: Trace) -> Tenants | None:
-    """Return which tenant each request is of; None where all are of one.
+    """Return the tenant of each request; None if there is only one tenant.
 
     Raises InputError for a dataset's trace of several tenants.
     """
@@ -231,7 +231,7 @@ def load_tenants(store: Store, trace: Trace) -> Tenants | None:
 
 
 def load_hash_ids(store: Store, trace: Trace) -> Int64s:
-    """Return the hash id of each block of a trace, from block 1 on; they tell tenants apart."""
+    """Return the hash id of each block of a trace, from block 1 on; they differ between tenants."""
     import numpy as np
 
     runs = store.columns("ingest/hash_ids", trace_id=trace.trace_id)
@@ -243,7 +243,7 @@ def load_hash_ids(store: Store, trace: Trace) -> Int64s:
 
 
 def load_own_hash_ids(store: Store, trace: Trace) -> Int64s:
-    """Return the hash id of each block as the trace has it, whatever the tenant."""
+    """Return the hash id of each block as written in the trace, the same for all tenants."""
     ids = load_hash_ids(store, trace)
     renamed = store.columns("ingest/own_hash_ids", trace_id=trace.trace_id)
     ids[renamed["block"] - 1] = renamed["hash_id"]
@@ -259,8 +259,8 @@ def request_by_id(store: Store, trace: Trace, chat_id: int) -> int | None:
 def load_block_parents(store: Store, trace: Trace) -> Int32s:
     """Return the prefix trie of `trace`: each block's parent, entry 0 being the root's own 0.
 
-    It follows from where paths branch off: along a path, blocks are numbered on. Raises InputError
-    where a dataset has more blocks than have numbers.
+    Except at branches, a block's parent is the previous number. Raises InputError where a dataset
+    has more than INT32_MAX blocks.
     """
     import numpy as np
 
@@ -271,9 +271,9 @@ def load_block_parents(store: Store, trace: Trace) -> Int32s:
 
 
 def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
-    """Return the blocks of a trie whose parent is not the one before, and those parents.
+    """Return the blocks whose parent is not the previous block number, and those parents.
 
-    Raises InputError where a dataset has more blocks than have numbers, DamagedStoreError.
+    Raises InputError where a dataset has more than INT32_MAX blocks, DamagedStoreError.
     """
     require_sound(store, trace)
     branches = store.columns("ingest/branches", trace_id=trace.trace_id)
@@ -283,7 +283,7 @@ def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
 
 
 def in_shards(where: str) -> InputError:
-    """Return the error for a dataset where a trace in a store is needed."""
+    """Return the error for a dataset where a command needs a trace in a store."""
     return InputError(
         "a dataset, and no trace that a store could take as a whole",
         where=where,
