@@ -32,7 +32,7 @@ _EXACT = 1e-12  # errors below it are rounding
 
 
 class Cell(NamedTuple):
-    """A prompt of `cached` tokens that are cached and `uncached` ones that are not."""
+    """A prompt of `cached` tokens, which the engine has cached, and `uncached` further ones."""
 
     uncached: int
     cached: int
@@ -41,9 +41,9 @@ class Cell(NamedTuple):
 def grid(longest: int) -> tuple[Cell, ...]:
     """Return the cells for prompts of up to `longest` tokens.
 
-    Cold prompts double from 64 on, which separates b, a and the curvature; behind three cached
-    prefixes every other of them, which shows the price of attending to cached tokens. Raises
-    UsageError where `longest` leaves no room for that.
+    Cold prompts double in length from 64 tokens on, which separates b, a and the curvature; every
+    other length recurs behind three cached prefixes, which shows the cost of attention to cached
+    tokens. Raises UsageError where `longest` leaves no room for that.
     """
     if longest < 2 * _ALIGNED:
         raise UsageError(
@@ -82,17 +82,17 @@ class Measurable(Protocol):
         """Return the seconds of a step of decoding, measured once. Raises EngineError."""
 
     def request_s(self) -> float | None:
-        """Return what a request took outside of the engine's steps so far; None where unknown."""
+        """Return a request's mean seconds outside the engine's steps so far; None if unknown."""
 
 
 class CalibrationRun(Struct):
-    """All that was measured.
+    """All measurements of a calibration.
 
-    `ttft_s` has the times of each cell in the order of measuring, `step_s` those of each step;
-    `uncached_prefixes` the cells whose prefix the server had not cached as it should, with the
-    tokens that were cached.
-    `reports_cached`: the server reports cached tokens at all. `request_s` is what a request took
-    outside of the steps, where the engine tells. `ended` is why the run ended early, or empty.
+    `ttft_s` has the times of each cell in the order of measuring, `step_s` those of each step.
+    `uncached_prefixes` has the cells whose prefix the server had not cached as intended, with the
+    number of tokens cached instead. `reports_cached`: the server reports cached tokens at all.
+    `request_s` is the time of a request outside the engine's steps, None if the engine does not
+    report it. `ended` is why the run ended early, or empty.
     """
 
     rounds: int
@@ -124,10 +124,10 @@ def measure(
     advance: Callable[[int], None],
     stop: Event,
 ) -> CalibrationRun:
-    """Measure every cell `rounds` times, after one round over the smallest and the largest.
+    """Measure every cell `rounds` times, after a warm-up with the smallest and the largest.
 
-    Steps of decoding come last: on a GPU they take the memory of the prefixes. Measurements are
-    kept when `stop` is set or the engine fails in the middle; EngineError where it fails before the
+    Steps of decoding come last: on a GPU they need the memory of the prefixes. Measurements are
+    kept when `stop` is set or the engine fails later; raises EngineError if it fails before the
     first one.
     """
     run = CalibrationRun(rounds, {cell: [] for cell in cells}, {step: [] for step in steps})
@@ -174,7 +174,7 @@ class TtftRange(Struct, frozen=True):
 class CellFit(Struct, frozen=True):
     """One cell: `n` measurements, the median and extremes of their times, and the fitted time.
 
-    `off` is (fitted - median) / median, `linear_off` the same of the linear model.
+    `off` is (fitted - median) / median, `linear_off` the same for the linear model.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -199,8 +199,8 @@ class CellFit(Struct, frozen=True):
 class ProfileFit(Struct, frozen=True):
     """Parameters by their names in a profile, in seconds, their 95 % intervals, and the cells.
 
-    `decoding` is None where no steps were measured, `request_s` where the engine did not tell what
-    a request took outside of its steps.
+    `decoding` is None where no steps were measured, `request_s` (time of a request outside the
+    engine's steps) where the engine does not report it.
     """
 
     parameters: Mapping[str, float]
@@ -225,8 +225,8 @@ class ProfileFit(Struct, frozen=True):
     def _outside_s(self) -> float:
         """Return the part of b outside of the engine's steps.
 
-        Where the engine does not tell, it is what a short prompt takes beyond a step of decoding,
-        which is too much: a GPU launches the kernels of a prompt more slowly than those of outputs.
+        If unknown, it is estimated as the time of a short prompt minus a step of decoding: too
+        much, as a GPU launches the kernels of a prompt more slowly than those of outputs.
         """
         if self.request_s is not None or self.decoding is None:
             return self.request_s or 0.0
@@ -235,30 +235,30 @@ class ProfileFit(Struct, frozen=True):
 
     @property
     def worst(self) -> CellFit:
-        """Return the cell in which the fit is off most."""
+        """Return the cell with the largest relative error of the fit."""
         return max(self.cells, key=lambda cell: abs(cell.off))
 
     @property
     def linear_worst(self) -> CellFit:
-        """Return the cell in which the papers' model, without a cost of pairs, is off most."""
+        """Return the cell with the largest error of the papers' model, without a cost of pairs."""
         return max(self.cells, key=lambda cell: abs(cell.linear_off))
 
     @property
     def linear_is_enough(self) -> bool:
-        """Return whether the linear model is near every cell."""
+        """Return whether the linear model is within ENOUGH of every cell, relatively."""
         return abs(self.linear_worst.linear_off) <= ENOUGH
 
     @property
     def is_enough(self) -> bool:
-        """Return whether the fit is near every cell."""
+        """Return whether the fit is within ENOUGH of every cell, relatively."""
         return abs(self.worst.off) <= ENOUGH
 
 
 def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = DRAWS) -> ProfileFit:
     """Fit the profile's parameters to the times of each cell; cells without any are left out.
 
-    A floor is fitted where it explains more than a parameter costs by the Bayesian information
-    criterion. Intervals come from `draws` resamples of cells, and of times within them, with the
+    A floor is fitted where it improves the Bayesian information criterion despite the added
+    parameter. Intervals come from `draws` resamples of cells, and of times within them, with the
     same shortest prompt above the floor. Raises EngineError where too few cells were measured, or
     longer prompts take no longer.
 
@@ -315,7 +315,7 @@ def _terms(cells: Sequence[Cell]) -> Float64s:
 def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, float]:
     """Return the best terms and parameters, and the tokens up to which the floor holds.
 
-    These are 0 where a floor explains too little.
+    The tokens are 0 where a floor explains too little.
     """
     best = terms, least_squares(terms, times), 0.0
     least = _criterion(*best[:2], times)
@@ -355,7 +355,7 @@ def _intervals(
 
 
 class CalibratedEngine(Struct, frozen=True):
-    """The engine that was measured."""
+    """The engine that was calibrated."""
 
     name: str  # vLLM, torch, or `server` for one that was running already
     version: str | None
@@ -392,7 +392,7 @@ class MeasuredProfile(Struct, frozen=True):
 
 
 class UncachedPrefix(Struct, frozen=True):
-    """A measurement that was left out, since the engine had other tokens cached than it should."""
+    """A measurement left out because the engine had cached other tokens than intended."""
 
     uncached_tokens: int
     cached_tokens: int
@@ -400,7 +400,7 @@ class UncachedPrefix(Struct, frozen=True):
 
 
 class Calibration(Struct, frozen=True):
-    """What `kvscope calibrate` measured, and the profile that fits it.
+    """The measurements of `kvscope calibrate`, and the profile that fits them.
 
     `measurements` of `wanted` were made; `ended` is why it ended early.
     """
@@ -417,7 +417,7 @@ class Calibration(Struct, frozen=True):
 
     @property
     def heading(self) -> tuple[str, str]:
-        """The model, and what it was measured on."""
+        """The model, and the engine, version and device it was measured on."""
         model = self.engine.model
         return model, self.engine.in_words.removeprefix(f"{model}, ")
 
@@ -457,7 +457,7 @@ def calibrate(
 ) -> Calibration:
     """Measure `engine` with prompts of up to `longest` tokens and fit a profile.
 
-    Raises EngineError where the engine fails before there is enough, or caches nothing.
+    Raises EngineError where the engine fails before enough was measured, or caches nothing.
     """
     cells = grid(longest)
     run = measure(engine, cells, steps, rounds=rounds, seed=seed, advance=advance, stop=stop)
@@ -475,7 +475,7 @@ def calibrate(
 
 
 def _refuse_uncached(run: CalibrationRun) -> None:
-    """Raise EngineError where every prefix that should have been cached was not."""
+    """Raise EngineError where none of the prefixes to be cached was cached."""
     prefixed = [cell for cell in run.ttft_s if cell.cached]
     if run.uncached_prefixes and not any(run.ttft_s[cell] for cell in prefixed):
         cell, cached = max(run.uncached_prefixes.items())
@@ -487,7 +487,7 @@ def _refuse_uncached(run: CalibrationRun) -> None:
 
 
 def write(path: Path, calibration: Calibration) -> None:
-    """Write the profile to `path`, below comments with what it was fitted to."""
+    """Write the profile to `path`, below comments on the measurements."""
     comments = [
         f"{cell.uncached} {cell.cached}: {cell.median_s * 1e3:.3f}, {cell.fitted_s * 1e3:.3f}"
         f" ({cell.off:+.1%}), n = {cell.n}"

@@ -23,7 +23,7 @@ PARAMETERS = ("decode_base_s", "decode_request_s", "decode_context_token_s")
 
 
 class Step(NamedTuple):
-    """A step in which `batch` requests, each with `context` tokens before, get one token each."""
+    """A step in which `batch` requests with `context` earlier tokens each get one token."""
 
     batch: int
     context: int
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 def steps(longest: int, free_tokens: int, most: int = BATCHES[-1]) -> tuple[Step, ...]:
     """Return steps of up to `most` requests whose contexts fit in `free_tokens` together.
 
-    Contexts are short ones, and longer ones of at most half of the longest prompt.
+    Contexts are short, or longer, up to half of the longest prompt.
     """
     contexts = sorted({_SHORT, max(min(longest // 2, _LONG) // _SHORT, 1) * _SHORT})
     every = (Step(batch, context) for batch in BATCHES if batch <= most for context in contexts)
@@ -55,14 +55,14 @@ class StepFit(Struct, frozen=True):
 
 
 class DecodingFit(Struct, frozen=True):
-    """Parameters by their names in a profile, in seconds, and every step."""
+    """Fitted parameters by their names in a profile, in seconds, and every step's fit."""
 
     parameters: Mapping[str, float]
     steps: tuple[StepFit, ...]
 
     @property
     def worst(self) -> StepFit:
-        """Return the step in which the fit is off most."""
+        """Return the step with the largest relative error of the fit."""
         return max(self.steps, key=lambda step: abs(step.off))
 
 

@@ -1,12 +1,12 @@
 """A latency profile fitted to the TTFTs that a trace contains.
 
 A TTFT under load contains waiting, and a profile must not. So only lone requests count: those whose
-prefill shares no time with another one's on the same worker. A prefill lasts from the end of the
-queue time, or from the arrival where the trace states no queue time, to the first token. Behind a
-queue that the trace does not state, prefills therefore overlap, and nothing is fitted.
+prefill overlaps no other one on the same worker. A prefill lasts from the end of the queue time, or
+from the arrival where the trace states no queue time, to the first token. Behind a queue that the
+trace does not state, prefills therefore overlap, and nothing is fitted.
 
 The fit is that of `kvscope calibrate`, on groups of lone requests of similar token counts, whose
-medians withstand outliers. A third of the lone requests is held out and states the error.
+medians withstand outliers. A third of the lone requests is held out to measure the error.
 
 Source: the M/G/1 queue's idle-server arrivals, whose response time is the service time (Kleinrock,
 Queueing Systems I, 1975, chapter 5).
@@ -45,10 +45,10 @@ _REMEDY = "measure with `kvscope calibrate`"
 
 
 class TraceFit(Struct, frozen=True):
-    """A profile fitted to `requests` lone requests of the `stated` ones that have a TTFT.
+    """A profile fitted to `requests` lone requests, out of `stated` ones with a TTFT.
 
-    `median_error` and `p90_error` are relative errors of TTFT on held-out requests; nine of ten of
-    these take between `low` and `high` times the profile's TTFT.
+    `median_error` and `p90_error` are relative errors of TTFT on held-out requests; nine of ten
+    held-out TTFTs are between `low` and `high` times the profile's.
     """
 
     profile: LatencyProfile
@@ -61,14 +61,14 @@ class TraceFit(Struct, frozen=True):
 
 
 class LoneRequests(NamedTuple):
-    """Uncached and cached tokens of requests, and the time of their prefill."""
+    """Lone requests: uncached and cached tokens, and prefill times (s)."""
 
     uncached: Int64s
     cached: Int64s
     service_s: Float64s
 
     def take(self, chosen: Int64s) -> LoneRequests:
-        """Return those with these numbers."""
+        """Return the requests at the indices `chosen`."""
         return LoneRequests(self.uncached[chosen], self.cached[chosen], self.service_s[chosen])
 
 
@@ -134,7 +134,7 @@ def fit_ttfts(
 def _lone_requests(
     name: str, arrival_s: Float64s, input_tokens: Int32s, measured: Measurements
 ) -> LoneRequests:
-    """Return the requests that share their prefill's time with no other one.
+    """Return the requests whose prefill overlaps no other one.
 
     Raises InputError where there are too few, or too similar ones.
     """
@@ -176,7 +176,7 @@ def _lone_requests(
 
 
 def _clock_s(arrival_s: Float64s) -> float:
-    """Return the resolution of the clock of arrivals, 0 where it is below a tenth of a second."""
+    """Return the resolution of the arrivals' clock (s), 0 where it is below a tenth of a second."""
     for clock_s in _CLOCKS_S:
         ticks = arrival_s / clock_s
         if np.allclose(ticks, np.round(ticks), rtol=0, atol=1e-6):
@@ -185,7 +185,7 @@ def _clock_s(arrival_s: Float64s) -> float:
 
 
 def _lone(start_s: Float64s, end_s: Float64s, worker: NDArray[np.integer], clock_s: float) -> Bools:
-    """Return which prefills share at most `_SHARED` of their time with another one's."""
+    """Return which prefills overlap others on their worker by at most `_SHARED` of their time."""
     lone = np.zeros(len(start_s), dtype=bool)
     order = np.lexsort((start_s, worker))
     for mine in np.split(order, np.flatnonzero(np.diff(worker[order])) + 1):
@@ -200,9 +200,9 @@ def _lone(start_s: Float64s, end_s: Float64s, worker: NDArray[np.integer], clock
 
 
 def _groups(requests: LoneRequests, rough: LatencyProfile | None = None) -> dict[Cell, list[float]]:
-    """Return the times of groups of similar token counts, each by its median ones.
+    """Return the times of groups of requests with similar token counts, by their median counts.
 
-    With a rough profile, each time is first scaled to those by the ratio of its times.
+    With a `rough` profile, times are first scaled to these counts by the ratio of its TTFTs.
     """
     groups: dict[Cell, list[float]] = {}
     by_length = np.argsort(requests.uncached, kind="stable")

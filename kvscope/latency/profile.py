@@ -55,11 +55,11 @@ class LatencyProfile(Struct, frozen=True):
     `base_s` is β, `per_token_s` α and `per_token_pair_s` γ, all in seconds, at least 0; a longer
     prompt takes longer, so one of the last two is above 0. `source` says where they come from.
     `intervals` holds (low, high) of a parameter, in seconds, where it was measured;
-    `measured_tokens` is the longest prompt of the measurement, where that is known.
-    `floor_s` is the least time of α·u, and `request_s` the part of β that passes outside of the
-    engine's steps. A step that only decodes takes `decode_base_s` + `decode_request_s` for every
-    running request + `decode_context_token_s` for every token before it; `decode_base_s` is None
-    where decoding costs what a prompt's token costs.
+    `measured_tokens` is the longest prompt of the measurement, where that is known. `floor_s` is
+    the least time of α·u, and `request_s` the part of β that passes outside of the engine's steps.
+    A step that only decodes takes `decode_base_s` + `decode_request_s` for every running request +
+    `decode_context_token_s` for every token before theirs; `decode_base_s` is None where decoding a
+    token costs as much as a prompt's token.
     Raises UsageError for values that no engine has.
     """
 
@@ -102,7 +102,7 @@ class LatencyProfile(Struct, frozen=True):
             )
 
     def __hash__(self) -> int:
-        """Return a hash of all but the intervals, which have none: pages are kept by profile."""
+        """Return a hash of all fields but `intervals`, a dict; the cache of pages needs it."""
         hashed = (name for name in self.__struct_fields__ if name != "intervals")
         return hash(tuple(getattr(self, name) for name in hashed))
 
@@ -121,7 +121,7 @@ class LatencyProfile(Struct, frozen=True):
         return np.asarray(self.base_s + computed * per_token)
 
     def scaled(self, factor: float) -> LatencyProfile:
-        """Return the profile with all its times, which its name says, multiplied by `factor`."""
+        """Return the profile with all times multiplied by `factor`, which its name states."""
         times = {
             name: value * factor for name in TIMES if (value := getattr(self, name)) is not None
         }

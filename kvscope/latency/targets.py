@@ -1,4 +1,4 @@
-"""What can be measured: a server, or a decoder of plain torch in a process of its own."""
+"""Targets of a calibration: a server, or a decoder of plain torch in a process of its own."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class ServerTarget:
         self._rng = np.random.default_rng(None if seed is None else [seed, 1])
 
     def read(self, cell: Cell) -> TtftReading:
-        """Fill the prefix with a first request and measure the second, as `Measurable.read`."""
+        """Cache the prefix with a first request and measure a second, as `Measurable.read`."""
         prefix = self._tokens(cell.cached)
         if prefix:
             self._send(prefix + self._tokens(1))
         return self._send(prefix + self._tokens(cell.uncached))
 
     def request_s(self) -> float | None:
-        """Return the mean TTFT less what vLLM's own metrics count from queue to first token.
+        """Return the mean TTFT minus the time from queue to first token in vLLM's metrics.
 
-        None where it has no such metrics, or others sent requests meanwhile.
+        None without such metrics, or if other clients sent requests meanwhile.
         """
         before, own = self._before, len(self._ttft_s)
         for _ in range(_TRIES):
@@ -67,7 +67,7 @@ class ServerTarget:
         return None
 
     def step_s(self, step: Step) -> float:
-        """Return the seconds of a step: the extra time of further outputs of cached prompts."""
+        """Return the seconds of a step, from the time of additional outputs of cached prompts."""
         prompts = [self._tokens(step.context) for _ in range(step.batch)]
         took_s = []
         with ThreadPoolExecutor(step.batch) as threads:
@@ -152,7 +152,7 @@ class TorchTarget:
         return TtftReading(self._seconds(cell._asdict()), None)
 
     def request_s(self) -> float:
-        """Return 0: nothing is outside of its steps."""
+        """Return 0: a plain decoder spends no time outside of its steps."""
         return 0.0
 
     def step_s(self, step: Step) -> float:

@@ -75,14 +75,14 @@ class Decoder:
         return int(self.embedding.numel() + self.out.numel() + sum(layers))
 
     def free_tokens(self) -> int:
-        """Return how many tokens' keys and values fit beside the weights, some of it left free."""
+        """Return how many tokens' keys and values fit in the free memory, less a reserve."""
         token = 2 * len(self.layers) * self.kv_heads * self.size * self.embedding.element_size()
         free = 2**30 if self.device.type != "cuda" else torch.cuda.mem_get_info()[0] - 6 * 2**30
         tokens: int = max(int(free) // token, 0)
         return tokens
 
     def prepare(self, cached: int, batch: int = 1) -> None:
-        """Make keys and values of `batch` requests of `cached` tokens, unless there are as many."""
+        """Make keys and values for `batch` requests of `cached` tokens, unless they exist."""
         held = self.cache[0][0].shape if self.cache else (0, 0, 0, 0)
         if held[0] != batch or held[2] < cached:
             self.cache = []  # before there are others: both may not fit
@@ -90,7 +90,7 @@ class Decoder:
             self.cache = [(self._weight(*shape), self._weight(*shape)) for _ in self.layers]
 
     def first_token(self, tokens: torch.Tensor, cached: int) -> int:
-        """Return the likeliest token after `cached` tokens and these."""
+        """Return the likeliest token after `cached` tokens and `tokens`."""
         count = len(tokens)
         x = self.embedding[tokens]
         rotation = self._rotations(cached, count)
@@ -113,7 +113,7 @@ class Decoder:
         return token  # and the device has done its work
 
     def step(self, batch: int, context: int) -> Callable[[], object]:
-        """Return what computes one step: a token for each of `batch` requests after `context`."""
+        """Return a function that runs a step: a token for each of `batch` requests."""
         self.prepare(context + 1, batch)
         tokens = torch.randint(100, 1000, (batch,), device=self.device)
         if self.device.type != "cuda":
@@ -168,7 +168,7 @@ class Decoder:
 
 
 def _by_expert(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Multiply rows of tokens, sorted by expert, with that expert's weights."""
+    """Multiply rows of tokens, sorted by expert, with the weights of their expert."""
     if x.device.type == "cuda":
         return torch._grouped_mm(x, weights.transpose(-2, -1), offs=ends)  # noqa: SLF001
     starts = [0, *ends.tolist()]
@@ -186,7 +186,7 @@ def _rotated(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> to
 
 
 def seconds_of(decoder: Decoder, asked: dict[str, int]) -> float:
-    """Return the seconds of a prompt, or of a step of decoding."""
+    """Return the seconds of the prompt or step of decoding that `asked` describes."""
 
     def wait() -> None:
         if decoder.device.type == "cuda":

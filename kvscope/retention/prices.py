@@ -47,7 +47,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Charge(Struct, frozen=True):
-    """What a provider would charge for the input; prices relative to a plain input token's.
+    """A provider's charge for the input, relative to the price of a plain input token.
 
     `cost_ratio` is the charge over that without caching; `storage` is in plain input tokens.
     """
@@ -78,11 +78,11 @@ def prices() -> Prices:
 
 
 def charges(prompts: Prompts) -> tuple[Charge, ...]:
-    """Return the charges of each offer, by provider, its cheapest first.
+    """Return the charges of each offer, sorted by provider, then by cost.
 
-    Every prompt of the least length is written as a whole and read as far as it is cached, in whole
-    blocks of the trace; each use renews the time to live. Where the caller chooses it, the one
-    with the lowest charge is taken, of all there are, before minimum and steps are applied.
+    Every prompt of at least the offer's minimum is written whole, except the tokens read from
+    cache, in whole blocks of the trace; each use renews the TTL. If the caller of an offer chooses
+    the TTL, it is the one with the lowest charge, computed before minimum and steps are applied.
     """
     requests = traffic(prompts, PROVIDER)
     known = [_charge(requests, offer) for offer in prices().offer]
@@ -104,13 +104,13 @@ def _charge(requests: Traffic, offer: Offer) -> Charge:
 
 
 def _readable(hit_tokens: Int64s, offer: Offer) -> Int64s:
-    """Return the tokens of cached prefixes that are read: from the minimum on, in whole steps."""
+    """Return the cached tokens billed as reads: from the offer's minimum on, in whole steps."""
     beyond = hit_tokens - offer.minimum_tokens
     return np.where(beyond >= 0, hit_tokens - beyond % offer.step_tokens, 0)
 
 
 def _cheapest_ttl(requests: Traffic, offer: Offer) -> float:
-    """Return the TTL with the largest saving after the cost of storage, exactly."""
+    """Return the exact TTL with the largest saving after the cost of storage."""
     curve = ttl_curves(requests, 0).overall
     ttl_s: Float64s = curve.knots()
     stored = offer.storage_per_hour * curve.held(ttl_s) * requests.block_size / 3600

@@ -1,4 +1,4 @@
-"""Times to live (TTL) of blocks: what each hits and holds, exactly, by the gaps between touches."""
+"""Times to live (TTL) of blocks: each one's exact hits and blocks held, by gaps between touches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NOT_HELD = -1.0
 
 
 class TtlCurve(Struct, frozen=True):
-    """What blocks hit and hold that live for a TTL after each touch.
+    """Hits and blocks held as a function of the TTL, which each touch of a block renews.
 
-    J stays of blocks, from a touch to the next one or to the trace's end, in order of `length_s`.
-    The other arrays (J + 1 entries) sum the shortest stays: their `blocks`, `block_seconds`, and
-    the `hit_tokens` of the look-ups that end them.
+    It is made of J stays: times from a block's touch to its next one or to the trace's end, in
+    order of `length_s`. The other arrays (J + 1 entries) are sums over the shortest stays:
+    `blocks`, `block_seconds`, and `hit_tokens` of the lookups that end them.
     """
 
     length_s: Float64s
@@ -34,7 +34,7 @@ class TtlCurve(Struct, frozen=True):
 
     @classmethod
     def of(cls, length_s: Float64s, blocks: Int64s, hit_tokens: Int64s) -> TtlCurve:
-        """Return the curve of stays in any order."""
+        """Return the curve of stays given in any order."""
         order = np.argsort(length_s, kind="stable")
         length_s, blocks = length_s[order], blocks[order]
         return cls(
@@ -45,7 +45,7 @@ class TtlCurve(Struct, frozen=True):
         )
 
     def hits(self, ttl_s: Float64s | float) -> Int64s:
-        """Return the tokens hit with each TTL: those of blocks touched again within it."""
+        """Return the tokens hit with each TTL: those of blocks touched again before it ends."""
         return np.asarray(self.hit_tokens[self._within(ttl_s)])
 
     def held(self, ttl_s: Float64s | float) -> Float64s:
@@ -61,7 +61,7 @@ class TtlCurve(Struct, frozen=True):
         return np.unique(np.concatenate([[0.0], self.length_s[grows]]))
 
     def ttl_for(self, share: float) -> float:
-        """Return the least TTL with at least this share (0–1) of the hits of an infinite one."""
+        """Return the least TTL with at least this share (0–1) of an infinite TTL's hits."""
         at = int(np.searchsorted(self.hit_tokens, share * self.hit_tokens[-1] - 1e-9))
         return float(self.length_s[at - 1]) if at else 0.0
 
@@ -72,8 +72,8 @@ class TtlCurve(Struct, frozen=True):
 class TtlCurves(Struct, frozen=True):
     """The curve of one TTL for all requests, and by category of the request that touched last.
 
-    With one TTL a block's ancestors were touched no earlier than itself, so that hits are prefixes:
-    `overall` is exact. `by_category` are the blocks that each category's requests touched last.
+    With one TTL, a block never outlives its ancestors, so hits are prefixes: `overall` is exact.
+    Each curve of `by_category` covers the blocks last touched by that category's requests.
     """
 
     overall: TtlCurve
@@ -110,10 +110,10 @@ def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
 
 
 class TtlReplay(Struct, frozen=True):
-    """What blocks hit and hold that live for a time after a touch; `end_s` is the trace's end.
+    """Hits and blocks held with a TTL per request; `end_s` is the trace's end.
 
-    `hit_blocks` (R entries) are leading blocks that are held at the look-up. `block_seconds` sums
-    the time that blocks are held, up to the trace's end; `peak_blocks` are held at once.
+    `hit_blocks` (R entries) are leading blocks held at the lookup. `block_seconds` sums the time
+    that blocks are held, up to the trace's end; `peak_blocks` are held at once.
     """
 
     hit_blocks: Int32s
@@ -123,7 +123,7 @@ class TtlReplay(Struct, frozen=True):
 
     @property
     def mean_blocks(self) -> float:
-        """The blocks held on average over the trace; 0 for one without a span."""
+        """The mean number of blocks held over the trace; 0 if the trace has no duration."""
         return self.block_seconds / self.end_s if self.end_s > 0 else 0.0
 
 
@@ -167,7 +167,7 @@ def _hold(
 ) -> tuple[float, int]:
     """Fill `hits`; return the block-seconds held and the peak in blocks.
 
-    The request that holds a block is its `owner` (N + 1 entries), and each owns `owned` blocks.
+    A block's `owner` (N + 1 entries) is the request whose TTL holds it; each has `owned` blocks.
     """
     requests = len(traffic.leaf)
     held, peak, expired, block_seconds = 0, 0, 0, 0.0
@@ -206,7 +206,7 @@ def _hold(
 
 
 class TtlPoint(Struct, frozen=True):
-    """What one TTL for all blocks hits and holds in a cache without other evictions: exact.
+    """Hits and memory of one TTL for all blocks, exact for a cache without other evictions.
 
     The TTL runs from a block's last touch; None: forever. Bytes are None without a model.
     """
@@ -221,7 +221,7 @@ class TtlPoint(Struct, frozen=True):
 
 
 class CategoryTtl(Struct, frozen=True):
-    """Blocks last touched by one category: their part of all possible hits.
+    """Blocks last touched by one category, and their share of the hits of an infinite TTL.
 
     `most_ttl_s` is the TTL with 90 % of their hits.
     """
@@ -233,14 +233,14 @@ class CategoryTtl(Struct, frozen=True):
 
 
 class TtlPoints(Struct, frozen=True):
-    """What one TTL for all hits and holds, for any number of TTLs."""
+    """Computes hits and memory of any TTL that is the same for all blocks."""
 
     requests: Traffic
     curves: TtlCurves
     model: Model | None
 
     def at(self, ttl_s: float) -> TtlPoint:
-        """Return the point of a TTL."""
+        """Return the hits and memory of a TTL."""
         curve, size, model = self.curves.overall, self.requests.block_size, self.model
         held = replay_ttls(self.requests, np.full(len(self.requests.leaf), ttl_s))
         ideal, hits = int(curve.hit_tokens[-1]), int(curve.hits(ttl_s))
@@ -258,7 +258,7 @@ class TtlPoints(Struct, frozen=True):
 def ttls_by_category(
     requests: Traffic, names: tuple[str, ...], curves: TtlCurves
 ) -> tuple[CategoryTtl, ...]:
-    """Return the categories whose blocks are hit, those with the most hits first."""
+    """Return the TTL row of each category, the one with the most hits first."""
     ideal = max(int(curves.overall.hit_tokens[-1]), 1)
     count = np.bincount(requests.category, minlength=len(names))
     rows = (
@@ -274,7 +274,7 @@ def ttls_by_category(
 
 
 def rounded_up(ttl_s: float) -> float:
-    """Return a TTL to state in a request: two significant digits, in whole seconds from 10 s on."""
+    """Return a TTL rounded up to two significant digits; in whole seconds from 10 s on."""
     if not 0 < ttl_s < math.inf:
         return ttl_s
     unit = 10.0 ** (math.floor(math.log10(ttl_s)) - 1)

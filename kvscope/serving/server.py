@@ -46,8 +46,8 @@ class Launch(Struct, frozen=True):
     """A vLLM command line and environment.
 
     `model` is a folder or a name as vLLM takes it; a folder without weights gets random ones.
-    `blocks` are those that requests can use (vLLM's own count is one more); None leaves vLLM as
-    many as fit; `kv_bytes_per_token` sizes them on a CPU (default: 1 GiB). `forced_outputs` lets
+    `blocks` is the number that requests can use (vLLM's own count is one more); None lets vLLM take
+    as many as fit. `kv_bytes_per_token` sizes them on a CPU (default: 1 GiB). `forced_outputs` lets
     requests name their output tokens. `flags` and `environment` are added as they are.
     """
 
@@ -69,7 +69,7 @@ class Launch(Struct, frozen=True):
         return [has.python, "-m", module, *address, *self.options(has)]
 
     def options(self, has: Interpreter) -> list[str]:
-        """Return vLLM's options but for host and port."""
+        """Return vLLM's options except host and port."""
         numbers: dict[str, int | None] = {
             "--block-size": self.block_size,
             "--num-gpu-blocks-override": None if self.blocks is None else self.blocks + 1,
@@ -100,7 +100,7 @@ class Launch(Struct, frozen=True):
         return {**defaults, **os.environ, **python_path, **self.environment}
 
     def _gib(self) -> int:
-        """Return the GiB of the blocks, which vLLM on a CPU needs; 1 where it is open."""
+        """Return the GiB of KV blocks, which vLLM on a CPU needs; 1 if their size is unknown."""
         if self.kv_bytes_per_token is None or self.blocks is None:
             return 1
         tokens = (self.blocks + 1) * self.block_size
@@ -108,7 +108,7 @@ class Launch(Struct, frozen=True):
 
 
 class VllmServer:
-    """A vLLM server that runs while the `with` block does, and none of its processes longer.
+    """A vLLM server that runs during the `with` block; then all of its processes end.
 
     Entering starts it and waits until it answers. Raises EngineDied where it ends before that or
     does not answer within `start_s`; KeyboardInterrupt once `stop` is set.
@@ -229,7 +229,7 @@ def config_of(model: str) -> dict[str, object] | None:
 
 
 def _random_weights(model: str) -> list[str]:
-    """Return the options that replace the weights and the tokenizer that a folder lacks."""
+    """Return the options that replace weights or a tokenizer missing in the model's folder."""
     folder = model_folder(model)
     if folder is None:
         return []
@@ -251,7 +251,7 @@ def _exit_in_words(code: int) -> str:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nothing listens on."""
+    """Return a loopback port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -42,8 +42,8 @@ _Simulator = Callable[[StepCost], EngineReplay]
 class Prediction(Struct, frozen=True):
     """The tokens that each request finds cached, its TTFT and the time to its last token.
 
-    Times are in seconds, and nan for a request that an engine with so few blocks would reject.
-    `answer_s` is nan too where requests are sent one after the other.
+    Times are in seconds, and nan for a request that is longer than the engine's pool. `answer_s` is
+    also nan where requests are sent one after the other.
     """
 
     hit_tokens: NDArray[np.int64]
@@ -107,7 +107,7 @@ def predict(
 def _client_s(measured: Measurement, in_flight: int) -> float:
     """Return the median time between the end of an answer and the next request, in seconds.
 
-    A millisecond decides whether that request still enters the engine's next step.
+    A millisecond decides whether the next request still enters the engine's next step.
     """
     sent_s, finish_s = np.sort(measured.sent_s), np.sort(measured.finish_s)
     between_s = sent_s[in_flight:] - finish_s[:-in_flight]
@@ -125,7 +125,7 @@ def _tables(
 
 
 def _step_cost(profile: LatencyProfile, step: float = 1.0, tokens: float = 1.0) -> StepCost:
-    """Return the cost of steps by a profile, the parts of a step and of tokens scaled."""
+    """Return the step costs of a profile, with costs per step and per token scaled."""
     return StepCost.of(_scaled(profile, step, tokens))
 
 
@@ -146,11 +146,11 @@ def _scaled(profile: LatencyProfile, step: float, tokens: float) -> LatencyProfi
 def _as_fast(
     sent: Prompts, simulate: _Simulator, profile: LatencyProfile, measured: Measurement
 ) -> LatencyProfile:
-    """Return the profile with its costs of a step and of tokens scaled to the measured speed.
+    """Return the profile with its costs per step and per token scaled to the measured speed.
 
-    First of all as few turns as possible arrive before the answer to the one before them: on the
-    engine none did. Then answers end between the same two arrivals as measured, which decides the
-    hits. Both factors together first, then one after the other.
+    The first criterion: as few turns as possible arrive before the answer to the previous turn (on
+    the engine none did). The second: answers end between the same two arrivals as measured, which
+    decides the hits. Both factors are searched together first, then one after the other.
     """
     answered = measured.answered
     ended = np.searchsorted(sent.arrival_s, measured.finish_s[answered])

@@ -1,4 +1,4 @@
-"""Send a trace to an engine: in sequence, so many requests in flight, or at the trace's times."""
+"""Send a trace to an engine: in sequence, with N requests in flight, or at the trace's times."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SHORT_S = 0.001
 
 
 class Pace(Struct, frozen=True):
-    """When requests are sent: `sequential`, `in-flight` (so many at once), or as `recorded`.
+    """When requests are sent: `sequential`, `in-flight` (`in_flight` at once), or as `recorded`.
 
-    In flight, a turn waits for the answer to the one before it, as a user does.
+    In flight, a turn waits for the answer to the previous turn, as a user does.
     """
 
     kind: Literal["sequential", "in-flight", "recorded"]
@@ -35,7 +35,7 @@ class Pace(Struct, frozen=True):
 
     @property
     def at_once(self) -> int:
-        """Return the most requests in flight."""
+        """Return the maximum number of requests in flight."""
         return {"sequential": 1, "in-flight": self.in_flight}.get(self.kind, MOST_IN_FLIGHT)
 
     @property
@@ -49,7 +49,7 @@ class Pace(Struct, frozen=True):
 
 
 class Measurement(Struct, frozen=True):
-    """What an engine did with R requests; every array has R entries.
+    """Measured times and tokens of R requests; every array has R entries.
 
     Times are in seconds, `sent_s` from the first request on; nan where there was no answer.
     `hit_tokens` are -1 without an answer, or where the server does not report them. `errors` are by
@@ -97,9 +97,9 @@ class TraceReplay(Struct):
         self._room = BoundedSemaphore(self.pace.at_once)
 
     def run(self) -> Measurement:
-        """Replay the trace; never raises for what the engine does.
+        """Replay the trace; never raises for failures of the engine.
 
-        Measurements are kept, and `ended` says why there are no more.
+        Measurements up to a failure are kept, and `ended` says why it ended.
         """
         with ThreadPoolExecutor(self.pace.at_once, thread_name_prefix="answers") as readers:
             try:

@@ -1,4 +1,4 @@
-"""What a validation found, new or from the store, and whether the engine behaves as predicted."""
+"""The result of a validation, new or stored, and whether the engine behaves as predicted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOT_PROFILED = "TTFT is not judged without the engine's latency (`kvscope calib
 class EngineFacts(Struct, frozen=True):
     """The engine that was measured, as far as it is known.
 
-    `blocks` are those that requests can use, `flags` what it was started with for every policy.
+    `blocks` is the number that requests can use, `flags` are the engine's flags for all policies.
     """
 
     name: str
@@ -46,7 +46,7 @@ class EngineFacts(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """The counted requests, predicted or measured; TEL and violations need an SLO.
+    """Predicted or measured figures of the counted requests; TEL and violations need an SLO.
 
     `answer_ms` is the time to the last token; it is not predicted for requests in sequence.
     """
@@ -62,11 +62,11 @@ class Figures(Struct, frozen=True):
 class RunFacts(Struct, frozen=True):
     """One run of one policy on the engine: prediction and measurement.
 
-    Figures are of the `counted` requests: those after the warm-up that were answered.
-    `mismatched_requests` hit other tokens than predicted, `mismatched_tokens` in all; None where
-    the engine does not report hits. Arrays have an entry for each request of the run; `failed` has
-    the errors of those without an answer. `ended` is why the run ended early, or empty. `numbers`
-    are those of the requests in the trace; empty where they were not kept.
+    Figures cover the `counted` requests: those after the warm-up that were answered. In
+    `mismatched_requests`, cached tokens differ from the prediction, by `mismatched_tokens` in
+    total; None where the engine does not report hits. Arrays have an entry for each request of the
+    run; `failed` has the errors of unanswered ones. `ended` is why the run ended early, or empty.
+    `numbers` are the requests' numbers in the trace; empty where they were not kept.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -103,7 +103,7 @@ class RunFacts(Struct, frozen=True):
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Their errors, each once."""
+        """The distinct errors of the failed requests."""
         return tuple(sorted(set(self.failed.values())))
 
     @property
@@ -113,7 +113,7 @@ class RunFacts(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """One comparison; `passed` is None where the measurement is inconclusive."""
+    """A comparison in words; `passed` is None where the measurement is inconclusive."""
 
     name: str
     passed: bool | None
@@ -128,9 +128,9 @@ class GainComparison(Struct, frozen=True):
 
 
 class ValidationFacts(Struct, frozen=True, kw_only=True):
-    """What the store keeps of a validation too; `ended` is why it ended early, or empty.
+    """The facts of a validation that the store keeps; `ended` is why it ended early, or empty.
 
-    `deployment` has what is stated of the one that the engine stands for, as in `Run`.
+    `deployment` has the options stated for the deployment that this engine represents, as in `Run`.
     """
 
     engine: EngineFacts
@@ -146,7 +146,7 @@ class ValidationFacts(Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(Struct, frozen=True):
-    """Which requests of the trace a validation sent, and which not."""
+    """Counts of the trace's requests (`of`) that a validation sent, or left out by reason."""
 
     of: int
     sent: int
@@ -157,9 +157,9 @@ class RequestCounts(Struct, frozen=True):
 
 
 class Validation(ValidationFacts, frozen=True, kw_only=True):
-    """What `kvscope validate` measured, next to what was predicted, and the verdict.
+    """The measurements of `kvscope validate` next to the predictions, and the verdict.
 
-    `deployment` has what was stated of it, by the keys of kvscope.toml; null without one.
+    `deployment` has the options stated for it, by the keys of kvscope.toml; null without one.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -174,7 +174,7 @@ class Validation(ValidationFacts, frozen=True, kw_only=True):
 
     @property
     def requests(self) -> RequestCounts:
-        """How many requests were sent, and why the others were not."""
+        """Counts of the requests that were sent, and of those left out, by reason."""
         sample = self.sample
         return RequestCounts(
             of=sample.total,
@@ -192,7 +192,7 @@ class Validation(ValidationFacts, frozen=True, kw_only=True):
 
 
 class StoredValidation(ValidationFacts, frozen=True, kw_only=True):
-    """A validation of the store, with the counted requests of each run."""
+    """A validation from the store, where runs have only their counted requests."""
 
     created_at: datetime
 
@@ -286,7 +286,7 @@ def judge(
 
 
 def _complete(run: RunFacts) -> list[Check]:
-    """Return a check for a run that is incomplete."""
+    """Return an inconclusive check if a run ended early or too many requests failed, else none."""
     if run.ended:
         return [Check("complete", None, f"the run of {run.policy} ended early: {run.ended}")]
     if len(run.failed) > FAILED * len(run.counted):

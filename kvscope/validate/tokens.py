@@ -1,8 +1,8 @@
 """The requests sent to an engine: a part of a trace, its anonymous blocks turned into tokens.
 
-Every block becomes a list of tokens of its own, made from its number and a seed; what the trace
-does not contain (the end of a prompt, an output that no later turn repeats) becomes tokens that
-occur nowhere else. So an engine hits what the trace hits, in blocks of any size.
+Every block becomes a list of tokens of its own, made from its number and a seed. Parts that the
+trace has no blocks for (the end of a prompt, an output that no later turn repeats) become tokens
+that occur nowhere else. So an engine hits the same tokens as the trace, in blocks of any size.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Tokens = NDArray[np.int32]
 
 
 class TraceSample(Struct, frozen=True):
-    """The requests to replay, of `total`, and how many are left out, by reason.
+    """The requests to replay, of `total`, and the numbers left out, by reason.
 
-    `numbers` are those of the requests in the trace.
+    `numbers` are the sampled requests' numbers in the trace.
     """
 
     prompts: Prompts
@@ -55,8 +55,8 @@ def sample_trace(
 ) -> TraceSample:
     """Return a `share` of a trace's conversations, cut to `seconds` and `most` requests.
 
-    Requests of more than `longest` tokens are left out. Conversations are sampled whole, and times
-    stay, so that the load keeps its pattern. Raises InputError where nothing is left.
+    Requests of more than `longest` tokens are left out. Conversations are sampled whole, and
+    arrivals stay, so that the load keeps its pattern. Raises InputError for an empty sample.
     """
     total = len(prompts.leaf)
     selected = np.ones(total, dtype=bool)
@@ -94,8 +94,8 @@ def sample_trace(
 class TokenTrace:
     """The requests of a trace as tokens, the same for the same seed.
 
-    `forced`: the engine is made to output what the trace's later turns carry. Otherwise an output
-    is the engine's own, and what later turns carry of it is new.
+    `forced`: the engine must output the tokens that the trace's later turns repeat. Otherwise it
+    chooses its output, and the outputs in later turns' prompts are new to it.
     """
 
     def __init__(self, prompts: Prompts, *, forced: bool, seed: int = 0) -> None:
@@ -123,7 +123,7 @@ class TokenTrace:
         return self._sequence(request)[self.prompts.input_tokens[request] :]
 
     def sent(self, block_size: int) -> Prompts:
-        """Return the same requests as an engine with blocks of `block_size` tokens sees them."""
+        """Return the requests as an engine with blocks of `block_size` tokens sees them."""
         inputs = self.prompts.input_tokens
         outputs = np.maximum(self.prompts.output_tokens, 1).astype(np.int32)
         full = (inputs // block_size).astype(np.int32)
@@ -153,7 +153,7 @@ class TokenTrace:
         )
 
     def _sequence(self, request: int) -> Tokens:
-        """Return prompt and output."""
+        """Return the tokens of prompt and output."""
         prompts, size = self.prompts, self.prompts.block_size
         count = int(prompts.input_tokens[request]) + max(int(prompts.output_tokens[request]), 1)
         numbers = _UNIQUE + (request << 20) + np.arange(-(-count // size), dtype=np.int64)
@@ -164,7 +164,7 @@ class TokenTrace:
 
 
 def _block_tokens(numbers: NDArray[np.int64], size: int, seed: int) -> Tokens:
-    """Return the tokens of blocks with these numbers, one block after the other."""
+    """Return the tokens of the blocks `numbers`, one block after the other."""
     places = numbers.astype(np.uint64)[:, None] * np.uint64(size) + np.arange(size, dtype=np.uint64)
     start = np.uint64(seed * _SEED % (1 << 64))
     x = mixed((places + start) * STEP)

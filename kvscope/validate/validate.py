@@ -43,7 +43,7 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 class PolicyRun(Struct, frozen=True):
-    """A policy, the flags and the environment by which vLLM runs it, and what was fitted for it."""
+    """A policy, the flags and the environment by which vLLM runs it, and its fitted table."""
 
     policy: Policy = field(default_factory=Lru)
     flags: tuple[str, ...] = ()
@@ -61,9 +61,9 @@ def recommended_run(
 ) -> PolicyRun:
     """Return the run of the policy in the file at `path`.
 
-    `overlapped` as in `EngineSettings.async_scheduling`; `trace_clock`: the policy's clock follows
-    the arrival times that requests carry (`sequential`). `groups` are those of a hybrid model.
-    Raises UsageError for a policy that vLLM cannot run, with this model.
+    `overlapped` is `EngineSettings.async_scheduling`. With `trace_clock`, the policy's clock
+    follows the arrival times that requests carry (pace `sequential`). `groups` are a hybrid model's
+    KV groups. Raises UsageError for a policy that vLLM cannot run, or not with this model.
     """
     if flags(file.policy).vllm is None:
         raise UsageError(
@@ -101,8 +101,8 @@ def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRu
 class ValidationPlan(Struct, frozen=True):
     """What to replay, and how to judge it.
 
-    `warmup` is the share of the requests, the first ones, that only fill the cache; `forced` as in
-    `TokenTrace`, `block_size` the engine's, and `profiled` whether `profile` is.
+    `warmup` is the share of first requests that only fill the cache; `forced` as in `TokenTrace`,
+    `block_size` the engine's; `profiled`: `profile` is the engine's, too.
     """
 
     trace: Trace
@@ -128,9 +128,9 @@ class ValidationPlan(Struct, frozen=True):
 
 
 class RunningEngine(Struct, frozen=True):
-    """An engine that answers, its model, and `died`, which returns why it no longer does.
+    """An engine that answers, its model, and `died`, which returns an error once it is dead.
 
-    `seed` is added to that of the tokens, so that one that has served the trace has none of them.
+    `seed` is added to the tokens' seed: a server that has served the trace then has none cached.
     """
 
     endpoint: Endpoint
@@ -147,7 +147,7 @@ def own_vllm(
 ) -> EngineOpener:
     """Return an opener that starts a vLLM for each run.
 
-    With linear attention its blocks have to hold `state_tokens` tokens, else it raises EngineError.
+    With linear attention, its blocks must have `state_tokens` tokens: else it raises EngineError.
     """
 
     @contextmanager
@@ -190,7 +190,7 @@ def _check_policy_runs(log: str) -> None:
 
 
 def running_server(endpoint: Endpoint, model: ModelCard) -> EngineOpener:
-    """Return an opener of the one server that runs, whatever it has served before."""
+    """Return an opener of a server that is already running, whatever it has served before."""
 
     @contextmanager
     def open_engine(run: PolicyRun) -> Iterator[RunningEngine]:
@@ -211,7 +211,7 @@ def validate(
 ) -> Validation:
     """Replay the trace with every policy `plan.repeats` times, and compare.
 
-    Where the engine dies or `stop` is set, the runs until then are judged; `show_log` gets the last
+    If the engine dies or `stop` is set, the runs until then are judged; `show_log` gets the last
     lines of a dead engine. Raises EngineError where there is no run.
     """
     prompts = plan.sample.prompts
@@ -302,7 +302,7 @@ def _replay(
 
 
 def _warm_up(engine: RunningEngine, seed: int, longest: int) -> None:
-    """Send some prompts that the trace does not have, then empty the cache if the engine can."""
+    """Send some prompts that are not in the trace, then empty the cache if the engine can."""
     rng = np.random.default_rng([seed, 2])
     for tokens in WARM_UP_TOKENS:
         prompt = [int(token) for token in rng.integers(FIRST, BEHIND, min(tokens, longest))]
