@@ -33,7 +33,7 @@ class PrefixDepth(Struct, frozen=True):
 class Spatial(Struct, frozen=True):
     """Where in the prompt reuse lies: heat_map[offset][stride] is an ideal block hit rate.
 
-    A map is None where such requests looked up no full block.
+    A map is None if its requests looked up no full block.
     """
 
     offsets: Rates

@@ -33,7 +33,7 @@ Tokens: TypeAlias = "array[int]"
 
 
 def tokens_of(ids: Sequence[int]) -> Tokens:
-    """Return token ids as an array; raise BadLine where one cannot be a token id."""
+    """Return token ids as an array; raise BadLine for impossible ids."""
     try:
         return array("I", ids)
     except (OverflowError, TypeError) as error:

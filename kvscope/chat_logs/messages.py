@@ -174,7 +174,7 @@ def _without_billing_header(parts: list[str]) -> list[str]:
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """Return the arguments of a call as an object, also where they are the JSON of one."""
+    """Return the arguments of a call as an object, decoded if they are JSON text."""
     if isinstance(arguments, str):
         try:
             return json.loads(arguments)
@@ -184,7 +184,7 @@ def parsed_arguments(arguments: Any) -> Any:
 
 
 def _calls(calls: Any, at: int) -> list[dict[str, Any]]:
-    """Return tool calls with their arguments as objects; what is no object becomes an empty one."""
+    """Return tool calls with their arguments as objects, empty ones for anything else."""
     if not isinstance(calls, list):
         raise BadLine(f"tool_calls are no list: {described(calls)} - at `$.messages[{at}]`")
     rendered = []

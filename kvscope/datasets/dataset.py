@@ -27,7 +27,7 @@ REQUESTS, SHARDS, WORK = "requests", "shards", "work"
 
 
 class FileState(Struct, frozen=True):
-    """A file as it was read; `size` and `modified_ns` are None for an address."""
+    """A file as it was read; `size` and `modified_ns` are None for a remote file."""
 
     path: str
     size: int | None

@@ -112,7 +112,7 @@ def digest_of(folder: Path, names: Iterable[str]) -> str:
 
 
 class DamagedDatasetError(InputError):
-    """A dataset's files are not those that were written, or cannot be."""
+    """A dataset's files differ from those written, or hold impossible values."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(

@@ -158,7 +158,7 @@ def _numbered(values: list[Any]) -> tuple[list[Any], Int64s]:
 
 
 def _nonempty(values: list[Any] | None) -> list[Any] | None:
-    """Return the values, None for those that are 0 or empty; None if all of them are."""
+    """Return the values with None for 0 or empty ones; None if all of them are."""
     return [value or None for value in values] if values and any(values) else None
 
 
@@ -490,7 +490,7 @@ class Columns:
         self._extend(name, np.array(possible))
 
     def _append_paths(self, batch: RequestBatch) -> None:
-        """Hand the paths to the trie, and keep the last block of each."""
+        """Intern the paths in the trie, and append each one's last block."""
         starts, ids, blocks = batch.starts, batch.ids, batch.blocks
         self._require_room(self._interner, len(ids), "blocks")
         for row, scope in enumerate(batch.field("scope") or ()):
@@ -536,7 +536,7 @@ class Columns:
             self._begun[key(session)] = first, max(longest, inputs[row])
 
     def replace_paths(self, paths: Sequence[Sequence[int]], input_tokens: Sequence[int]) -> None:
-        """Give each request another path and as many input tokens; the paths make a new trie."""
+        """Replace each request's path and input tokens; the paths make a new trie."""
         blocks = np.fromiter(map(len, paths), dtype=np.int64, count=len(paths))
         self._interner = Trie()
         leaf, at = np.zeros(len(paths), dtype=np.int32), 0

@@ -35,7 +35,7 @@ class Follower:
         self._too_long = False
 
     def lines(self) -> list[bytes]:
-        """Return new whole lines without their line feeds, at most those of CHUNK_BYTES."""
+        """Return new whole lines without their line feeds, from at most CHUNK_BYTES."""
         if self._file is None and not self._open_next():
             return []
         data = self._read()
@@ -93,7 +93,7 @@ class Follower:
         return self._after(self._current) is not None
 
     def _after(self, current: Path | None) -> Path | None:
-        """Return the file to read after `current`, or the one to begin with; None without any."""
+        """Return the file to read after `current`, or the first for None; None without a file."""
         files = self._files()
         if current is None:
             latest = [each for each in files if _recording(each) == _recording(files[-1])]

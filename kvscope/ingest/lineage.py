@@ -56,8 +56,8 @@ def _find_last_earlier(code: Int32s, parent_code: Int32s, last: Int32s, parent: 
 class ImpossibleParents(NamedTuple):
     """Requests whose parent by id cannot be followed, by reason, in order of arrival.
 
-    `itself`: the parent is the request; `later`: the parent arrives after the request, as one on
-    every cycle does; `missing`: no request has the parent's id.
+    `itself`: the parent is the request; `later`: the parent arrives after the request, which
+    happens in every cycle; `missing`: no request has the parent's id.
     """
 
     itself: Int64s
@@ -209,7 +209,7 @@ def carriers(
     """Return the request whose prompt contains each cached path, and the path's blocks.
 
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
-    KV yet. They are in the prompt of the first child with the whole history, else in its own.
+    KV yet. The first child whose prompt contains the whole history identifies them.
 
     `above` is the parent of each node of a tree with root 0, in which the `full_leaf` lie; a path
     that begins another one must end above it. `above_blocks` is the length of each node's path in

@@ -98,10 +98,10 @@ def ingest(
 ) -> Ingested:
     """Store the trace at `path` (`-`: standard input), unless it is stored already.
 
-    With default reading options, a stored trace of the same content counts whatever its options.
-    `advance` gets the number of bytes read; `foresee` gets a new trace with hashes before it is
-    written, to start work that runs alongside. Raises InputError where the trace cannot be read or
-    too many of its lines are bad; then the store is as it was.
+    With default reading options, a stored trace of the same content is reused even if its options
+    differ. `advance` gets the number of bytes read; `foresee` gets a new trace with hashes before
+    it is written, to start work that runs alongside. Raises InputError where the trace cannot be
+    read or too many of its lines are bad; then the store is as it was.
     """
     options = options or IngestOptions()
     known = _known_before_reading(stores, path, options)

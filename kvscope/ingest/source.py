@@ -142,7 +142,7 @@ class Source:
             yield Lines(first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest)
 
     def begin_file(self, line: int, path: str) -> None:
-        """Count line `line` and those after it as lines of one of several files."""
+        """Record `line` as the first line of the file at `path`, one of several."""
         self._files.append((line, path))
 
     @property

@@ -45,7 +45,7 @@ class TtlCurve(Struct, frozen=True):
         )
 
     def hits(self, ttl_s: Float64s | float) -> Int64s:
-        """Return the tokens hit with each TTL: those of blocks touched again before it ends."""
+        """Return the tokens hit with each TTL: those of blocks touched again within the TTL."""
         return np.asarray(self.hit_tokens[self._within(ttl_s)])
 
     def held(self, ttl_s: Float64s | float) -> Float64s:

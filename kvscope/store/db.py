@@ -55,7 +55,7 @@ _TITLE = re.compile(r"^-- (\w+): (.+)$")
 
 
 class Statement(Struct, frozen=True):
-    """One named SQL statement, with what its header promises."""
+    """One named SQL statement, with the purpose, parameters and columns in its header."""
 
     name: str
     answers: str

@@ -101,8 +101,8 @@ def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRu
 class ValidationPlan(Struct, frozen=True):
     """What to replay, and how to judge it.
 
-    `warmup` is the share of first requests that only fill the cache; `forced` as in `TokenTrace`,
-    `block_size` the engine's; `profiled`: `profile` is the engine's, too.
+    `warmup` is the share of first requests that only fill the cache. `forced` is as in
+    `TokenTrace`, `block_size` is the engine's, and `profiled` is true if `profile` is, too.
     """
 
     trace: Trace

@@ -46,9 +46,9 @@ class _Rounds(RowFormat):
     def _round(
         self, session: Identifier, total: int, repeated: int, outputs: int, **others: Any
     ) -> Request:
-        """Return a round's request: `repeated` of `total` tokens begin the session's last prompt.
+        """Return a round's request: `repeated` of its `total` tokens are the last prompt's first.
 
-        Raises BadLine where a prompt cannot be so long.
+        Raises BadLine for a prompt that is empty or too long.
         """
         if not 1 <= total <= MAX_TOKENS:
             raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")

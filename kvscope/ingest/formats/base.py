@@ -107,7 +107,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
 
 
 class Service(TypedDict, total=False):
-    """What a log says about a request that was served, its prompt aside: fields of `Request`."""
+    """Fields of `Request` that a log states about serving, apart from prompt and lengths."""
 
     arrival_s: float | None
     session_id: Identifier | None
@@ -180,7 +180,7 @@ class Records(Struct):
 
 
 class ReadOptions(Struct, frozen=True):
-    """The user's statements about a trace that its file lacks.
+    """Reading options: facts about a trace that its file does not state.
 
     `session_arrivals`: the rate (sessions per second) at which sessions without a common clock
     begin, as a Poisson process; None keeps their times. `turns`: whether rows of sessions hold
@@ -289,7 +289,7 @@ def described(value: object) -> str:
 
 
 def named(value: object) -> str:
-    """Return a value that is one word; else its description."""
+    """Return a value as it is if it is one word; else its description."""
     is_word = isinstance(value, str) and _FIELD.fullmatch(value)
     return str(value) if is_word else described(value)
 
@@ -398,7 +398,7 @@ class LineFormat(TraceFormat):
         return False
 
     def records(self, source: Source) -> Iterator[Records]:
-        """Yield what `parse` makes of the lines that are not blank."""
+        """Yield the results of `parse` for all lines that are not blank."""
         for first, text in source.lines():
             if text is None:
                 yield Records(refused=[(first, TOO_LONG)])
@@ -430,7 +430,7 @@ class LineFormat(TraceFormat):
 
 
 def is_marked(marks: Sequence[str], keys: frozenset[str]) -> bool:
-    """Return whether all keys of one of the `marks` are among the keys of lines."""
+    """Return whether lines with these `keys` have all keys of one of the `marks`."""
     return any(keys.issuperset(mark.split()) for mark in marks)
 
 
@@ -474,7 +474,7 @@ _LATEST_S = 1e11
 
 
 def moment(value: object, name: str) -> float | None:
-    """Return a time in s, None where there is none; raise BadLine where the field is no time.
+    """Return a time in s, None for a missing value; raise BadLine for anything but a time.
 
     Numbers that would lie after the year 5138 in seconds are taken for milli-, micro- or
     nanoseconds since 1970. Texts are numbers or ISO 8601, UTC unless they name a zone.

@@ -66,7 +66,7 @@ def as_traced(
 
 
 class Exporter(ABC):
-    """One format that traces are written in; its docstring says what it cannot carry.
+    """A format in which traces are written; its docstring says what it cannot carry.
 
     Abilities are declared: `is_text` is True where the output may go to a terminal or a pipe of
     lines, `needs_hashes` where a trace that has only lengths cannot be written.
@@ -91,7 +91,7 @@ class LineExporter(Exporter):
 
     @abstractmethod
     def line(self, row: Request, block_size: int) -> dict[str, object]:
-        """Return the line of one request; what is None is left out."""
+        """Return the fields of a request's line; None fields are not written."""
 
     def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
         """Write a line per request."""

@@ -23,7 +23,7 @@ class _LookupRow(msgspec.Struct, gc=False):
 
 
 class LmcacheLookups(RowFormat):
-    """What LMCache's server writes with --lookup-hash-log-dir."""
+    """Logs that LMCache's server writes with --lookup-hash-log-dir."""
 
     name = "lmcache"
     summary = "LMCache lookup logs: hashes of full chunks, no output lengths"

@@ -28,7 +28,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class _MooncakeRow(ServiceRow, gc=False):
-    """A line as it is written, with the names that the relatives use instead."""
+    """A line as it is written, with the alternative names of related formats."""
 
     input_length: int | None = None
     output_length: int | None = None

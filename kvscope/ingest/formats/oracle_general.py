@@ -74,10 +74,10 @@ def _find_next_access(
     length: Int32s,
     following: Int64s,
 ) -> None:
-    """Fill `following` with each block's next access; vtime[r] is that of r's first access.
+    """Fill `following` with each block's next access; vtime[r] is request r's first access.
 
     The blocks of the k-th path, from starts[k] on, are touched next in runs runs[k] to runs[k + 1]:
-    `length` blocks from `depth` on by `request`, at the same depth, as a block's depth is its own.
+    `length` blocks from `depth` on by `request`, at the same depth in both paths.
     """
     for k in range(len(starts) - 1):
         for run in range(runs[k], runs[k + 1]):

@@ -27,7 +27,7 @@ class _TairRow(msgspec.Struct, gc=False):
 
 
 class Tair(RowFormat):
-    """Tair KVCache's optimizer schema; an instance counts as a model of its own."""
+    """Tair KVCache's optimizer schema; each instance counts as a separate model."""
 
     name = "tair"
     summary = "Tair KVCache optimizer traces: times in us, blocks of 16 tokens"
