@@ -108,7 +108,7 @@ def open_trace(
 ) -> OpenTrace:
     """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name.
 
-    Several paths are one trace.
+    Several paths are read as one trace.
     """
     reading = parsed(Reading, locals())
     from kvscope.app.traces import load_trace, store_for
@@ -139,9 +139,9 @@ def hash_logs(
     max_bad: Share = 0.01,
     force: bool = False,
 ) -> int:
-    """Write the trace of logs with prompts: hashes, lengths and times; return its requests.
+    """Write logs with prompts as a trace of hashes, lengths and times; return the request count.
 
-    Raises UsageError for an `output` that is there, unless by `force`.
+    Raises UsageError if `output` exists, unless with `force`.
     """
     from kvscope.app.hash_logs import HashOptions
     from kvscope.app.hash_logs import hash_logs as run
@@ -155,19 +155,19 @@ def hash_logs(
 
 
 def tune_fleet(trace: Source, **options: Any) -> UseCaseResult:
-    """Return `tune` with `fleet=True`; goes with the next version."""
+    """Return `tune` with `fleet=True`; deprecated, to be removed in the next version."""
     return function_of("tune")(trace, **{**options, "fleet": True})
 
 
 def tune_tiers(trace: Source, **options: Any) -> UseCaseResult:
-    """Return `tune` with `compare_tiers=True`; goes with the next version."""
+    """Return `tune` with `compare_tiers=True`; deprecated, to be removed in the next version."""
     return function_of("tune")(trace, **{**options, "compare_tiers": True})
 
 
 def function_of(name: str) -> Callable[..., UseCaseResult]:
     """Return the function of a use case; its arguments are the options of the command.
 
-    Raises UsageError for a file to write that kvscope did not write, unless by `force`.
+    Without `force`, raises UsageError for an output file that kvscope did not write.
     """
     case = use_case(name)
     targets = targets_of(case.options)
@@ -214,7 +214,7 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
 
 
 def _reads(arguments: Mapping[str, Any], writes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments that may name files to read."""
+    """Return the arguments that may name input files: all but those in `writes`."""
     return {
         name: fspath(value) if isinstance(value, PathLike) else value
         for name, value in arguments.items()
@@ -224,7 +224,7 @@ def _reads(arguments: Mapping[str, Any], writes: Mapping[str, str]) -> dict[str,
 
 @contextmanager
 def _subject(source: Any, db: str, writes: Mapping[str, str]) -> Iterator[Opened]:
-    """Yield what a use case works on: a trace, or the store alone; neither is in `writes`."""
+    """Yield the opened trace, or the store alone; raise UsageError if `writes` names either."""
     if source is ...:
         from kvscope.store.file import StoreFile
 
@@ -238,7 +238,7 @@ def _subject(source: Any, db: str, writes: Mapping[str, str]) -> Iterator[Opened
 
 
 def __getattr__(name: str) -> Any:
-    """Return the function of a use case, or the class of what it returns."""
+    """Return the function of a use case, or the class of its result."""
     for command, entry in USE_CASES.items():
         if name == entry.function:
             return globals().setdefault(name, function_of(command))
@@ -249,7 +249,7 @@ def __getattr__(name: str) -> Any:
 
 @contextmanager
 def _arguments() -> Iterator[None]:
-    """Name arguments of Python rather than options of the command line in what is refused."""
+    """Rewrite UsageErrors of the block to name Python arguments instead of options."""
     try:
         yield
     except UsageError as error:

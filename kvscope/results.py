@@ -1,4 +1,4 @@
-"""What the functions of the Python API return: documents, frames, figures and HTML."""
+"""Results of the functions of the Python API: documents, frames, figures and HTML."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class UseCaseResult:
     def save_html(self, path: str | PathLike[str], *, force: bool = False) -> None:
         """Write the HTML report, whole or not at all.
 
-        Raises UsageError for a file that kvscope did not write, unless by `force`.
+        Without `force`, raises UsageError for an existing file that kvscope did not write.
         """
         from kvscope.core.files import check_replaceable, write_text
 
@@ -82,11 +82,11 @@ class UseCaseResult:
         return fragment(self._report.screen())
 
     def save(self, path: str | PathLike[str] | None = None, *, force: bool = False) -> None:
-        """Write the file that the command writes; the logger `kvscope` gets what was done.
+        """Write the command's output file; the logger `kvscope` gets a note of the outcome.
 
-        Unless by `force`, one that recommends a change is not replaced by another, and one that
-        kvscope did not write not at all (UsageError). Raises AttributeError where the command
-        writes none.
+        Without `force`, a recommendation of a change is not replaced by another verdict, and a file
+        that kvscope did not write is not replaced (UsageError). Raises AttributeError if the
+        command writes no file.
         """
         from kvscope.core.files import check_replaceable
 
@@ -98,7 +98,7 @@ class UseCaseResult:
         LogMonitor().note(file.write(self._answer, target, force=force))
 
     def to_polars(self, table: str | None = None) -> pl.DataFrame:
-        """Return a list of the document as a frame; nested fields become columns of their own."""
+        """Return a list in the document as a frame; nested fields become columns of their own."""
         import polars as pl
 
         table = table or self._case.table
@@ -113,14 +113,14 @@ class UseCaseResult:
 
 
 def attribute_of(case: AnyUseCase) -> str:
-    """Return the name under which the result of a use case has all that was computed."""
+    """Return the attribute name of the whole result: the last word of its class, in lower case."""
     words: list[str] = re.findall("[A-Z][a-z]*", case.run.__annotations__["return"])
     return words[-1].lower()
 
 
 @cache
 def result_class(name: str) -> type[UseCaseResult]:
-    """Return the class of what the function of a use case returns."""
+    """Return the class of the result of a use case's function."""
     entry = USE_CASES[name]
     about = f"What `{entry.function}` returns; `{attribute_of(use_case(name))}` has it all."
     facts = {"__doc__": about, "__module__": __name__, "__slots__": ()}
@@ -132,7 +132,7 @@ def _is_table(rows: object) -> bool:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the fields of a row; those of an object inside are named OUTER_INNER."""
+    """Yield the fields of a row; fields of nested objects are named OUTER_INNER."""
     for name, value in row.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}_")

@@ -26,11 +26,11 @@ from kvscope.latency.profile import DEFAULT_PROFILE, FROM_TRACE
 
 
 class Stating(Protocol):
-    """Options of a command that a deployment may be stated with."""
+    """Options of a command that can state a deployment."""
 
     @property
     def deployment(self) -> str | None:
-        """The file that states it."""
+        """Path of the file that states the deployment."""
 
 
 Asked = TypeVar("Asked", bound=ReplicaOptions)
@@ -56,7 +56,7 @@ _TARGET_PARSERS = {"slo": values.duration, "percentile": values.percentile}
 def stated_deployment(options: Stating) -> Deployment | None:
     """Return the deployment that options and file state, the options first; None if neither does.
 
-    The file is the one named, or else kvscope.toml in the current directory; `-` is none.
+    The file is `options.deployment` (`-`: none), by default kvscope.toml in this directory.
     """
     path = _deployed_file(options)
     stated = _given(options, _NAMES)
@@ -70,7 +70,7 @@ def stated_deployment(options: Stating) -> Deployment | None:
 
 
 def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
-    """Return which of the `known` options are of another GPU or model than the `stated` one."""
+    """Return the options in `known` that no longer apply to the GPU or model in `stated`."""
     both = known.keys() & stated.keys() & {"gpu", "model"}
     changed = {name for name in both if stated[name].lower() != known[name].lower()}
     names = [*(_MEASURED if changed else ()), *(("gpu_hour",) if "gpu" in changed else ())]
@@ -78,17 +78,17 @@ def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
 
 
 def names_no_machine(options: ReplicaOptions) -> bool:
-    """Return whether options and file state neither a deployment, a capacity nor a latency."""
+    """Return whether options and file state no deployment, no capacity and no latency."""
     return not _given(options, _SIZES | {"latency"}) and stated_deployment(options) is None
 
 
 def resolved_deployment(
     options: Stating, block_size: int | None = None
 ) -> ResolvedDeployment | None:
-    """Return what follows from the deployment of a command; None where nothing states one.
+    """Return pool, latency and flags of a command's deployment; None if none is stated.
 
-    The pool is counted in blocks of `block_size` tokens, the trace's. What is wrong in the file is
-    an InputError that names file and key, what is wrong in an option a UsageError.
+    The pool is counted in blocks of `block_size` tokens, the trace's. An error in the file is an
+    InputError with file and key, an error in an option a UsageError.
     """
     deployment = stated_deployment(options)
     if deployment is None:
@@ -109,9 +109,9 @@ def resolved_deployment(
 
 
 def with_any_latency(options: Asked) -> Asked:
-    """Return options with a preset's latency where a pool is stated, but nothing that times it.
+    """Return options with the default latency preset where only a pool is stated.
 
-    For answers about hits, which need the pool; how fast it is served changes only what overlaps.
+    For questions about hits, which need the pool: latency changes only which requests overlap.
     """
     stated = stated_deployment(options)
     if stated is None or stated.latency is not None or (stated.gpu and stated.model):
@@ -126,7 +126,7 @@ def file_states(options: Stating) -> bool:
 
 
 def resolved_file(path: Path) -> ResolvedDeployment:
-    """Return what follows from the deployment in a file. Raises InputError for what is wrong."""
+    """Return the resolved deployment of a file. Raises InputError for errors in the file."""
     _target_in(path)
     resolved = resolved_deployment(DeploymentOptions(deployment=str(path)))
     assert resolved is not None  # noqa: S101  (a file states one)
@@ -134,9 +134,9 @@ def resolved_file(path: Path) -> ResolvedDeployment:
 
 
 class StatedBefore(Struct, Generic[Asked], frozen=True):
-    """The options of a command with what earlier ones stated, and what to keep for the next.
+    """A command's options, completed by those of earlier commands, and the record for the next one.
 
-    `in_words` is what earlier commands stated and this one uses; empty where it uses nothing.
+    `in_words` describes the earlier options that this command uses; empty if it uses none.
     """
 
     options: Asked
@@ -145,9 +145,9 @@ class StatedBefore(Struct, Generic[Asked], frozen=True):
 
 
 def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Asked]:
-    """Return the options with what kvscope.toml states of the SLO and what `record` adds.
+    """Return the options, open ones filled from `record` and, for the SLO, from kvscope.toml.
 
-    `record` is that of the last command on the trace.
+    `record` holds the options that earlier commands on the trace stated.
     """
     if getattr(options, "recommendation", None) is not None:  # which settles all of it
         return StatedBefore(options, dict(record), "")
@@ -174,7 +174,7 @@ def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Ask
 
 
 def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
-    """Return whether a command uses nothing of the deployment that earlier ones stated."""
+    """Return whether a command ignores the deployment of earlier commands, `deployed`."""
     if options.deployment is not None or _deployed_file(options) is not None:
         return True
     named = {*_given(options, _SIZES | _DEPLOYED)}
@@ -192,7 +192,7 @@ def _given(options: Stating, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _stated_of(options: Stating) -> dict[str, Any]:
-    """Return what the options state of what is kept; paths do not depend on the folder."""
+    """Return the stated options that later commands reuse, with absolute paths."""
     named = _given(options, (*_KEPT, *TARGET))
     stated = {name: value for name, value in named.items() if isinstance(value, str | int | float)}
     return stated | files_in(Path.cwd(), stated)
@@ -233,7 +233,7 @@ def _file(options: Stating) -> Path | None:
 
 
 def _deployed_file(options: Stating) -> Path | None:
-    """Return the file, None for a kvscope.toml here that states no deployment."""
+    """Return the deployment's file; None for a kvscope.toml without a deployment."""
     path = _file(options)
     if path is None or options.deployment is not None:
         return path
@@ -241,7 +241,7 @@ def _deployed_file(options: Stating) -> Path | None:
 
 
 def _key(where: str | None, options: Stating) -> str | None:
-    """Return the file's key that a refusal is about; None where an option stated it."""
+    """Return the file's key that an error `where` names; None if an option stated the value."""
     stated = _given(options, _NAMES)
     name = (where or "").split(" ", 1)[0]
     return next((key for key in _NAMES if option(key) == name and key not in stated), None)

@@ -22,7 +22,7 @@ MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 128, 2048
 
 
 class EngineOptions(opt.Options, frozen=True, kw_only=True):
-    """Which engine: a server that runs already, or the model to start one with, and how."""
+    """Options that choose an engine: a running server, or the model and flags to start one."""
 
     url: str | None = opt.Called(
         "A running OpenAI-compatible server, for example http://localhost:8000.", "URL"
@@ -68,7 +68,7 @@ class EngineOptions(opt.Options, frozen=True, kw_only=True):
     server_log: str | None = opt.Target("Keep vLLM's log in this file.")
 
     def check_engine(self, started: str) -> None:
-        """Raise UsageError unless it is exactly one engine; `started` names what --model starts."""
+        """Raise UsageError unless either --url or --model is given; --model starts a `started`."""
         if (self.url is None) == (self.model is None):
             raise UsageError(
                 "name one of them",
@@ -81,7 +81,7 @@ class EngineOptions(opt.Options, frozen=True, kw_only=True):
             Endpoint(self.url)  # so that what is no address is refused first
 
     def server(self, python: Interpreter, stop: Event) -> Callable[[Launch], VllmServer]:
-        """Return what makes a server of a command line, with the times and the log of these."""
+        """Return a constructor of vLLM servers with the timeouts and the log of these options."""
         from kvscope.serving.server import VllmServer
 
         return partial(

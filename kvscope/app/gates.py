@@ -60,10 +60,10 @@ _DIGITS = 3
 
 
 class FigureKind(Struct, frozen=True):
-    """How the limit of a figure is read and its value written, and which way it becomes worse.
+    """How to parse the limit of a figure and write its value, and which direction is worse.
 
-    `needs` is what a result without it lacks. `near_zero`: its relative change says little, so
-    `regression` alone leaves it out.
+    `needs` says how to get a result with the figure. `near_zero` figures can be 0, which makes
+    relative changes meaningless: a plain `regression` leaves them out.
     """
 
     parse: Callable[[str], float]
@@ -104,15 +104,15 @@ KINDS: Mapping[str, FigureKind] = {
 
 
 def _kind(name: str) -> FigureKind:
-    """Return the kind of a figure, with an owner before its name or without."""
+    """Return the kind of a figure, by its name with or without a policy before it."""
     return KINDS[name.rpartition(".")[2]]
 
 
 class Known(Struct, frozen=True):
-    """What the conditions of one command may name.
+    """The names that the conditions of one command may use.
 
-    `verdicts` are the command's, empty where it has none. `missing` has the names that other
-    options would make known: what is in the way, and the remedy.
+    `verdicts` are the command's possible verdicts. `missing` maps names that need other options to
+    the obstacle and the remedy.
     """
 
     figures: tuple[str, ...]
@@ -126,7 +126,7 @@ class Known(Struct, frozen=True):
 
     @property
     def listed(self) -> str:
-        """The names in words, and the policies that may stand before them."""
+        """The valid names in words, with the policies that can prefix them."""
         parts = [name.rpartition(".") for name in self.names]
         names = ", ".join(dict.fromkeys(name for *_, name in parts))
         policies = ", ".join(dict.fromkeys(policy for policy, *_ in parts if policy))
@@ -134,7 +134,7 @@ class Known(Struct, frozen=True):
         return f"{names}{prefixed}; {REGRESSION} with --baseline"
 
     def of(self, subject: str) -> tuple[str, ...]:
-        """Return the figures that a regression of `subject` covers; without one, of the answer."""
+        """Return the figures that `SUBJECT.regression` covers; for "", those without a prefix."""
         return tuple(name for name in self.figures if _covers(subject, name))
 
     @property
@@ -207,7 +207,7 @@ class Gate(Struct, frozen=True):
         return f"fail-on {self}: {worst.name} is {change}: {write(worst.after)}, was {was}"
 
     def _shown(self, value: float) -> str:
-        """Return `value` in the unit of the limit, with the digits that tell it from the limit."""
+        """Return `value` in the unit of the limit, with enough digits to tell the two apart."""
         number, unit = re.findall(r"([0-9.]+)(.*)", self.written)[0]
         if not unit and not float(number):  # 0 is 0 in any unit
             (unit,) = re.findall(r"[0-9.]([^0-9.]*)$", _kind(self.name).example)
@@ -231,7 +231,7 @@ def reasons(gates: Sequence[Gate], figures: Figures, baseline: Figures | None = 
 
 
 class Regression(Struct, frozen=True):
-    """By what share of the baseline's value a figure is worse; below 0 where it is better.
+    """The relative worsening of a figure against the baseline; negative if it improved.
 
     `after` is None for a figure that can no longer be computed; `share` is then infinite.
     """
@@ -268,7 +268,7 @@ def _regression(name: str, figures: Figures, baseline: Figures) -> Regression | 
 
 
 def _subject(name: str) -> str | None:
-    """Return what a name asks the regression of, "" for all; None for no regression."""
+    """Return the subject of a name `SUBJECT.regression` ("" for all); None for other names."""
     subject, _, last = name.rpartition(".")
     return subject if last == REGRESSION else None
 
@@ -324,7 +324,7 @@ def _gate(text: str, known: Known) -> Gate:
 
 
 def _check_regression(subject: str, known: Known, where: str) -> None:
-    """Raise UsageError for the regression of what this command has not."""
+    """Raise UsageError if no known figure belongs to the subject of a regression."""
     if known.of(subject):
         return
     if subject:
@@ -364,9 +364,9 @@ def baseline_figures(
 ) -> Figures | None:
     """Return the figures of a `baseline`, None without one.
 
-    It is `run:N`, a replay by its number in `kvscope runs` whose figures are `of_run`, or the path
-    of the JSON document of an earlier `command`. Raises UsageError where gates take a baseline and
-    there is none, or there is one for nothing, and InputError for one that cannot be read.
+    It is `run:N`, a stored run with the figures `of_run`, or the path of the JSON document of an
+    earlier `command`. Raises UsageError for a regression without a baseline or a baseline without a
+    regression, InputError for a baseline that cannot be read.
     """
     needed = [gate for gate in gates if gate.is_regression]
     if baseline is None:
@@ -396,7 +396,7 @@ def baseline_figures(
 
 
 def stored_run(store: Store, name: str) -> tuple[Trace, Run]:
-    """Return the run `run:N`, parts included, and its trace. Raises InputError without one."""
+    """Return the run `run:N` with its parts, and its trace. Raises InputError if there is none."""
     from kvscope.store import results, traces
 
     number = name.removeprefix(RUN)
@@ -410,7 +410,7 @@ def stored_run(store: Store, name: str) -> tuple[Trace, Run]:
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """Return a document of `--json` from a file. Raises InputError where it holds none."""
+    """Return a document of `--json` from a file. Raises InputError if the file holds none."""
     try:
         document = msgspec.json.decode(content_of(Path(path)))
     except OSError as error:

@@ -19,7 +19,7 @@ _LEAST_LOSS = 0.01  # of the input tokens
 
 
 class HashOptions(Options, frozen=True, kw_only=True):
-    """What makes tokens and hashes of the prompts in logs."""
+    """Options of `hash`: the tokenizer, how prompts are hashed, and the output file."""
 
     tokenizer: Annotated[
         str,
@@ -57,7 +57,7 @@ class HashOptions(Options, frozen=True, kw_only=True):
 
 
 def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> HashCounts:
-    """Write the trace of all `logs`, in their order; return what was hashed.
+    """Write the trace of all `logs`, in their order; return counts of hashed lines and requests.
 
     Raises InputError where a log or the tokenizer cannot be read, or too many lines are bad.
     """
@@ -102,7 +102,7 @@ def _note_all(texts: Sequence[str], monitor: Monitor) -> None:
 
 
 def _notes(counts: HashCounts) -> list[str]:
-    """Return what the user has to know about the trace."""
+    """Return the notes on skipped or changed content of the trace."""
     from kvscope.ingest.formats.base import counted
 
     notes = counted(counts.left_out)

@@ -24,9 +24,9 @@ Timed = TypeVar("Timed", "SimulateRequest", "FleetRequest")
 
 
 class TraceLatency(Struct, frozen=True):
-    """A profile and the deployment that has it; `fit` where the trace's TTFTs determined it.
+    """A latency profile and the deployment with it; `fit` if it was fitted to the trace's TTFTs.
 
-    `note` says that they did, or why not; it is empty where nothing was to be fitted.
+    `note` says that it was fitted, or why not; empty if no fit was tried.
     """
 
     profile: LatencyProfile
@@ -36,7 +36,7 @@ class TraceLatency(Struct, frozen=True):
 
 
 def fit_to(trace: Trace, prompts: Prompts) -> TraceFit:
-    """Return the profile that the TTFTs of a trace determine. Raises InputError if they do not."""
+    """Return the profile fitted to a trace's TTFTs. Raises InputError if they determine none."""
     from kvscope.latency.observed import fit_ttfts
 
     remedy = "measure with `kvscope calibrate`"
@@ -61,11 +61,11 @@ def latency_for(
     deployment: ResolvedDeployment | None,
     prompts: Callable[[], Prompts],
 ) -> TraceLatency:
-    """Return the latency for a trace: the one fitted to it in place of TO_FIT or of a roofline.
+    """Return the latency for a trace, fitted to its TTFTs in place of TO_FIT or of a roofline.
 
-    A roofline stays where the trace's TTFTs do not determine a profile, or one beyond its band: a
-    trace may be of other GPUs than are asked about. Raises InputError where they determine none
-    but have to. `prompts` loads the trace's.
+    A roofline stays if the TTFTs determine no profile, or one outside the roofline's band: the
+    trace may be of other GPUs. For TO_FIT, raises InputError if they determine none. `prompts`
+    loads the trace's prompts.
     """
     named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
     derived = deployment is not None and deployment.latency_origin == "derived"
@@ -106,7 +106,7 @@ def latency_for(
 
 
 def beyond_length(deployment: ResolvedDeployment | None, prompts: Prompts) -> Iterator[str]:
-    """Yield how many requests are longer than a stated `max_model_len`, if any are."""
+    """Yield a note on the requests longer than a stated `max_model_len`, if there are any."""
     longest = deployment.stated.max_model_len if deployment else None
     if longest is None:
         return
@@ -121,9 +121,9 @@ def beyond_length(deployment: ResolvedDeployment | None, prompts: Prompts) -> It
 def timed(
     request: Timed, trace: Trace, prompts: Prompts, monitor: Monitor
 ) -> tuple[Timed, TraceLatency]:
-    """Return the request with the latency for this trace, and note where that is its TTFTs'.
+    """Return the request with the latency for this trace, and note if it was fitted to its TTFTs.
 
-    Note too what is uncertain of the deployment's engine, and requests that it would refuse.
+    Also note uncertainties of the deployment's engine, and requests that the engine would refuse.
     """
     for doubt in request.deployment.engine_doubts if request.deployment else ():
         monitor.note(doubt)

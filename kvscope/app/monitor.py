@@ -18,7 +18,7 @@ Unit = Literal["bytes", "steps"]
 
 
 class Monitor:
-    """What watches a use case. This one shows nothing; a terminal or a page shows more.
+    """Receives a use case's progress and notes. This base class shows nothing.
 
     Once `stop` is set, no further work begins. `compiling` says whether kernels are being compiled
     in another process that works for this one.
@@ -32,19 +32,19 @@ class Monitor:
     def steps(
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> AbstractContextManager[Advance]:
-        """Return a context for the work called `label`, of `total` units where that is known.
+        """Return a context for the work called `label`, of `total` units if that is known.
 
-        Its callable counts the units that are done.
+        It yields a callable that counts finished units.
         """
         return nullcontext(lambda _: None)
 
     def check(self, undone: str = "it was finished") -> None:
-        """Raise Stopped once `stop` is set; `undone` is what it was before."""
+        """Raise Stopped if `stop` is set; its text is "stopped before" and `undone`."""
         if self.stop.is_set():
             raise Stopped(f"stopped before {undone}")
 
     def checked(self, advance: Advance, undone: str) -> Advance:
-        """Return `advance` with a `check` before it."""
+        """Return `advance` with a call of `check` before each step."""
 
         def check_and_advance(amount: int) -> None:
             self.check(undone)
@@ -53,13 +53,13 @@ class Monitor:
         return check_and_advance
 
     def note(self, text: str) -> None:
-        """Take a sentence for the user."""
+        """Receive a sentence for the user."""
 
     def row(self, text: str) -> None:
-        """Take a row of the answer that is known before the others."""
+        """Receive one row of the result, before the others are computed."""
 
     def show_log(self, lines: Sequence[str]) -> None:
-        """Take the last lines of the log of a server that died."""
+        """Receive the last lines of the log of a server that died."""
 
 
 class LogMonitor(Monitor):
@@ -71,7 +71,7 @@ class LogMonitor(Monitor):
 
 
 def replays_on(on: str | None, monitor: Monitor) -> AbstractContextManager[Executor | None]:
-    """Return the executor of a sweep's replays, None for threads as many as fit into memory."""
+    """Return the executor of a sweep's replays; None for threads, as many as fit into memory."""
     return nullcontext() if on is None else ray_cluster(on, monitor)
 
 

@@ -63,9 +63,9 @@ T = TypeVar("T")
 class Option(Struct, frozen=True):
     """One option: its help, and how its value is written and parsed.
 
-    `default` describes the default in words where the value does not. `flags` replaces the option's
-    own name, which follows from the field; an `argument` has none. `Time` to `Target` are options
-    of one kind of value. `value` is the default of a field that is declared by its option.
+    `default` describes the default in words. `flags` replaces the option's own name, which follows
+    from the field; an `argument` has none. `value` is the default of a field that is declared by
+    its option. The functions from `Time` to `Target` make options of one kind of value.
     """
 
     help: str
@@ -78,12 +78,12 @@ class Option(Struct, frozen=True):
 
 
 class _Declared(StructMeta):
-    """Makes classes whose fields may have an Option in the place of their default."""
+    """Metaclass that accepts an Option as the default of a field."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
     ) -> Any:
-        """Make a class whose fields have the values of their options as defaults."""
+        """Create a class whose fields default to the values of their Options."""
         own = {each: value for each, value in namespace.items() if isinstance(value, Option)}
         plain = namespace | {each: option.value for each, option in own.items()}
         made: Any = super().__new__(cls, name, bases, plain, **config)
@@ -92,7 +92,7 @@ class _Declared(StructMeta):
 
 
 class Options(Struct, metaclass=_Declared, frozen=True, kw_only=True):
-    """What a use case, or several of them, take; `declared` are options in place of defaults."""
+    """Base class of option records; `declared` holds the Options that stand as field defaults."""
 
 
 option: Callable[..., Any] = Option
@@ -231,10 +231,10 @@ DeploymentFile = Annotated[
 
 
 class ReplicaOptions(Options, frozen=True, kw_only=True):
-    """What states one replica, and whose traffic the trace holds.
+    """Options that describe one replica of a deployment.
 
     An option wins over the same key of a kvscope.toml, and the file over earlier commands. With
-    `beside_pool`, a capacity is shown beside a deployment's pool, and replaces none.
+    `beside_pool`, a capacity is reported next to the deployment's pool instead of replacing it.
     """
 
     group: ClassVar[str] = "Deployment"
@@ -283,7 +283,7 @@ class ReplicaOptions(Options, frozen=True, kw_only=True):
 
 
 class DeploymentOptions(ReplicaOptions, frozen=True, kw_only=True):
-    """What states a deployment: a replica and their number."""
+    """Options that describe a deployment: a replica and the number of replicas."""
 
     replicas: int | None = Count("Replicas of the engine that serve the traffic.", default="1")
 
@@ -320,7 +320,7 @@ class Reading(Options, frozen=True, kw_only=True):
     )
 
     def given(self) -> list[str]:
-        """Return the options, as they are typed, whose values are not their defaults."""
+        """Return the options that differ from their defaults, as typed on a command line."""
         plain = defaults(type(self))
         changed = [name for name in plain if getattr(self, name) != plain[name]]
         return ["--" + name.removeprefix("trace_").replace("_", "-") for name in changed]
@@ -330,7 +330,7 @@ AS_STORED = Reading()
 
 
 class IntoOptions(Options, frozen=True, kw_only=True):
-    """Where a trace goes that is larger than memory, and what its ingest may take."""
+    """Options that ingest a trace larger than memory into a dataset: folder, memory, processes."""
 
     into: str | None = Called(
         "Folder for a dataset: all paths as one trace, in shards that fit into memory.", "DIR"
@@ -368,7 +368,7 @@ def declared(annotation: object) -> tuple[Any, Option] | None:
 
 
 def annotations_of(kind: type[Any]) -> dict[str, Any]:
-    """Return the annotations of a class, `Annotated` also where the Option is the default."""
+    """Return the annotations of a class; a field with an Option as default is `Annotated` too."""
     own: Mapping[str, Option] = getattr(kind, "declared", {})
     return {
         name: Annotated[hint, own[name]] if name in own else hint
@@ -383,10 +383,10 @@ def options_of(kind: type[Struct]) -> dict[str, Option]:
 
 
 def parsed(kind: type[T], written: Mapping[str, object]) -> T:
-    """Return the options of class `kind` among `written`; texts are parsed as on a command line.
+    """Return the options of class `kind` from `written`; strings are parsed as on a command line.
 
-    Several texts count as one with commas; other values are taken as they are. Raises UsageError
-    that names the option.
+    A list of strings counts as one string with commas; other values are taken unchanged. Raises
+    UsageError that names the option.
     """
     hints = annotations_of(kind)
     return kind(
@@ -395,7 +395,7 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
 
 
 def typed(options: Struct) -> list[str]:
-    """Return the options that are not at their defaults, as they are typed; `parsed` reads them."""
+    """Return the options that differ from their defaults as typed words; `parsed` reads them."""
     plain, words = defaults(type(options)), []
     for name, annotation in annotations_of(type(options)).items():
         pair, value = declared(annotation), getattr(options, name, None)
@@ -409,7 +409,7 @@ def typed(options: Struct) -> list[str]:
 
 
 def _text(value: object, option: Option) -> str:
-    """Return a value as it is written on a command line."""
+    """Return a value as written on a command line."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return ",".join(_text(each, option) for each in value)
     if option.metavar == "TIME" and isinstance(value, float):
@@ -424,7 +424,7 @@ def _text(value: object, option: Option) -> str:
 
 
 def arguments_of(kind: type[Struct]) -> set[str]:
-    """Return the fields that are arguments of the command, without a name."""
+    """Return the fields that are positional arguments of the command."""
     return {name for name, option in options_of(kind).items() if option.argument}
 
 
@@ -434,11 +434,11 @@ def targets_of(kind: type[Struct]) -> list[str]:
 
 
 def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
-    """Raise UsageError for a file to write that is also one to read, or to write otherwise.
+    """Raise UsageError if an output file is also an input, or the output of another option.
 
-    Files are the same by device and inode, whatever leads to them. The store, `db`, counts before
-    it is there, and a dataset with all that is in its folder; settings with the files that they
-    name, a model with the files beside it. `writes` are paths by flag.
+    Files are compared by device and inode. Inputs include the store `db`, even before it exists,
+    everything in a dataset's folder, the files that settings name, and the files next to a model.
+    `writes` maps flags to paths.
     """
     known: dict[object, str] = {}
     if writes and "trace" in reads and reads.get("deployment") is None:
@@ -462,7 +462,7 @@ def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
 
 
 def _files_read(name: str, text: str) -> Iterable[str | Path]:
-    """Return the files that a command reads for the option `name`, none where `text` is no path."""
+    """Return the files that a command reads for the option `name`; none if `text` is no path."""
     if is_dataset(text):
         return [text]
     if name == "db":
@@ -479,7 +479,7 @@ def _files_read(name: str, text: str) -> Iterable[str | Path]:
 
 
 def standard_output(options: Struct) -> str | None:
-    """Return the option of which standard output is the target, as it is typed; None without."""
+    """Return the flag of the option that writes to standard output (`-`), None without one."""
     for name in targets_of(type(options)):
         if getattr(options, name) == "-":
             return "--" + name.replace("_", "-")

@@ -1,6 +1,6 @@
-"""How much figures of a trace vary by chance: those of eighths of its conversations.
+"""How much figures of a trace vary by chance: their spread over eighths of its conversations.
 
-The eighths are random, or follow each other in time, which shows what comes in waves.
+The eighths are random, or consecutive in time, which also shows bursts and waves.
 
 Source: K. M. Wolter, Introduction to Variance Estimation, 2nd ed., chapter 2 (random groups).
 """
@@ -29,10 +29,10 @@ _QUANTILE = 4.4  # of Student's t, 14 degrees of freedom: 99 % that none of 14 f
 
 
 def random_groups(stores: Stores, trace: Trace, *, in_time: bool) -> Iterator[tuple[Store, Trace]]:
-    """Yield eighths of a trace's conversations, each as a trace in a store of theirs.
+    """Yield eighths of a trace's conversations, each as a trace in a store in memory.
 
-    `in_time`: by when they begin. None of a trace with few conversations, or with very many
-    requests.
+    `in_time` groups by when conversations begin, instead of at random. Yields nothing for a trace
+    with few conversations or very many requests.
     """
     if trace.requests > MOST_REQUESTS:
         return
@@ -64,9 +64,9 @@ def random_groups(stores: Stores, trace: Trace, *, in_time: bool) -> Iterator[tu
 
 
 def noise(left: list[float], right: list[float], *, relative: bool) -> float | None:
-    """Return the change by chance alone, given a figure's values in the groups of both traces.
+    """Return the change of a figure that chance explains, from its values in both traces' groups.
 
-    It is absolute, or `relative` to the left figure. None where a side has too few values.
+    It is absolute, or `relative` to the left figure. None if a side has too few values.
     """
     squares = 0.0
     for values in (left, right):

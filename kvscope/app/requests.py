@@ -1,6 +1,6 @@
-"""What the options of use cases ask for, and what several of them share.
+"""Validation of options that several use cases share.
 
-UsageError names the option that is wrong, before any trace is read. This module and what it imports
+Raises UsageError that names the wrong option, before any trace is read. This module and its imports
 load no kernel.
 """
 
@@ -46,14 +46,14 @@ DEFAULT_PERCENTILE = 0.95
 
 
 class Capacities(Struct, frozen=True):
-    """Capacities in blocks, in bytes and in tokens, each as it was named."""
+    """Capacities as users state them: in blocks, bytes or tokens."""
 
     blocks: tuple[int, ...] = ()
     sizes_bytes: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
 
     def in_blocks(self, model: Model | None, block_size: int) -> list[int]:
-        """Return them all in blocks of `block_size` tokens, ascending and distinct.
+        """Return all capacities in blocks of `block_size` tokens, ascending and distinct.
 
         Raises UsageError for a size in bytes that holds no block of the model.
         """
@@ -71,14 +71,14 @@ class Capacities(Struct, frozen=True):
 
 
 def stated_slo(slo_s: float | None) -> float:
-    """Return the SLO. Raises UsageError where nothing states it."""
+    """Return the SLO (s). Raises UsageError if none is stated."""
     if slo_s is None:
         raise UsageError("the SLO is not stated", where="--slo", remedy="add for example 200ms")
     return slo_s
 
 
 def stated_capacities(*named: int | tuple[int, ...] | None) -> Capacities:
-    """Return the capacities, one or several, that --capacity (first) or --capacity-blocks names."""
+    """Return the capacities in the values of --capacity (first) and --capacity-blocks."""
     if None not in named:
         raise UsageError(
             "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
@@ -88,7 +88,7 @@ def stated_capacities(*named: int | tuple[int, ...] | None) -> Capacities:
 
 
 def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDefinition:
-    """Return the definition of a hit: that of the tool `compat`, or by `outputs` and `warmup`."""
+    """Return the hit definition of the tool `compat`, or else one by `outputs` and `warmup`."""
     if not 0 <= warmup < 1:
         raise UsageError(f"not below 100%: {warmup:.0%}", where="--warmup", remedy="try 20%")
     if compat is None:
@@ -109,7 +109,7 @@ def kv_model(
     *,
     sizes_named: bool = False,
 ) -> Model | None:
-    """Return the model of the deployment `where`, if there is one, or that called `name`, or None.
+    """Return the model of the deployment `where`, else the model called `name`; None without both.
 
     Raises UsageError for a precision or sizes in bytes without a model.
     """
@@ -130,7 +130,7 @@ def kv_model(
 
 
 def latency_profile(latency: str | None) -> LatencyProfile:
-    """Return the latency profile called `latency`, or the default one; TO_FIT for `trace`."""
+    """Return the latency profile called `latency`, None: the default one; `trace`: TO_FIT."""
     if latency == FROM_TRACE:
         return TO_FIT
     with placed("--latency"):
@@ -138,7 +138,7 @@ def latency_profile(latency: str | None) -> LatencyProfile:
 
 
 def above_zero(rate_scale: float) -> float:
-    """Return the factor of the arrival rate. Raises UsageError unless it is above 0 and finite."""
+    """Return `rate_scale`. Raises UsageError unless it is above 0 and finite."""
     if not 0 < rate_scale < float("inf"):
         raise UsageError(
             f"not above 0: {rate_scale:g}", where="--rate-scale", remedy="write for example 2"
@@ -147,7 +147,7 @@ def above_zero(rate_scale: float) -> float:
 
 
 def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
-    """Raise UsageError for a policy whose order a simulated engine cannot follow."""
+    """Raise UsageError for a policy whose eviction order a simulated engine cannot follow."""
     from kvscope.vllm_sim.state import lane_class  # late: loads NumPy
 
     with placed(where):
@@ -156,7 +156,7 @@ def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
 
 
 def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
-    """Raise UsageError for a policy that SGLang lacks, or for a parameter of it."""
+    """Raise UsageError for a policy or a policy parameter that SGLang lacks."""
     from kvscope.sglang_sim.replay import sglang_has  # late: loads NumPy
 
     for policy, given, leaves in ((each.policy, each.given, each.leaves) for each in variants):
@@ -178,9 +178,10 @@ def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
 def policies_to_try(
     policies: str | None, params: Sequence[str] | None, engine: str, *, hybrid: bool = False
 ) -> list[Variant]:
-    """Return what may replace LRU. Raises UsageError for an oracle.
+    """Return the policies to compare with LRU, as variants.
 
-    And for a policy without an order for a `hybrid` model's blocks, or with one for those alone.
+    Raises UsageError for oracles, and for policies of the wrong kind: for `hybrid` models or
+    others.
     """
     named = parse_policies(policies or contenders(engine, hybrid=hybrid))
     own = parse_policies(HYBRID)
@@ -206,10 +207,10 @@ def policies_to_try(
 
 
 class SimulateRequest(Struct, frozen=True):
-    """Which replays to run: `points` capacities, or else the named ones, or else DEFAULT_POINTS.
+    """The replays to run: at `points` capacities, or the named ones, or DEFAULT_POINTS.
 
-    Tiers have capacities of their own; a recommended `tier` is below the one that is named, and
-    `copied_bytes_per_token` are those of an EngineTable.
+    `setting` has the capacities of named tiers. `tier` is a recommended tier below the pool of the
+    named capacity, and `copied_bytes_per_token` is its engine's, as in EngineTable.
     """
 
     setting: RunSetting
@@ -225,7 +226,7 @@ class SimulateRequest(Struct, frozen=True):
 
 
 def varied(autoscale: Scaling | None, disaggregate: float | None) -> list[str]:
-    """Return the options that vary a fleet's replicas, of those that are given."""
+    """Return those of --autoscale and --disaggregate that have a value."""
     given = {"--autoscale": autoscale, "--disaggregate": disaggregate}
     return [flag for flag, value in given.items() if value is not None]
 
@@ -235,7 +236,7 @@ def check_varied(
 ) -> None:
     """Raise UsageError for `flags` (`varied`) that are not simulated for this deployment.
 
-    `needs` says how to get simulated vLLMs, empty where replicas are such.
+    `needs` says how to get simulated vLLMs; empty if replicas are simulated vLLMs already.
     """
     for flag in flags:
         hybrid = where is not None and where.kv_groups is not None
@@ -251,13 +252,13 @@ def check_varied(
 
 
 class FleetRequest(Struct, frozen=True):
-    """Which fleets to replay, and the SLO that the fewest replicas have to meet.
+    """The fleets to replay, and the SLO that the fewest replicas have to meet.
 
-    `capacities` has that of a replica. Without `routers_named`, routers that need sessions are left
-    out where the trace has none. `engine` has the limits of simulated vLLMs, its blocks aside: for
-    their time model, or to check the answer of a deployment's queues; else None. `tier` is below
-    each of them. `disaggregate`: with prefill and decode apart too, a link of so many bytes a
-    second for each replica.
+    `capacities` is per replica. Without `routers_named`, routers that need sessions are left out if
+    the trace has none. `engine` has the limits of simulated vLLMs, without their blocks: for the
+    time model `engine`, or to check the answer of a deployment's queues; else None. `tier` is below
+    each pool. `disaggregate` also compares prefill and decode on separate replicas, each with a
+    link of so many bytes per second.
     """
 
     setting: RunSetting
@@ -282,7 +283,7 @@ class FleetRequest(Struct, frozen=True):
     def engine_in_groups(self, block_size: int) -> EngineSettings | None:
         """Return the simulated vLLM, with the groups of a hybrid model's layers.
 
-        Without them where blocks of `block_size` tokens do not divide the groups'.
+        The groups are left out if blocks of `block_size` tokens do not divide the groups' blocks.
         """
         groups = self.deployment.kv_groups_for(block_size) if self.deployment else None
         if self.engine is None or groups is None or groups.undivided(block_size):
@@ -290,7 +291,7 @@ class FleetRequest(Struct, frozen=True):
         return replace(self.engine, groups=groups)
 
     def block_bytes(self, engine: EngineSettings | None, block_size: int) -> tuple[int, int]:
-        """Return what a block takes on all GPUs of a replica, and how many these are."""
+        """Return the bytes of a block over all GPUs of a replica, and the number of these GPUs."""
         model, gpus = self.model, self.deployment.tp if self.deployment else 1
         assert model is not None  # noqa: S101  (checked with the options)
         model = model if engine is None or engine.groups is None else model.by_block

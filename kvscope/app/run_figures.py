@@ -1,4 +1,4 @@
-"""Replays in documents: what one counts and assumes, and what it gave in every unit."""
+"""Replays in JSON documents: their settings, and their results in every known unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope.replay.tier_spec import kv_transfer_config, offload_launch
 
 
 class SettingFacts(Struct, frozen=True):
-    """What the numbers of a run count and assume."""
+    """The definitions and assumptions behind the numbers of a run."""
 
     DOCUMENT: ClassVar[str] = (
         "definition=setting.definition latency slo_ms=setting.slo_s rate_scale=setting.rate_scale"
@@ -28,27 +28,27 @@ class SettingFacts(Struct, frozen=True):
 
     @property
     def latency(self) -> LatencyProfile:
-        """The latency that the replay was timed by."""
+        """The latency profile of the replay."""
         return setting_profile(self.setting)
 
     @property
     def tiers_asked(self) -> str | None:
-        """The value of `--tiers`, None without."""
+        """The value of `--tiers`, None without that option."""
         return self.setting.tiers or None
 
     @property
     def kv_transfer_config(self) -> Mapping[str, Any] | None:
-        """vLLM's option for the CPU tier, None without."""
+        """vLLM's option for the CPU tier, None without a tier."""
         return kv_transfer_config(self.setting)
 
     @property
     def offload_launch(self) -> str | None:
-        """The words that start an engine with the tier, None without."""
+        """The flags that start an engine with the tier, None without a tier."""
         return offload_launch(self.setting)
 
 
 class TierFigures(Struct, frozen=True):
-    """What one tier gave, with its capacity in bytes where a model is named."""
+    """The results of one tier, with its capacity in bytes where a model is named."""
 
     DOCUMENT: ClassVar[str] = "*tier capacity_bytes"
     tier: TierOutcome
@@ -64,14 +64,14 @@ class CategoryFigures(Struct, frozen=True):
 
 
 class StretchFigures(Struct, frozen=True):
-    """A run's numbers for the requests that arrived from `start_s` on, within `length_s`."""
+    """A run's numbers for the requests that arrive from `start_s` on, for `length_s`."""
 
     DOCUMENT: ClassVar[str] = "*part.outcome start_s=part.start_s length_s=part.length_s"
     part: PartOutcome
 
 
 class RunFigures(Struct, frozen=True):
-    """One replay: a policy at a capacity, in every unit that is known, and what came of it."""
+    """One replay: policy, capacity in every known unit, and results."""
 
     DOCUMENT: ClassVar[str] = (
         "*run.outcome policy=run.policy leaves=run.leaves params=run.params"
@@ -97,7 +97,7 @@ class RunFigures(Struct, frozen=True):
 
     @property
     def tiers(self) -> tuple[TierFigures, ...]:
-        """What each tier gave, if there are several."""
+        """The results of each tier, if there are several."""
         return tuple(
             TierFigures(tier, self._bytes(tier.capacity_blocks)) for tier in self.run.tiers
         )
@@ -113,7 +113,7 @@ class RunFigures(Struct, frozen=True):
 
     @property
     def over_time(self) -> tuple[StretchFigures, ...]:
-        """The numbers of each stretch of time."""
+        """The numbers of each time window."""
         return tuple(StretchFigures(part) for part in self.run.parts if part.category is None)
 
     def _bytes(self, blocks: int) -> int | None:
@@ -121,10 +121,10 @@ class RunFigures(Struct, frozen=True):
 
 
 class StoredRun(RunFigures, frozen=True):
-    """A run that the store keeps, with what it counts and assumes.
+    """A run in the store, with its definitions and assumptions.
 
-    `run:N`, N its `run_id`, names it for --baseline. `deployment` has what was
-    stated of it, by the keys of kvscope.toml; null for a cache study.
+    `run:N`, N its `run_id`, names it for --baseline. `deployment` has the options that stated it,
+    by the keys of kvscope.toml; null for a cache study.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -133,5 +133,5 @@ class StoredRun(RunFigures, frozen=True):
 
     @property
     def setting(self) -> SettingFacts:
-        """What the run counts and assumes."""
+        """The definitions and assumptions of the run."""
         return SettingFacts(self.run.setting)

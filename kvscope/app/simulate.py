@@ -46,13 +46,12 @@ _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
 
 class Simulation(Struct, frozen=True):
-    """The runs of one setting over one trace; `found` has the parameters that follow from it.
+    """The runs of one setting over one trace; `found` has the parameters estimated from the trace.
 
-    `curve` is LRU's exact hit rate at every capacity, None where the setting has none.
-    `unfinished` counts the replays that were wanted but stopped. `workload` is what was replayed,
-    for a look at single requests. `without_tier` is the pool without the tier that a recommendation
-    has below it: LRU, and its own policy. `alone` is the first of them, `alone_as_recommended` the
-    second, with its retention interval; null where there is none.
+    `curve` is LRU's exact hit rate at every capacity, None where the setting has none. `unfinished`
+    counts replays that a stop prevented. `workload` is the replayed workload, for views of single
+    requests. `without_tier` has runs of the pool without a recommended tier: `alone` with LRU,
+    `alone_as_recommended` with the recommended policy and its retention interval; null without one.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -71,7 +70,7 @@ class Simulation(Struct, frozen=True):
 
     @property
     def counted(self) -> SettingFacts:
-        """What the numbers count and assume."""
+        """The definitions and assumptions behind the numbers."""
         return SettingFacts(self.setting)
 
     @property
@@ -98,7 +97,7 @@ class Simulation(Struct, frozen=True):
 
     @property
     def middle(self) -> int:
-        """The capacity in the middle, whose runs are shown."""
+        """The middle capacity, whose runs the one screen shows."""
         return self.capacities[len(self.capacities) // 2]
 
     def at(self, capacity_blocks: int) -> list[Run]:
@@ -115,8 +114,8 @@ def simulate(
 ) -> Simulation:
     """Return the runs that `request` wants: from the store, or replayed and stored.
 
-    Once the monitor's `stop` is set, the replays under way are finished and kept, and the others
-    counted as unfinished. Raises UsageError for a capacity that holds no block.
+    Once the monitor's `stop` is set, the replays in progress finish and are kept; the others count
+    as unfinished. Raises UsageError for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
     # Which of the measured requests waited only the whole trace shows, so a sample is not fitted.
@@ -168,7 +167,7 @@ def simulate(
 
 
 def on_groups(request: SimulateRequest, trace: Trace) -> SimulateRequest:
-    """Return the request on an engine with the groups of a hybrid model's layers, if it has any."""
+    """Return the request with a hybrid model's layer groups set on its engine, if it has any."""
     setting, model = with_groups(
         request.setting, request.model, trace.block_size, request.deployment
     )
@@ -184,10 +183,10 @@ def simulate_over_xi(
     request: SimulateRequest,
     monitor: Monitor | None = None,
 ) -> Simulation:
-    """Return LRU and the first variant with every xi that a search begins with, at one capacity.
+    """Return runs of LRU, and of the first variant with each starting value of xi, at one capacity.
 
-    It is the first named capacity, or else the one with which LRU gets half of the possible hits.
-    Runs are stored, and a stop handled, as by `simulate`.
+    The capacity is the first named one, else where LRU gets half of the possible hits. Runs are
+    stored and stops handled as in `simulate`.
     """
     from kvscope.tuning.search import over_xi
 
@@ -232,8 +231,8 @@ def replay(
 ) -> Simulation:
     """Return the wanted runs: from the store, or replayed and stored as they finish.
 
-    Each is of the deployment `where` from now on, if there is one. A run that cannot be stored is
-    returned all the same. The default executor are threads.
+    The store then lists each under the deployment `where`, if given. Runs that cannot be stored are
+    returned too. The default executor uses threads.
     """
     setting = workload.setting
     deployment = None if where is None else where.stated.as_table
@@ -275,7 +274,7 @@ def replay(
 
 
 class _RunKeeper:
-    """Stores runs a few at a time: the store is closed while others are replayed."""
+    """Stores runs in batches; the store is closed between batches, while others are replayed."""
 
     def __init__(self, stores: Stores, trace: Trace) -> None:
         self.stored: list[Run] = []
@@ -284,13 +283,13 @@ class _RunKeeper:
         self._last_s = time.monotonic()
 
     def add(self, run: Run) -> None:
-        """Take one more run; store it soon, or later where that needs a wait."""
+        """Add a run; store it with the next batch, or later if the store is locked then."""
         self.waiting.append(run)
         if time.monotonic() - self._last_s > STORE_EVERY_S:
             self.store_waiting(patience_s=0.0)
 
     def store_waiting(self, patience_s: float | None = None) -> KvscopeError | None:
-        """Store the runs that are not yet stored; return why some still are not."""
+        """Store the waiting runs; return the error if some could not be stored."""
         self._last_s = time.monotonic()
         if not self.waiting:
             return None

@@ -33,7 +33,7 @@ STANDARD_INPUT = "-"
 
 
 def store_for(db: str, source: str | None, note: Callable[[str], None]) -> StoreFile:
-    """Return the store with what `source` names: a dataset's own, or the one at `db`.
+    """Return the store of the dataset that `source` names, or else the store at `db`.
 
     Raises InputError where `source` is a dataset that is not finished.
     """
@@ -45,7 +45,7 @@ def store_for(db: str, source: str | None, note: Callable[[str], None]) -> Store
 def open_dataset(folder: str, reading: Reading = AS_STORED) -> Dataset:
     """Return the dataset in `folder`.
 
-    Raises InputError where it is not finished, UsageError for options that say how to read it.
+    Raises InputError if it is not finished, UsageError if `reading` has options for a new trace.
     """
     from kvscope.datasets.dataset import Dataset
 
@@ -59,7 +59,7 @@ def open_dataset(folder: str, reading: Reading = AS_STORED) -> Dataset:
 
 
 def dataset_of(store: Store, trace: Trace) -> Dataset | None:
-    """Return the dataset that a trace is, None for one whose paths are in the store."""
+    """Return the dataset behind a trace; None for a trace whose paths are in the store."""
     folder = str(Path(store.path).parent)
     if store_path(folder) != store.path:
         return None
@@ -74,13 +74,13 @@ def load_trace(
     reading: Reading = AS_STORED,
     foresee: Foresee | None = None,
 ) -> Trace:
-    """Return the trace that `source` names, and make it the one last worked on.
+    """Return the trace that `source` names, and mark it as last used.
 
-    A path (`-`: standard input) is ingested if the store lacks it; a dataset's folder needs
-    `store_for` it; any other text is the name of a stored trace; None is the trace last worked on,
-    and a note says which. `foresee` gets a new trace before it is stored. Raises InputError for an
-    unknown trace, DamagedStoreError for a damaged one, UsageError where `reading` says how to read
-    a trace that is stored already.
+    A path (`-`: standard input) is ingested if the store lacks it; a dataset's folder needs the
+    store of `store_for`; other text is the name of a stored trace; None is the last used trace,
+    which a note names. `foresee` receives a new trace before it is stored. Raises InputError for an
+    unknown trace, DamagedStoreError for a damaged one, UsageError for `reading` options on a stored
+    trace.
     """
     if source is not None and is_dataset(source):
         dataset = open_dataset(source, reading)
@@ -110,10 +110,10 @@ def load_trace(
 def load_range(
     stores: Stores, trace: Trace, from_s: float | None, until_s: float | None, monitor: Monitor
 ) -> Trace:
-    """Return a time range of a trace as a trace of its own, and make it the one last worked on.
+    """Return a time range of a trace as a trace of its own, and mark that as last used.
 
-    It is stored if it is not yet, and a note names it. Raises UsageError where it has no request,
-    and Stopped once the monitor's `stop` is set.
+    It is stored if it is new, and a note names it. Raises UsageError if it has no request, and
+    Stopped once the monitor's `stop` is set.
     """
     from kvscope.ingest.time_range import ingest_range
 
@@ -131,7 +131,7 @@ def is_file(text: str) -> bool:
 
 
 def file_of(stores: Stores, source: str | None) -> str:
-    """Return the path that `source` is, or from which the trace was read that it names.
+    """Return `source` if it is a path, else the path that the trace of this name was read from.
 
     Raises InputError where it names neither a file nor a stored trace.
     """
@@ -141,15 +141,15 @@ def file_of(stores: Stores, source: str | None) -> str:
 
 
 def sources_of(stores: Stores, names: Collection[object]) -> list[str]:
-    """Return from where the stored traces were read that are among `names`."""
+    """Return the source paths of the stored traces called one of `names`."""
     with stores.reading() as store:
         return [trace.source for trace in traces.all_traces(store) if trace.name in names]
 
 
 def stored_trace(stores: Stores, name: str | None) -> Trace:
-    """Return the stored trace called `name`, or the one last worked on where it is None.
+    """Return the stored trace called `name`; None: the last used one.
 
-    Raises InputError where there is none; it suggests the nearest stored name or file.
+    Raises InputError if there is none, with the nearest stored name or file.
     """
     with stores.reading() as store:
         if name is None:
@@ -171,9 +171,9 @@ def stored_trace(stores: Stores, name: str | None) -> Trace:
 
 
 def stated_for(stores: Stores, source: str | None) -> dict[str, Any]:
-    """Return what commands on the trace that `source` names stated; empty for a new trace.
+    """Return the options that earlier commands stated for a trace; empty for a new trace.
 
-    A path names the stored trace that was last read from it.
+    If `source` is a path, this is the trace that was last read from it.
     """
     if source == STANDARD_INPUT:
         return {}
@@ -186,7 +186,7 @@ def stated_for(stores: Stores, source: str | None) -> dict[str, Any]:
 
 
 def keep_stated(stores: Stores, trace: Trace, options: dict[str, Any]) -> None:
-    """Keep what a command stated for the next on `trace`, where the store can be written."""
+    """Store a command's options for the next command on `trace`, if the store is writable."""
     with stores.reading() as store:
         if traces.stated(store, trace) == options:
             return
@@ -197,7 +197,7 @@ def keep_stated(stores: Stores, trace: Trace, options: dict[str, Any]) -> None:
 def require_arrivals(
     trace: Trace, remedy: str = "take one with timestamps, or --session-arrivals"
 ) -> None:
-    """Raise InputError for a trace whose requests all arrive at once, so that none waits."""
+    """Raise InputError for a trace whose requests all arrive at once, so that none queues."""
     if trace.span_s <= 0:
         raise InputError(
             "the trace has no arrival times, so queues cannot be simulated",
@@ -240,11 +240,11 @@ def ingest_file(
     reading: Reading = AS_STORED,
     foresee: Foresee | None = None,
 ) -> Ingested:
-    """Ingest the trace at `path`, if the store lacks it, and make it the one last worked on.
+    """Ingest the trace at `path`, if the store lacks it, and mark it as last used.
 
-    Bad lines, inferences, and a trace that the store had already become notes. Raises InputError
-    for an unreadable trace, UnusableLinesError where too many of its lines are bad, and Stopped
-    once the monitor's `stop` is set.
+    Notes report bad lines, inferences, and a trace that was stored before. Raises InputError for an
+    unreadable trace, UnusableLinesError where too many of its lines are bad, and Stopped once the
+    monitor's `stop` is set.
     """
     from kvscope.ingest.pipeline import ingest
 
@@ -274,7 +274,7 @@ def ingest_file(
 
 
 def note_ingested(where: str, ingested: Ingested, monitor: Monitor) -> None:
-    """Note the bad lines, and of a new trace what was inferred; `where` names it."""
+    """Note the bad lines and, for a new trace, the inferences; `where` names the trace."""
     trace = ingested.trace
     notes = list(trace.notes) if ingested.created else []
     if ingested.created and trace.out_of_order:
@@ -286,9 +286,9 @@ def note_ingested(where: str, ingested: Ingested, monitor: Monitor) -> None:
 def ingest_into(
     paths: Sequence[str], folder: str, options: IntoOptions, reading: Reading, monitor: Monitor
 ) -> Ingested:
-    """Make the dataset of all files at `paths` in a folder, or go on with its shards.
+    """Build the dataset of all files at `paths` in a folder, or resume it at its missing shards.
 
-    Bad lines, inferences, and a dataset that is finished already become notes. Raises as
+    Notes report bad lines, inferences, and a dataset that was finished before. Raises as
     `ingest_dataset`.
     """
     from kvscope.core.executor import LocalProcesses
@@ -317,7 +317,7 @@ def ingest_into(
 
 
 def ingest_options(reading: Reading) -> IngestOptions:
-    """Return how to ingest what `reading` says how to read."""
+    """Return the ingest options of a `reading`."""
     from kvscope.ingest.formats.base import ReadOptions
     from kvscope.ingest.pipeline import IngestOptions
 
@@ -332,7 +332,7 @@ def ingest_options(reading: Reading) -> IngestOptions:
 
 @contextmanager
 def noting_unusable_lines(monitor: Monitor) -> Iterator[None]:
-    """Note why lines cannot be used where the block ends because too many of them cannot."""
+    """Note the reasons for bad lines if the block raises UnusableLinesError; re-raise it."""
     from kvscope.ingest.pipeline import UnusableLinesError
 
     try:
@@ -345,7 +345,7 @@ def noting_unusable_lines(monitor: Monitor) -> Iterator[None]:
 
 
 def replayable(stores: Stores, trace: Trace) -> Prompts:
-    """Return the prompts of a trace, to be replayed.
+    """Return the prompts of a trace for a replay.
 
     Raises InputError for a trace that has lengths only, OutOfMemoryError for one too large for this
     machine's memory.
@@ -362,7 +362,7 @@ def replayable(stores: Stores, trace: Trace) -> Prompts:
 def sampleable(
     stores: Stores, trace: Trace, setting: RunSetting, monitor: Monitor | None = None
 ) -> Prompts | DrawnTrace:
-    """Return a trace to be replayed as `setting` says: of a sample of a dataset, only the sample.
+    """Return a trace's prompts for a replay, or a drawn sample if `setting` samples a dataset.
 
     Raises as `replayable`, and UsageError for a sample of a trace that is no dataset.
     """
@@ -393,7 +393,7 @@ def require_hashes(trace: Trace) -> None:
 
 
 def _mark_used(stores: Stores, trace: Trace) -> None:
-    """Make `trace` the one last worked on, where the store can be written without a wait."""
+    """Mark `trace` as last used, if the store can be written without waiting."""
     with stores.reading() as store:
         if traces.find(store, None) == trace:
             return

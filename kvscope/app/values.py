@@ -1,4 +1,4 @@
-"""Values as users write them: each parser returns what the use cases work with, or refuses.
+"""Parsers of values as users write them.
 
 Sizes become bytes, durations seconds, shares fractions. Each parser raises UsageError.
 """
@@ -51,12 +51,12 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def auto_or(parser: Callable[[str], T]) -> Callable[[str], T | None]:
-    """Return `parser`, but with None for the word `auto`, which states the default."""
+    """Return `parser`, extended by the word `auto`, which means None (the default)."""
     return lambda text: None if text == "auto" else parser(text)
 
 
 def amount(of: str) -> Callable[[str], int]:
-    """Return a parser of counts above 0 of what `of` names, with `k` and `M` as suffixes."""
+    """Return a parser of positive counts, with `k` and `M` as suffixes; errors call them `of`."""
 
     def parse(text: str) -> int:
         try:
@@ -70,7 +70,7 @@ def amount(of: str) -> Callable[[str], int]:
 
 
 def choice(words: Sequence[str]) -> Callable[[str], str]:
-    """Return a parser of one of these words in any case; of any text where there are none."""
+    """Return a parser that accepts one of `words` in any case; any text if `words` is empty."""
     by_name = {word.casefold(): word for word in words}
 
     def parse(text: str) -> str:
@@ -82,7 +82,7 @@ def choice(words: Sequence[str]) -> Callable[[str], str]:
 
 
 def positive(parse: Callable[[str], Number]) -> Callable[[str], Number]:
-    """Return `parse` with zero refused."""
+    """Return `parse`, extended to reject zero."""
 
     def parse_positive(text: str) -> Number:
         value = parse(text)
@@ -116,7 +116,7 @@ share = positive(units.parse_share)
 
 
 def _positive(what: str) -> Callable[[str], float]:
-    """Return a parser of what has to be above 0."""
+    """Return a parser of positive numbers; errors call them `what`."""
 
     def parse(text: str) -> float:
         try:
@@ -134,7 +134,7 @@ price, drive_writes = _positive("a price"), _positive("a number of drive writes"
 
 
 class OtherMachine(NamedTuple):
-    """GPUs to compare a deployment with: `tp` of a kind for each replica, at a price a GPU.
+    """GPUs to compare a deployment with: `tp` GPUs a replica, at `gpu_hour` for each GPU.
 
     `weight_dtype` is None for the deployment's precision.
     """
@@ -146,7 +146,7 @@ class OtherMachine(NamedTuple):
 
 
 def other_machine(text: str) -> OtherMachine:
-    """Return the machine in `2xl40s:fp8@0.8`: GPUs, precision of weights, price of one an hour."""
+    """Return the machine in `2xl40s:fp8@0.8`: GPUs, weight precision, price of a GPU-hour."""
     name, at, hour = text.partition("@")
     name, colon, dtype = name.partition(":")
     head, times, gpu = name.partition("x")
@@ -156,12 +156,12 @@ def other_machine(text: str) -> OtherMachine:
 
 
 def memory_price(text: str) -> float:
-    """Return an amount of money, 0 for memory that is there already."""
+    """Return a price; 0 for memory that is there already."""
     return 0.0 if text in {"0", "0.0"} else price(text)
 
 
 def autoscaling(text: str) -> Scaling:
-    """Return `2..8@0.5`, from 2 to 8 replicas of 0.5 requests a second, with `:ready=TIME`."""
+    """Return the scaling in `2..8@0.5`: 2 to 8 replicas, one per 0.5 requests/s; `:ready=TIME`."""
     scaling = _AUTOSCALING.fullmatch(text)
     if scaling is None:
         remedy = "write for example 2..8@0.5 or 2..8@0.5:ready=2min"
@@ -175,9 +175,9 @@ def autoscaling(text: str) -> Scaling:
 
 
 class TierSize(NamedTuple):
-    """The bytes of a tier of CPU memory, and those of an SSD below it for files (0: none).
+    """The bytes of a CPU memory tier, and of files on an SSD below it (0: none).
 
-    With a `pool` those are files that all replicas share.
+    With a `pool`, all replicas share the files.
     """
 
     size_bytes: int
@@ -186,9 +186,9 @@ class TierSize(NamedTuple):
 
 
 def tier_size(text: str) -> TierSize:
-    """Return `64GiB` of the CPU's memory, or that with files below: `dram:64GiB+ssd:1TiB`.
+    """Return a tier of CPU memory (`64GiB`), or one with an SSD below (`dram:64GiB+ssd:1TiB`).
 
-    Or `dram:64GiB+shared:8TiB`, with options of `SharedPool` behind colons.
+    Or with a shared pool: `dram:64GiB+shared:8TiB`, and options of `SharedPool` behind colons.
     """
     sizes = _TIER_SIZE.fullmatch(text)
     if sizes is None:
@@ -220,7 +220,7 @@ def inner_share(text: str) -> float:
 
 
 def size_range(text: str) -> tuple[int, int]:
-    """Return both ends, in bytes, of `5GiB..80GiB`."""
+    """Return the two sizes, in bytes, in `5GiB..80GiB`."""
     low, dots, high = text.partition("..")
     sizes = units.parse_size(low), units.parse_size(high) if dots else 0
     if sizes[0] >= sizes[1]:
@@ -249,19 +249,19 @@ def cluster(text: str) -> str:
 
 
 def called(text: str) -> str:
-    """Return a name or a path, which may not be blank."""
+    """Return a name or a path; reject a blank one."""
     if not text.strip():
         raise UsageError("it is empty")
     return text
 
 
 def store(text: str) -> str:
-    """Return the path of a store; a dataset's folder has one."""
+    """Return the path of a store; for a dataset's folder, the path of its store."""
     return store_path(called(text))
 
 
 def target(text: str) -> str:
-    """Return a file that can be written, or `-`: refused before the work begins, not after it."""
+    """Return an output path or `-`; reject a path that cannot be written, before any work."""
     path = Path(called(text))
     if text == STANDARD_STREAM:
         return text
@@ -278,17 +278,17 @@ def target(text: str) -> str:
 
 
 def appended(text: str) -> str:
-    """Return a file to which lines are added; refused as a target."""
+    """Return a file to append lines to; reject it as `target` does."""
     return target(text)
 
 
 def new_target(text: str) -> str:
-    """Return a file that is not there; refused as a target."""
+    """Return an output file that does not exist yet; reject it as `target` does."""
     if Path(text).exists():
         raise UsageError(f"{text!r} exists already", remedy="name a new file")
     return target(text)
 
 
 def existing_or_target(text: str) -> str:
-    """Return a file that is made where it is missing, and else only read; refused as a target."""
+    """Return a file that is read, or created if missing; reject it as `target` does."""
     return text if Path(text).is_file() else target(text)

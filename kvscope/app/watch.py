@@ -1,4 +1,4 @@
-"""Watch a recording that grows: what a window of its latest requests hits, and could hit."""
+"""Watch a growing recording: hit rates of its latest requests, actual and possible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FORMAT = "bailian"  # what kvscope's recorders write
 
 
 class WatchOptions(opt.Options, frozen=True, kw_only=True):
-    """What `watch` takes."""
+    """Options of `watch`."""
 
     recommendation: str | None = opt.Source(
         "File of `kvscope tune` or `kvscope fit --export`: also replay what it recommends."
@@ -56,10 +56,9 @@ class WatchOptions(opt.Options, frozen=True, kw_only=True):
 
 
 class Advice(Struct, frozen=True):
-    """What a recommendation states: its policy, replayed under `setting` at `capacity_tokens`.
+    """The part of a recommendation to replay: its policy under `setting` at `capacity_tokens`.
 
-    `expected` is the hit rate on the held-out requests that it was chosen on; None where the file
-    has none.
+    `expected` is the hit rate on the recommendation's held-out requests, None if the file has none.
     """
 
     policy: Policy
@@ -69,14 +68,14 @@ class Advice(Struct, frozen=True):
 
 
 class WatchRequest(Struct, frozen=True):
-    """What is to be computed of each window; one of the two capacities is set, or the advice's."""
+    """The options of a watch; one of the two capacities is set, or the advice's applies."""
 
     options: WatchOptions
     advice: Advice | None = None
     capacity_tokens: int | None = None
 
     def blocks(self, block_size: int) -> int:
-        """Return the capacity in blocks. Raises UsageError where it holds none."""
+        """Return the capacity in blocks. Raises UsageError if it holds no block."""
         tokens = self.capacity_tokens
         if tokens is None and self.advice is not None:
             tokens = self.advice.capacity_tokens
@@ -89,10 +88,10 @@ class WatchRequest(Struct, frozen=True):
 class WindowHits(Struct, frozen=True):
     """Token-weighted hit rates of the later half of a window.
 
-    `lru` is by factor of `capacity_blocks`, of idle cached blocks. `observed` is None where no
-    request reports its cached tokens, `recommended` without advice. `drift` is the relative
-    distance of `recommended` from what the recommendation expected, `rejected` counts the requests
-    that need more blocks than its engine has (None without one).
+    `lru` maps factors of `capacity_blocks` (idle cached blocks) to LRU's rate. `observed` is None
+    if no request reports its cached tokens, `recommended` without advice. `drift` is the relative
+    distance of `recommended` from the rate that the recommendation expected, `rejected` counts the
+    requests that need more blocks than its engine has (None without an engine).
     """
 
     requests: int
@@ -114,7 +113,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 class _RecordedLine(msgspec.Struct):
-    """What is counted of a line."""
+    """The fields of a recorded line that a watch counts."""
 
     chat_id: int | str
     timestamp: float
@@ -124,7 +123,7 @@ class _RecordedLine(msgspec.Struct):
 
 
 class Watch:
-    """The latest lines of a recording, what was counted of all, the latest `hits` and `past` ones.
+    """The latest lines of a recording, counters over all lines, the latest `hits` and `past` hits.
 
     Memory is bounded by the window: by its requests and by MOST_BYTES.
     """
@@ -149,7 +148,7 @@ class Watch:
         return [line for _, line in self._lines]
 
     def take(self, follower: Follower) -> bool:
-        """Take what is new in a recording; return whether that was all."""
+        """Read new lines of a recording; return whether there were none."""
         switches, recordings = follower.switches, follower.recordings
         lines = follower.lines()
         if follower.recordings > recordings:
@@ -158,10 +157,10 @@ class Watch:
         return not lines
 
     def add(self, lines: Iterable[bytes], *, switched: bool = False) -> None:
-        """Take lines as a recorder writes them; others are counted as bad.
+        """Add lines in the recorder's format; count malformed lines as bad.
 
-        `switched`: they begin a file. One whose first line is earlier than the window is another
-        recording: the window begins again.
+        `switched`: a new file begins. If its first line is earlier than the window, it is another
+        recording, and the window restarts.
         """
         for line in lines:
             try:
@@ -184,15 +183,15 @@ class Watch:
                 self._bytes -= len(self._lines.popleft()[1])
 
     def restart(self) -> None:
-        """Forget the window: what follows has other hashes, as after a restart of the engine."""
+        """Clear the window: after a restart of the engine, the same prompts have other hashes."""
         self.restarts += 1
         self._lines.clear()
         self._bytes = 0
 
     def refresh(self) -> None:
-        """Begin to replay a new window in a second thread where it is time; take its result.
+        """Start the replay of a new window in a thread if it is due; collect a finished one.
 
-        A window that cannot be replayed sets `failure`, and the hits before stay.
+        If a window cannot be replayed, `failure` is set and the previous hits stay.
         """
         from kvscope.core.background import in_background
 
@@ -215,7 +214,7 @@ class Watch:
 
 
 def watch_request(options: WatchOptions) -> WatchRequest:
-    """Return what the options ask for. Raises UsageError without a capacity."""
+    """Return the request of a watch. Raises UsageError without a capacity."""
     if options.capacity is not None and options.capacity_blocks is not None:
         raise UsageError("contradict each other", where="--capacity, --capacity-blocks")
     from kvscope.app.requests import kv_model
@@ -236,9 +235,9 @@ def watch_request(options: WatchOptions) -> WatchRequest:
 
 
 def _advice(path: str) -> Advice:
-    """Return what the file at `path` recommends.
+    """Return the advice of the recommendation file at `path`.
 
-    One for a vLLM deployment is replayed on one replica's block pool, another one in a cache.
+    A recommendation for vLLM is replayed in the block pool of one replica, others in a plain cache.
     """
     from kvscope.app.requests import latency_profile
     from kvscope.core.hits import standard
@@ -273,7 +272,7 @@ def _advice(path: str) -> Advice:
 def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
     """Replay a window of a recording's lines, as `kvscope simulate --warmup 50%` does.
 
-    Raises InputError where no line can be replayed, UsageError for a capacity without a block.
+    Raises InputError if no line can be replayed, UsageError for a capacity without a block.
     """
     import numpy as np
 
@@ -333,7 +332,7 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
 
 
 def check_path(path: Path) -> None:
-    """Raise InputError for a recording that can never appear, or be followed."""
+    """Raise InputError for a recording whose path can never exist or be followed."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         remedy = "name a recording, or its folder"
         raise InputError("neither a file nor a folder", where=str(path), remedy=remedy)

@@ -1,4 +1,4 @@
-"""Work in a process of its own, which leaves the interpreter lock of this one to others."""
+"""Run work in another process, so that it does not hold this process's interpreter lock."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _idle: list[_Worker] = []
 
 
 def in_process(function: Callable[..., R], *arguments: Any, monitor: Monitor) -> R:
-    """Return `function(*arguments, reporter)` of another process.
+    """Return `function(*arguments, reporter)`, computed in another process.
 
-    The reporter is a monitor whose steps and notes reach `monitor`, as does what it adds as a part.
-    Once `monitor.stop` is set the reporter's is too, and the process ends soon after. Raises
-    Stopped then, what the function raises, and KvscopeError where the process was killed.
+    The reporter is a monitor that forwards steps, notes and parts of the result to `monitor`.
+    Setting `monitor.stop` sets the reporter's and soon ends the process. Raises Stopped then, the
+    function's exceptions, and KvscopeError if the process was killed.
     """
     try:
         worker = _idle.pop()
@@ -52,7 +52,7 @@ def in_process(function: Callable[..., R], *arguments: Any, monitor: Monitor) ->
 
 
 class _Worker:
-    """A process that runs one work after the other, until `end` or the end of this process."""
+    """A process that runs one task at a time, until `end` or the end of this process."""
 
     def __init__(self) -> None:
         from loky.backend import get_context
@@ -66,7 +66,7 @@ class _Worker:
         theirs.close()
 
     def run(self, work: tuple[Callable[..., Any], tuple[Any, ...]], monitor: Monitor) -> Any:
-        """Return `return` and a value, or `raise` and an exception."""
+        """Run a task; return `("return", value)` or `("raise", exception)`."""
         until = None
         with ExitStack() as step:
             advance: Advance = lambda _: None  # noqa: E731
@@ -96,7 +96,7 @@ class _Worker:
                 raise KvscopeError("the process was killed, for want of memory perhaps") from error
 
     def end(self) -> None:
-        """End the process, and with it those that it started."""
+        """End the process and its child processes."""
         from loky.backend.utils import kill_process_tree
 
         kill_process_tree(self._process)
@@ -104,7 +104,7 @@ class _Worker:
 
 
 class Reporter(Monitor):
-    """The monitor of work in another process; a few times a second it says how far a step is."""
+    """The monitor inside the other process; it sends progress a few times a second."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__()
@@ -129,22 +129,22 @@ class Reporter(Monitor):
         self.send("note", text)
 
     def add_part(self, name: str, value: Any) -> None:
-        """Report a part of the result as soon as it is known."""
+        """Send a part of the result as soon as it is known."""
         self.send("add_part", name, value)
 
     def report_progress(self) -> None:
-        """Report what is done since the last report, and whether kernels are being compiled."""
+        """Send the progress since the last report, and whether kernels are being compiled."""
         done, self._done = self._done, 0
         self.send("progress", done, str(compilation))
 
     def send(self, *message: Any) -> None:
-        """Send a message, whichever thread has one."""
+        """Send a message; safe from any thread."""
         with self._lock:
             self._connection.send(message)
 
 
 def _serve(connection: Any) -> None:
-    """Run what the other process sends, stop it on None, and end with that process."""
+    """Run the tasks that the parent process sends; None stops a task. Exit with the parent."""
     os.nice(_NICENESS)  # the other process answers people meanwhile
     reporter, work = Reporter(connection), threading.Thread()
     while True:
@@ -175,6 +175,6 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, ...], reporter: Rep
 
 @atexit.register
 def _end_idle() -> None:
-    """End the idle process: `multiprocessing` would wait for it."""
+    """End the idle process at exit: `multiprocessing` would wait for it."""
     while _idle:
         _idle.pop().end()

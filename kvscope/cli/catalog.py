@@ -19,7 +19,7 @@ _RUNS_IN = {"vllm": "vLLM", "sglang": "SGLang", "vllm with kvscope's plugin": "v
 def policies(as_json: Json = False) -> None:
     """List the eviction policies.
 
-    With what can run each: vLLM as it is or with kvscope's plugin, SGLang, or only a simulation.
+    Also what each runs on: vLLM as it is or with kvscope's plugin, SGLang, or only a simulation.
     """
     from kvscope.policies.registry import POLICIES
 
@@ -38,8 +38,8 @@ def policies(as_json: Json = False) -> None:
 def routers(as_json: Json = False) -> None:
     """List the routers of fleets.
 
-    With what a choice depends on: the order of requests, those before, how busy replicas are, or
-    what their caches hold.
+    Also what each choice depends on: the order of requests, earlier requests, the load of replicas,
+    or the contents of their caches.
     """
     from kvscope.routers.registry import ROUTERS
 
@@ -54,7 +54,7 @@ def routers(as_json: Json = False) -> None:
 def models(as_json: Json = False) -> None:
     """List the model presets.
 
-    With the KV cache that a token takes. `--model` also takes the path of a config.json.
+    Also the KV cache that a token takes. `--model` also takes the path of a config.json.
     """
     columns = {
         "model": lambda entry: entry.model.name,
@@ -69,7 +69,7 @@ def models(as_json: Json = False) -> None:
 def gpus(as_json: Json = False) -> None:
     """List the GPUs that `--gpu` takes.
 
-    With what its pool and latency follow from. Checked: compared with published measurements.
+    Also the data behind pool and latency. Checked: compared with published measurements.
     """
     columns = {
         "gpu": lambda entry: entry.name,

@@ -69,7 +69,7 @@ def dashboard(
 
 
 def require_package(package: str, name: str, command: str) -> None:
-    """Raise KvscopeError where a package that a command needs is not installed."""
+    """Raise KvscopeError if a package that a command needs is not installed."""
     if importlib.util.find_spec(package) is None:
         raise KvscopeError(
             f"needs {name}, which is not installed",
@@ -79,9 +79,9 @@ def require_package(package: str, name: str, command: str) -> None:
 
 
 def usable_token(token: str | None, address: str) -> str | None:
-    """Return the token, a random one where others reach the address.
+    """Return the token; if none is given and the address is not loopback, a random one.
 
-    Raises UsageError for one that is quickly guessed.
+    Raises UsageError for a token that is too short.
     """
     if token is None and not ip_address(address.partition("%")[0]).is_loopback:
         return secrets.token_urlsafe(_TOKEN_BYTES)
@@ -96,7 +96,7 @@ def usable_token(token: str | None, address: str) -> str | None:
 
 @contextmanager
 def _lasting(db: str) -> Iterator[str]:
-    """Yield the store's path; one in memory becomes a file while the dashboard runs."""
+    """Yield the store's path; for `:memory:`, a temporary file while the dashboard runs."""
     if db != ":memory:":
         yield db
         return
@@ -122,7 +122,7 @@ def _fill(db: str) -> None:
 
 
 def free_address(host: str, port: int) -> str:
-    """Return the address to listen at. Raises UsageError where nothing can, before any start."""
+    """Return the IP address to listen on. Raises UsageError if host and port cannot be bound."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:

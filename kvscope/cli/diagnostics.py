@@ -34,7 +34,7 @@ _ALIKE = 0.75  # Typer's own suggestions begin at 0.6, where --version is like -
 
 
 class _Mode:
-    """The state of this run: what `--debug` chose, and whether Ctrl-C was pressed."""
+    """The state of this run: whether `--debug` is on, and whether Ctrl-C was pressed."""
 
     debug = False
     interrupted = False
@@ -46,12 +46,12 @@ def enable_debug() -> None:
 
 
 def note(text: str) -> None:
-    """Write what is not data to stderr: what was inferred, assumed or left out."""
+    """Write a note to stderr: an inference, an assumption or an omission."""
     _line("note", _YELLOW, text)
 
 
 def error(text: str) -> None:
-    """Write what failed to stderr, in one line."""
+    """Write an error to stderr, in one line."""
     _line("error", _RED, text)
 
 
@@ -68,7 +68,7 @@ def show_log(lines: Sequence[str]) -> None:
 
 
 def end_on(gates: Sequence[Gate], figures: Figures, baseline: Figures | None) -> None:
-    """Write why conditions of `--fail-on` hold, a line each; end with exit code 4 if any does."""
+    """Write a line for every `--fail-on` condition that holds; if any does, exit with code 4."""
     from kvscope.app.gates import reasons
 
     if lines := reasons(gates, figures, baseline):
@@ -79,7 +79,7 @@ def end_on(gates: Sequence[Gate], figures: Figures, baseline: Figures | None) ->
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Go on after the block where the reader of stdout left in it (`kvscope ... | head`)."""
+    """Suppress the error if the reader of stdout closes it in the block (`kvscope ... | head`)."""
     try:
         yield
     except BrokenPipeError:
@@ -90,7 +90,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """Return `text` as one printable line without secrets: a trace may carry escape codes."""
+    """Return `text` as one printable line: secrets masked, control characters escaped."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in without_secrets(re.sub(r"\s*[\r\n]\s*", " ", text))
@@ -103,9 +103,9 @@ def interactive() -> bool:
 
 
 def prepare_streams() -> None:
-    """Make the standard streams of this process usable, whatever they were opened as.
+    """Make the standard streams of this process usable, however they were opened.
 
-    One that was closed (`kvscope >&-`) goes nowhere instead of failing, and a character that the
+    Output to a closed stream (`kvscope >&-`) is discarded instead of failing; a character that the
     terminal's encoding lacks is written as `?`.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -117,7 +117,7 @@ def prepare_streams() -> None:
 
 
 def guarded(command: Callable[[], object]) -> ExitCode:
-    """Run `command` and return the exit code of how it ended. Never raises.
+    """Run `command` and return its exit code. Never raises.
 
     An integer that `command` returns is its exit code. Python's warnings become notes.
     """
@@ -181,7 +181,7 @@ def _failed(failure: Exception) -> ExitCode:
 
 
 def _usage(failure: typer.TyperException) -> str:
-    """Return what Typer refuses, in the form of kvscope's own errors."""
+    """Return Typer's usage error, worded as kvscope's own errors."""
     unknown = getattr(failure, "option_name", None)
     known = getattr(failure, "possibilities", None) or ()
     what = failure.message if known else failure.format_message()
@@ -196,23 +196,21 @@ def _usage(failure: typer.TyperException) -> str:
 
 
 def _exit_code(code: object) -> ExitCode:
-    """Return what a command returned as an exit code: only integers are meant as one."""
+    """Return the exit code of a command's return value: success unless it is an integer."""
     if not isinstance(code, int):
         return ExitCode.DONE
     return ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
 
 
 def _discard_stdout() -> None:
-    """Let Python's own flush at its end succeed, so that it does not complain as well."""
+    """Redirect stdout to /dev/null, so that Python's flush at exit does not fail too."""
     with suppress(OSError, ValueError):  # ValueError: stdout is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _interrupts_noticed() -> Iterator[None]:
-    """Remember Ctrl-C: within a callback of the compiler Python drops it, and what fails is later
-    and something else.
-    """
+    """Record Ctrl-C in `_Mode`: the compiler's callbacks swallow it and fail later otherwise."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -253,7 +251,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 def _line(label: str, colour: str, text: str) -> None:
-    """Write one line to stderr, whatever `text` holds."""
+    """Write one line to stderr; escape characters that are not printable."""
     coloured = interactive() and not os.environ.get("NO_COLOR")
     prefix = f"\033[{colour}m{label}:\033[0m" if coloured else f"{label}:"
     say(f"{prefix} {one_line(text)}")

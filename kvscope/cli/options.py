@@ -49,9 +49,9 @@ Host = Annotated[
 
 
 def parsed_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Return `parse` as Typer's parser, whose refusal names the option.
+    """Return `parse` as a parser for Typer, whose errors name the option.
 
-    A default that is a value already passes as it is.
+    Values that are not strings (defaults) pass unchanged.
     """
 
     def parser(value: Any) -> Any:
@@ -73,7 +73,7 @@ def files_argument(metavar: str) -> Any:
 
 
 def _or_of_here(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-    """Return what kvscope.toml names where the command does not: the trace, the store."""
+    """Return the trace or store that kvscope.toml names, if the command line names none."""
     from kvscope.deployment.file import FILE, deployment_file, read_work  # late: reads models
 
     name, here = str(parameter.name), deployment_file()
@@ -107,7 +107,7 @@ Json = Annotated[bool, Option("Print one JSON document instead of tables.", flag
 
 
 class GateOptions(Options, frozen=True, kw_only=True):
-    """When a command ends with exit code 4 for its result."""
+    """Options for the conditions under which a command ends with exit code 4."""
 
     group: ClassVar[str] = "Conditions"
 
@@ -124,7 +124,7 @@ class GateOptions(Options, frozen=True, kw_only=True):
 
 
 class ScreenOptions(Options, frozen=True, kw_only=True):
-    """In which forms a command gives its result, and how much of it."""
+    """Options for the output: HTML, JSON or text, one screen or more sections."""
 
     group: ClassVar[str] = "Output"
 
@@ -144,7 +144,7 @@ class ScreenOptions(Options, frozen=True, kw_only=True):
         self.check_alone()
 
     def check_alone(self, printed: str | None = None) -> None:
-        """Raise UsageError where two results would go to standard output, one of them `printed`."""
+        """Raise UsageError if two results go to standard output; `printed` is a flag that does."""
         given = [f"{printed} -"] if printed else []
         given += ["--html -"] if self.html == values.STANDARD_STREAM else []
         if given and (self.as_json or len(given) > 1):
@@ -172,7 +172,7 @@ Debug = Annotated[
 
 
 def default_command(name: str) -> type[TyperGroup]:
-    """Return a group of commands, of which `name` is meant where none is named."""
+    """Return a group of commands that runs the command `name` if none is named."""
 
     class Group(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -228,7 +228,7 @@ _WRITES = (values.target, values.existing_or_target, values.appended, values.new
 
 
 def _writes(signature: inspect.Signature, parses: Sequence[object]) -> dict[str, str]:
-    """Return the options of a command that name files to write, and their flags."""
+    """Return the flags of a command's output options, by option name."""
     return {
         name: (option.flags or ("--" + name.replace("_", "-"),))[0]
         for name, option in _options(signature)
@@ -237,7 +237,7 @@ def _writes(signature: inspect.Signature, parses: Sequence[object]) -> dict[str,
 
 
 def _options(signature: inspect.Signature) -> Iterator[tuple[str, Option]]:
-    """Yield the declared options of a command, those of its records included."""
+    """Yield the declared options of a command, including the fields of its records."""
     for name, parameter in signature.parameters.items():
         if _is_record(parameter.annotation):
             yield from options_of(parameter.annotation).items()
@@ -246,10 +246,10 @@ def _options(signature: inspect.Signature) -> Iterator[tuple[str, Option]]:
 
 
 def convert_directly(command: Any) -> Any:
-    """Return Typer's command, which converts plain values itself, as do those below it.
+    """Return Typer's command, changed to convert plain values without pydantic.
 
-    For each option, named on the command line or not, Typer builds a converter of pydantic's: with
-    pydantic's import a tenth of a small analysis. Choices and numbers still get one when named.
+    Typer builds a pydantic converter for each option, used or not, which with pydantic's import
+    takes a tenth of a small analysis. Choices and numbers on the command line still use one.
 
     Source: typer 0.29, core.py (process_value), _coercion.py (coerce), _adapters.py.
     """
@@ -272,7 +272,7 @@ def convert_directly(command: Any) -> Any:
 
 
 def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
-    """Return the value of a parameter of Typer's; `convert` does what is not plain."""
+    """Return a parameter's value; `convert`, Typer's own, handles values that are not plain."""
     kind = parameter.type_descriptor
     if parameter.nargs == -1 and not parameter.required:
         value = tuple(map(kind.parameter_info.parser, value or ()))
@@ -291,7 +291,7 @@ def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value:
 
 
 def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """Yield the parameter, or the fields of the record that it is, with Typer's options."""
+    """Yield the parameter with Typer's option; for a record, one parameter per field."""
     if not _is_record(parameter.annotation):
         yield parameter.replace(annotation=_typers(parameter.name, parameter.annotation))
         return
@@ -307,7 +307,7 @@ def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
 
 
 def _group(record: type, field: str) -> str | None:
-    """Return the section of the help that a field of a record is in; None for the first one."""
+    """Return the help section of a record's field; None for the first section."""
     if field in USUAL:
         return None
     declaring = next(each for each in record.__mro__ if field in vars(each)["__annotations__"])
@@ -316,10 +316,10 @@ def _group(record: type, field: str) -> str | None:
 
 
 class Command(TyperCommand):
-    """A command whose help has its options in sections, those that people use first above."""
+    """A command whose help has its options in sections, the usual ones first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words; options may have their earlier names."""
+        """Parse the words; earlier names of options are accepted."""
         earlier = EARLIER.get(str(self.name), {})
         return super().parse_args(ctx, [_present(word, earlier) for word in args])
 
@@ -341,7 +341,7 @@ class Command(TyperCommand):
 
 
 def _present(word: str, earlier: Mapping[str, str]) -> str:
-    """Return a word of a command line, or the present name of the option that it names."""
+    """Return a command-line word, with an option's earlier name replaced by its present one."""
     name, equals, value = word.removeprefix("--").partition("=")
     known = earlier.get(name) if word.startswith("--") else None
     return word if known is None else f"--{known}{equals}{value}"
@@ -352,7 +352,7 @@ def _is_record(annotation: Any) -> bool:
 
 
 def _typers(name: str, annotation: Any, group: str | None = None) -> Any:
-    """Return the annotation with Typer's option in the place of a declared one."""
+    """Return the annotation with a declared Option replaced by Typer's."""
     if annotation == TraceArgument:
         return Annotated[list[str] | None, _TRACE]
     pair = declared(annotation)

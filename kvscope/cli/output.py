@@ -29,12 +29,12 @@ _GAP = 3  # blanks between columns where there is room
 
 
 def emit(text: str) -> None:
-    """Write one line to stdout, whatever `text` holds."""
+    """Write one line to stdout; escape characters that are not printable."""
     sys.stdout.write(f"{one_line(text)}\n")
 
 
 def emit_text(text: str) -> None:
-    """Write a file of kvscope's own to stdout, as it is."""
+    """Write a file of kvscope's own to stdout, unchanged."""
     sys.stdout.write(text)
 
 
@@ -46,7 +46,7 @@ def emit_json(document: Any) -> None:
 
 
 def emit_result(command: str, result: Any, schema: int = 1) -> None:
-    """Write the document of a command's result, version `schema`."""
+    """Write the JSON document of a command's result, schema version `schema`."""
     from kvscope.usecases.documents import document
 
     emit_json(document(command, result, schema=schema))
@@ -55,7 +55,7 @@ def emit_result(command: str, result: Any, schema: int = 1) -> None:
 def report(result: Report, printing: ScreenOptions, *, quiet: bool = False) -> None:
     """Print a result as JSON, one screen or sections, and write its HTML report, if wanted.
 
-    Nothing else is printed where the HTML report goes to standard output, or with `quiet`.
+    Prints nothing if the HTML report goes to standard output, or with `quiet`.
     """
     with reader_may_leave():
         if quiet or printing.html == STANDARD_STREAM:
@@ -76,7 +76,7 @@ def report(result: Report, printing: ScreenOptions, *, quiet: bool = False) -> N
 def console() -> Console:
     """Return rich's console on stdout: as wide as the terminal, 100 columns when piped.
 
-    Markup is off, so that a `[` in a trace's name stays one: pass styles as `rich.text.Text`.
+    Markup is off, so that a `[` in a trace's name is printed: pass styles as `rich.text.Text`.
     """
     from rich.console import Console
 
@@ -115,7 +115,7 @@ def _show(screen: Console, section: Section) -> None:
 
 
 def _print(screen: Console, words: str, style: str = "") -> None:
-    """Print a sentence, wrapped at words; what it indents stays indented."""
+    """Print a sentence, wrapped at words; continuation lines keep its indentation."""
     from rich.text import Text
 
     for line in _text(words).wrap(screen, screen.width):
@@ -123,9 +123,9 @@ def _print(screen: Console, words: str, style: str = "") -> None:
 
 
 def _table(screen: Console, table: Table) -> None:
-    """Print the roomiest form of a table that fits; the closest one folds its first column.
+    """Print the widest layout of a table that fits; the narrowest folds its first column.
 
-    Figures are never cut: one without its last digits would be a wrong one.
+    Figures are never cut: without its last digits a figure would be wrong.
     """
     if table.title:
         _print(screen, table.title, "bold")
@@ -140,7 +140,7 @@ def _table(screen: Console, table: Table) -> None:
 
 
 def _forms(table: Table, width: int) -> Iterator[list[Text]]:
-    """Yield the lines of the table from roomy to close: with bars, without, narrow, and folded."""
+    """Yield the table's lines in ever narrower layouts: with bars, without, close, and folded."""
     cells = replace(
         table,
         columns=tuple(map(one_line, table.columns)),
@@ -165,8 +165,8 @@ def _forms(table: Table, width: int) -> Iterator[list[Text]]:
 def _lines(table: Table, gap: int, *, stacked: bool = False, narrower: int = 0) -> list[Text]:
     """Return the lines of the table with `gap` blanks between columns.
 
-    `stacked` titles have a line a word; the first column is up to `narrower` characters less
-    wide than its names, which then take several lines.
+    `stacked` puts each word of a title on its own line; the first column is up to `narrower`
+    characters narrower than its names, which then wrap.
     """
     from rich.cells import cell_len
     from rich.text import Text

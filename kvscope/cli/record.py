@@ -1,4 +1,4 @@
-"""`kvscope record`, `hash` and `synth`: traces of engines, of logs with prompts, of profiles."""
+"""`kvscope record`, `hash` and `synth`: traces from engines, from logs, from profiles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Logs = Annotated[list[str], files_argument("LOGS")]
 
 
 class RecordOptions(Options, frozen=True, kw_only=True):
-    """What `record` takes."""
+    """Options of `record`."""
 
     group: ClassVar[str | None] = None
     endpoint: str | None = option(
@@ -116,7 +116,7 @@ def hash_(*, logs: Logs, options: HashOptions) -> None:
 
 
 class _Listening(Struct):
-    """What was heard of a stream of numbered batches; a silence is told once."""
+    """Counters over a stream of numbered batches; each silence is noted once."""
 
     endpoint: str
     heard: int = 0
@@ -126,7 +126,7 @@ class _Listening(Struct):
     _told: bool = False
 
     def hear(self, numbered: tuple[int, EventBatch] | None) -> None:
-        """Count a batch; None stands for a second without any."""
+        """Count a batch; None means a second without a batch."""
         now_s = time.monotonic()
         if numbered is None:
             if not self._told and now_s - self._since_s >= SILENCE_S:
@@ -140,13 +140,13 @@ class _Listening(Struct):
 
     @property
     def in_words(self) -> str:
-        """Return the counts for a line."""
+        """The counts as text."""
         share = self.missed / max(self.heard + self.missed, 1)
         return f"{self.heard:,} batches of events, {self.missed:,} ({share:.1%}) missed"
 
 
 def _write(file: LineFile, lines: Iterable[TraceLine]) -> None:
-    """Write requests, a line each."""
+    """Write requests as JSON, one per line."""
     import json
 
     for line in lines:
@@ -154,7 +154,7 @@ def _write(file: LineFile, lines: Iterable[TraceLine]) -> None:
 
 
 def _missed(chains: BlockChains) -> str:
-    """Return how much of the traffic may be absent or taken for something else."""
+    """Return how much of the traffic may be missing or misread."""
     share = chains.unknown / max(chains.stored, 1)
     reports = (
         f"{chains.reported:,} requests reported what they found"

@@ -97,7 +97,7 @@ def ingest(
 
 
 def _ingested(paths: list[str], db: str, into: IntoOptions, reading: Reading) -> Iterator[Ingested]:
-    """Yield the dataset of all paths, or each trace once it is in the store."""
+    """Yield the dataset of all paths, or each trace as it is stored."""
     if into.into is not None:
         from kvscope.app.traces import ingest_into
 
@@ -237,12 +237,12 @@ def bad_lines(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
 
 
 def _named_store(context: typer.Context, db: str) -> str:
-    """Return the store named after the sub-command, or else before it."""
+    """Return the store given after the sub-command, or else before it."""
     return db if db != DEFAULT_DB else str(context.obj)
 
 
 def _existing(db: str) -> StoreFile:
-    """Return the store; to read or write it raises InputError where there is none."""
+    """Return the store; reading or writing it raises InputError if it does not exist."""
     from kvscope.store.file import StoreFile
 
     return StoreFile(db, note, create=False)

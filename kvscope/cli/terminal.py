@@ -21,7 +21,7 @@ LINE_EVERY_S = 5.0
 
 
 class Terminal(Monitor):
-    """A monitor whose user sits at a terminal."""
+    """A monitor that writes to a terminal."""
 
     @contextmanager
     def steps(
@@ -39,7 +39,7 @@ class Terminal(Monitor):
         note(text)
 
     def row(self, text: str) -> None:
-        """Write the row where somebody waits for it; a pipe and a log get the whole table."""
+        """Write the row on an interactive terminal; pipes and logs get the whole table later."""
         if interactive():
             say(one_line(text))
 
@@ -98,7 +98,7 @@ def _bar(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
 
 @contextmanager
 def _lines(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
-    """Write a line every few seconds, from a thread: some steps take longer than that."""
+    """Write a progress line every few seconds, from a thread: a single step may take longer."""
     done = 0
     ended = Event()
     start_s = time.monotonic()

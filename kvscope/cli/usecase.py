@@ -1,7 +1,7 @@
-"""The command of a use case, made of what it declares.
+"""The commands of use cases, built from their declarations.
 
-Names of sections are checked first, then the options, then the trace's name: what loads NumPy and
-kernels is imported after the mistakes that can be told without it.
+Section names are checked first, then options, then the trace's name; NumPy and kernels are imported
+only after the checks that do not need them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Forget = Annotated[
 
 
 class _Common(Struct, frozen=True, kw_only=True):
-    """What use cases take on the command line besides their own options."""
+    """Command-line options that all use cases share."""
 
     printing: ScreenOptions
     db: str = MEMORY
@@ -105,7 +105,7 @@ def command(name: str) -> Callable[..., None]:
 
 
 def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
-    """Run a use case on the command line: check, compute, print, end by its conditions."""
+    """Run a use case on the command line: check, compute, print, and apply `--fail-on`."""
     from kvscope.app.deployment import stated_before
     from kvscope.app.gates import baseline_figures, parse_gates
     from kvscope.report.section import check_names
@@ -166,7 +166,7 @@ def _end(
     *,
     interrupted: bool,
 ) -> None:
-    """End with the exit code of an unfinished result, or of one that fails a condition."""
+    """Exit with the code of an unfinished result or of a failed condition, if any."""
     if case.unfinished is not None and (words := case.unfinished(result)):
         note(words)
         raise typer.Exit(ExitCode.INTERRUPTED if interrupted else ExitCode.ENGINE)
@@ -179,7 +179,7 @@ def _end(
 def _check_outputs(
     case: AnyUseCase, options: Any, common: _Common, path: str | None, store: StoreFile
 ) -> None:
-    """Raise UsageError for a file to write that is also read, or from which a trace was."""
+    """Raise UsageError if an output file is also an input or the source of the trace."""
     from kvscope.app.traces import file_of, sources_of
 
     if case.takes_trace:
@@ -198,7 +198,7 @@ def _check_outputs(
 
 
 def _target_of(case: AnyUseCase, path: str | None, *, force: bool) -> str | None:
-    """Return where the file of a use case goes; None without one. Raises UsageError."""
+    """Return the path of a use case's output file; None without one. Raises UsageError."""
     if case.file is None or path is not None:
         return path
     with placed("--output"):
@@ -217,7 +217,7 @@ def _write_and_keep(
     *,
     force: bool,
 ) -> None:
-    """Write the file of a use case that has one, and keep the report for the dashboard."""
+    """Write a use case's output file, if it has one, and store the report for the dashboard."""
     from kvscope.store.db import MEMORY
 
     if case.file is not None and path is not None and path != values.STANDARD_STREAM:
@@ -230,7 +230,7 @@ def _write_and_keep(
 
 @contextmanager
 def watching(*, stops: bool, writes: bool = False) -> Iterator[Terminal]:
-    """Yield the terminal; with `stops`, Ctrl-C lets the block end, and Stopped ends the command."""
+    """Yield a Terminal; with `stops`, Ctrl-C lets the block finish, and Stopped exits."""
     if not stops:
         yield Terminal()
         return

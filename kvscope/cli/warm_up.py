@@ -37,7 +37,7 @@ _REQUESTS = 900  # so many blocks that ingesting enlarges its table of them
 
 
 def main(limit: Sequence[str] = ()) -> int:
-    """Run the commands, and print how many are done; return 1 if one failed, which it names."""
+    """Run the commands and print progress; return 1 and name the command if one failed."""
     commands = [words for words in COMMANDS if not limit or not {*limit}.isdisjoint(words)]
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -67,9 +67,9 @@ def _run(folder: str, words: tuple[str, ...]) -> subprocess.CompletedProcess[str
 
 
 def _line(number: int) -> str:
-    """Return a request, every third of them a later turn of the one three before it.
+    """Return request `number` of the trace as JSON; conversations have up to four turns.
 
-    Behind a common head, a block changes now and then, as a date in a prompt does.
+    All prompts begin alike; the fourth block changes now and then, as a date in a prompt does.
     """
     turn = number % 12 // 3 + 1
     chat, blocks = number - 3 * (turn - 1), 20 * turn

@@ -1,4 +1,4 @@
-"""`kvscope watch`: follow a recording and serve what it hits, and could hit, to Prometheus."""
+"""`kvscope watch`: follow a recording and serve its actual and possible hit rates to Prometheus."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def watch(
 ) -> None:
     """Follow a recording that grows and serve Prometheus metrics of its latest requests.
 
-    What the cache hits, what LRU would at one, two and four times the capacity, what a
-    recommendation would, and when to tune again. Runs until Ctrl-C.
+    The metrics are hit rates: of the cache, of LRU at one, two and four times the capacity, and of
+    a recommendation; and when to tune again. Runs until Ctrl-C.
     """
     if grafana or grafana_alerts:
         name = "kvscope-watch.json" if grafana else "kvscope-alerts.yaml"
@@ -118,7 +118,7 @@ def _announce(address: Address) -> None:
 
 
 def _follow(steps: Iterator[bool], watched: Watch) -> None:
-    """Take what is new and replay the window from time to time, for ever."""
+    """Read new lines and replay the window from time to time, forever."""
     failure = None
     for is_up_to_date in steps:
         if is_up_to_date:
@@ -129,7 +129,7 @@ def _follow(steps: Iterator[bool], watched: Watch) -> None:
 
 
 def _lines(path: Path, watched: Watch) -> Generator[bool]:
-    """Read what is new in a recording, step by step; yield whether that was all, and wait then."""
+    """Read new lines of a recording in steps; yield whether there were none, then wait."""
     from kvscope.ingest.follow import Follower
 
     if not path.exists():
@@ -143,7 +143,7 @@ def _lines(path: Path, watched: Watch) -> Generator[bool]:
 
 
 def _events(endpoint: str, watched: Watch) -> Generator[bool]:
-    """Assemble requests from vLLM's KV events, batch by batch; yield that this is all."""
+    """Assemble requests from vLLM's KV events; after each batch yield True: all are read."""
     import msgspec
 
     from kvscope.vllm_plugin.kv_events import BlockChains, batches
@@ -175,7 +175,7 @@ def serving(watched: Watch, address: Address) -> Iterator[None]:
 
 
 def guarded(app: WSGIApplication, address: Address) -> WSGIApplication:
-    """Return `app` for those who know the token; without one, for those who name this server.
+    """Return `app` behind a check of the token; without a token, of the Host header.
 
     Without a token a page in a browser on this machine could read the metrics under a host name
     that points here (DNS rebinding).
@@ -203,7 +203,7 @@ def _refusal(environ: WSGIEnvironment, address: Address) -> str | None:
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    """A thread per connection, of which the oldest is closed where one more is too many."""
+    """A server with a thread per connection; beyond the limit it closes the oldest connection."""
 
     daemon_threads = True
 
@@ -230,7 +230,7 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that leave, or are too slow."""
+        """Ignore errors of clients that disconnect or are too slow."""
 
 
 class _SilentHandler(WSGIRequestHandler):
@@ -241,9 +241,9 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 class WatchCollector:
-    """The metrics of a watch at the moment they are scraped.
+    """Prometheus metrics of a watch, computed at each scrape.
 
-    Ratios are of the window's later half, from 0 to 1. A figure that is not known has no sample.
+    Ratios are of the window's later half, from 0 to 1. An unknown figure has no sample.
     """
 
     def __init__(self, watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""How much caching gives, how large the cache must be, and why the other tokens miss."""
+"""The gain of caching, the capacity it needs, and the causes of the remaining misses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BAR = 16  # characters
 
 
 class _Outcome(NamedTuple):
-    """What becomes of input tokens: the causes of `kvscope explain`, and what they mean."""
+    """An outcome of input tokens: its name in charts, its causes, and what they mean."""
 
     figure: str
     causes: str
@@ -48,13 +48,13 @@ def sections(analysis: Analysis) -> list[Section]:
 
 
 def sizes_of(analysis: Analysis) -> Sizes:
-    """Return how to write the capacities of an analysis."""
+    """Return the `Sizes` that write the capacities of an analysis."""
     memory = "pool" if analysis.deployment else "HBM"
     return Sizes(analysis.trace.block_size, analysis.model, analysis.hbm_bytes, memory)
 
 
 def capacity_table(analysis: Analysis, caching: Caching) -> Table:
-    """Return what LRU needs for each share of the ideal hit rate, and what it hits with the HBM."""
+    """Return LRU's hit rates at shares of the ideal, at --capacity and in the present memory."""
     sizes = sizes_of(analysis)
     rows = [
         (mark.point.capacity_blocks, f"{mark.share_of_ideal:.0%} of ideal")
@@ -87,7 +87,7 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
 
 
 def largest_misses(reasons: MissReasons) -> str:
-    """Return why tokens miss, the largest cause first; without those that round to nothing."""
+    """Return the causes of misses, the largest first, without those that round to 0."""
     missed = sorted(_OUTCOMES[1:], key=lambda outcome: -_share(outcome, reasons))
     shares = [(share(_share(outcome, reasons)), outcome) for outcome in missed]
     return ", ".join(
@@ -129,7 +129,7 @@ def _curve(analysis: Analysis, caching: Caching) -> Section:
 
 
 def _rising(caching: Caching) -> list[CurvePoint]:
-    """Return the points of the curve from where it can be told from 0."""
+    """Return the points of the hit-rate curve that are visibly above 0."""
     return [point for point in caching.curve if caching.rate(point) >= (_VISIBLE * caching.ideal)]
 
 
@@ -178,7 +178,7 @@ def _definitions(caching: Caching) -> Section:
 def readings(
     sizes: Sizes, blocks: int, outcome: Outcome, profile: str, pool: PoolHits | None
 ) -> list[Tile]:
-    """Return what LRU gives at a capacity; at that of a replayed `pool`, what it hits there."""
+    """Return tiles of LRU's figures at a capacity; a replayed `pool` has its own hit rate."""
     tokens = blocks * sizes.block_size
     rate, about = outcome.token_hit_rate, "LRU, token-weighted."
     if pool is not None:
@@ -200,7 +200,7 @@ def readings(
 
 
 def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
-    """Build LRU's hit rate over capacity, with the ideal rate, its shares, and the HBM."""
+    """Build LRU's hit rate over capacity; marked are ideal rate, shares of it, and the HBM."""
     unit, hbm_blocks = sizes.axis, sizes.hbm_blocks
     points = _rising(caching)
     blocks = [point.capacity_blocks for point in points]
@@ -235,7 +235,7 @@ def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
 
 
 def misses_chart(caching: Caching, sizes: Sizes) -> style.Figure:
-    """Build what became of the input tokens at each capacity."""
+    """Build the outcomes of input tokens (hits, causes of misses) at each capacity."""
     chart = style.figure("Hits and causes of misses", "capacity", "input tokens")
     labels = [sizes.label(reasons.capacity_blocks) for reasons in caching.misses]
     for outcome in _OUTCOMES:

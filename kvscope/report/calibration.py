@@ -136,7 +136,7 @@ def _steps(fit: DecodingFit | None) -> list[Section]:
 
 
 def _interval(low: float, high: float) -> str:
-    """Return an interval as text; one without width says why."""
+    """Return an interval as text; explain an interval of zero width."""
     if low == high:
         return "has no width: at its bound of 0" if not low else "has no width: readings agree"
     return f"{significant(low)} to {significant(high)}"

@@ -33,7 +33,7 @@ _Points = tuple[Sequence[float], Sequence[float | None]]
 
 
 def screen(compared: Comparison) -> list[Section]:
-    """Return what differs, what matters most first."""
+    """Return the differences, the most important first."""
     ranked = compared.differences
     if not ranked:
         return []
@@ -48,7 +48,7 @@ def screen(compared: Comparison) -> list[Section]:
 
 
 def sections(compared: Comparison) -> list[Section]:
-    """Return all figures, and the charts of both as one."""
+    """Return all figures, and charts with a line for each side."""
     names = _distinct(compared.names)
     both, of_runs = compared.analyses, compared.runs
     notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def _is_long(fact: Difference) -> bool:
 
 
 def _sentences(names: tuple[str, str], facts: Sequence[Difference]) -> list[str]:
-    """Return the facts that are too long for a table, a sentence a side."""
+    """Return the facts that are too long for a table, in one sentence for each side."""
     written = []
     for fact in filter(_is_long, facts):
         left, right = _cell(fact, fact.left), _cell(fact, fact.right)
@@ -114,7 +114,7 @@ def _distinct(names: tuple[str, str]) -> tuple[str, str]:
 
 
 def _of_traces(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> list[Section]:
-    """Return the charts of two traces; capacities in GiB where both have one model."""
+    """Return the charts of two traces; capacities are in GiB if both have the same model."""
     model = both[0].model if both[0].model == both[1].model else None
     unit, tokens = ("GiB", units.GIB / model.bytes_per_token) if model else ("tokens", 1.0)
 
@@ -157,7 +157,7 @@ def _chart(
     *titles: str,
     **look: Any,
 ) -> Callable[[], style.Figure]:
-    """Return what builds a chart of the `line` of each side that has one, as x and y."""
+    """Return a builder of a chart with a line per side; `line` returns its x and y, or None."""
 
     def build() -> style.Figure:
         sides = zip(names, map(line, both), strict=True)

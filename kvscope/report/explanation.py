@@ -1,4 +1,4 @@
-"""Why this recommendation: the target against xi and against capacity, and what was tried."""
+"""Why this recommendation: the target against xi and against capacity, and all trials."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def sections(tuned: Recommendation) -> list[Section]:
 
 
 def sizes_of(tuned: Recommendation) -> Sizes:
-    """Return how to write the capacities of a tuning."""
+    """Return the `Sizes` that write the capacities of a tuning."""
     return Sizes(tuned.trace.block_size, tuned.model, tuned.hbm_bytes)
 
 
 def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
-    """Return for each policy with a xi its trials at the user's capacity, one a xi, ascending."""
+    """Return each xi policy's trials at the user's capacity, one per xi, ascending."""
     by_policy: dict[str, dict[float, Trial]] = {}
     for trial in tried_here(tuned):
         if XI in trial.policy.values:
@@ -53,17 +53,17 @@ def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
 
 
 def median_name(tuned: Recommendation) -> str:
-    """Return the title of the column of medians, with the unit of all TTFTs beside it."""
+    """Return the title of the median's column, with the unit of all TTFT columns."""
     return f"p50 ({_unit(tuned).name})"
 
 
 def _unit(tuned: Recommendation) -> TimeUnit:
-    """Return the unit of TTFTs: seconds where even LRU's median is a long queue."""
+    """Return the unit of TTFTs: seconds if even LRU's median includes long queueing."""
     return SECONDS if tuned.tuning.lru.validation.times_ms.p50 >= _LONG_MS else MILLISECONDS
 
 
 def trial_columns(tuned: Recommendation, trial: Callable[[Any], Trial]) -> Columns:
-    """Return the columns of the figures of a row's trial."""
+    """Return table columns of a trial's figures; `trial` returns the trial of a row."""
     unit = _unit(tuned)
 
     def cell(milliseconds: float) -> str:
@@ -85,7 +85,7 @@ def tried_here(tuned: Recommendation) -> list[Trial]:
 
 
 def best_by_capacity(tuned: Recommendation) -> dict[str, dict[int, Trial]]:
-    """Return for each policy the trial with the lowest target at each capacity that was tried."""
+    """Return each policy's trial with the lowest target latency, by capacity tried."""
     best: dict[str, dict[int, Trial]] = {}
     for trial in tuned.tuning.explored:
         known = best.setdefault(trial.policy.name, {})
@@ -107,7 +107,7 @@ def _xi(tuned: Recommendation) -> list[Section]:
         ]
 
         def ends(cell: Callable[[Trial], str]) -> Callable[[list[Trial]], str]:
-            """Return what writes the values of xi with the same figures as one."""
+            """Return a cell writer for the first and last of several trials: `1 to 5`."""
             return lambda row: " to ".join(dict.fromkeys(map(cell, (row[0], row[-1]))))
 
         of_xi = xi.columns(tuned.profile, lambda trial: trial.policy.values[XI])
@@ -125,7 +125,7 @@ def _xi(tuned: Recommendation) -> list[Section]:
 
 
 def _capacities(tuned: Recommendation) -> list[Section]:
-    """Return the target's latency as a function of capacity, where several were tried."""
+    """Return a table of the target's latency by capacity, if several were tried."""
     by_policy = {name: at for name, at in best_by_capacity(tuned).items() if len(at) > 1}
     if not by_policy:
         return []
@@ -148,7 +148,7 @@ def _capacities(tuned: Recommendation) -> list[Section]:
 
 
 def _tried(tuned: Recommendation) -> Section:
-    """Return a row for each outcome in the training window, with what else had the same one."""
+    """Return a table of training-window results; settings with equal figures share a row."""
     known = trial_columns(tuned, lambda trial: trial)
     figures = {
         f"{tuned.target_name} (ms)": _ms,
@@ -201,7 +201,7 @@ def sensitivity_chart(tuned: Recommendation) -> style.Figure:
 
 
 def capacities_chart(tuned: Recommendation) -> style.Figure:
-    """Build the target's latency against capacity: the best setting of each policy at each."""
+    """Build the target's latency against capacity, with each policy's best setting there."""
     sizes = sizes_of(tuned)
     unit, series = sizes.axis, []
     for name, trials in best_by_capacity(tuned).items():

@@ -1,4 +1,4 @@
-"""A fleet: how many replicas meet the SLO, behind which router, and where hits are lost."""
+"""A fleet: how many replicas meet the SLO behind which router, and where hits are lost."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _ASSUMED = {
 
 
 def screen(study: FleetStudy) -> list[Section]:
-    """Return the one screen: the answer, the routers, and what they lose or other pools give."""
+    """Return the one screen: the answer, the routers, and lost hits or other pool sizes."""
     losses = Section.of(_losses_title(study), _losses(study, _leading(study)))
     return [
         Section.of("Answer", *in_words(study)),
@@ -114,7 +114,7 @@ def _variants(study: FleetStudy) -> list[Section]:
 
 
 def in_words(study: FleetStudy) -> list[str]:
-    """Return the answer: the fewest replicas, what one fewer breaks, the price and the flags."""
+    """Return the answer: the fewest replicas, what fails with one fewer, price and flags."""
     best, run = study.best, study.answer
     target = f"{_target(study)} ({TIME_MODELS[study.time_model]})"
     name = _called(study)(best)
@@ -162,7 +162,7 @@ def in_words(study: FleetStudy) -> list[str]:
 
 
 def _of_ranks(study: FleetStudy, target: str, name: str) -> list[str]:
-    """Return whether the ranks of one engine meet the SLO, and how they are started."""
+    """Return whether the ranks of one engine meet the SLO, and the flags to start them."""
     run, where = study.answer, study.request.deployment
     assert where is not None  # noqa: S101  (which says that there are ranks)
     ranks = f"{counted(study.chosen, 'rank')} behind {name}"
@@ -178,7 +178,7 @@ def _of_ranks(study: FleetStudy, target: str, name: str) -> list[str]:
 
 
 def _router_flags(study: FleetStudy) -> list[str]:
-    """Return the flags of the best router, if it has some."""
+    """Return the flags of the best router, if it has any."""
     router, model = study.best.router, study.request.model
     if not (flags := router_flags(router, study.chosen)):
         return []
@@ -188,13 +188,13 @@ def _router_flags(study: FleetStudy) -> list[str]:
 
 
 def _on_engines(study: FleetStudy) -> list[str]:
-    """Return that the answer holds on the deployment's simulated engines, if it was replayed."""
+    """Return that simulated engines meet the SLO too, if the answer was replayed on them."""
     run = study.on_engines
     return [] if run is None else [f"Simulated vLLMs meet it too, with {_reached(study, run)}."]
 
 
 def _pool_in_words(study: FleetStudy) -> list[str]:
-    """Return how much of a shared pool is used, and what one with no limit would take."""
+    """Return the used part of a shared pool, and the size that an unlimited one would reach."""
     if not study.pool_sizes:
         return []
     stated = next(row for row in study.pool_sizes if row.outcome is study.answer.outcome)
@@ -206,7 +206,7 @@ def _pool_in_words(study: FleetStudy) -> list[str]:
 
 
 def _tier_flags(study: FleetStudy) -> list[str]:
-    """Return how each vLLM is started with the tier below its pool, if it has one."""
+    """Return the flags that start each vLLM with the tier below its pool, if it has one."""
     tier = study.tier
     if tier is None:
         return []
@@ -236,7 +236,7 @@ def _outcomes(
 
 
 def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
-    """Return how many replicas the other routers take."""
+    """Return the number of replicas that the other routers need."""
     name = _called(study)
     more = f"more than {study.request.replicas[-1]}"
     parts = ", ".join(f"{name(line)} {line.fewest or more}" for line in others)
@@ -244,13 +244,13 @@ def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
 
 
 def interval(size: FleetSize, compared: int) -> str:
-    """Return how certain the fewest replicas of up to `compared` are, in words."""
+    """Return the 95 % interval of the fewest replicas in words; up to `compared` were tried."""
     ends = (str(end or f"more than {compared}") for end in (size.low, size.high))
     return f"95% CI of that number: {' to '.join(dict.fromkeys(ends))}."
 
 
 def _target(study: FleetStudy) -> str:
-    """Return the SLO, and the requests that have to meet it."""
+    """Return the SLO, and the share of requests that must meet it."""
     slo, requests = study.request.slo, study.trace.requests
     first = int(requests * study.request.setting.definition.warmup) + 1
     rank = units.format_percentile(slo.percentile)
@@ -263,7 +263,7 @@ def _target(study: FleetStudy) -> str:
 
 
 def _reached(study: FleetStudy, run: FleetRun) -> str:
-    """Return the percentiles that the SLO is about, and the share within it."""
+    """Return a run's figures for the SLO: the percentiles, and the share within it."""
     outcome = run.outcome
     rank = units.format_percentile(study.request.slo.percentile)
     words = f"{rank} TTFT {units.duration_in_words(outcome.target_ttft_s)}"
@@ -276,7 +276,7 @@ def _reached(study: FleetStudy, run: FleetRun) -> str:
 
 
 def _failure(study: FleetStudy, run: FleetRun) -> str:
-    """Return what a fleet that misses the SLO breaks."""
+    """Return how a fleet misses the SLO."""
     outcome = next(each for each in (run.outcome, *run.outcomes) if not each.meets)
     within = f"{share(outcome.latencies.attainment)} of the requests are within the SLO"
     if outcome.latencies.overloaded:
@@ -288,7 +288,7 @@ def _failure(study: FleetStudy, run: FleetRun) -> str:
 
 
 def _called(study: FleetStudy) -> Callable[[FleetLine], str]:
-    """Return how to call a line: its router, and its policy where there are several."""
+    """Return a function that names a line: by its router, and its policy if there are several."""
     policies = {id(line.policy) for line in study.lines}
 
     def name(line: FleetLine) -> str:
@@ -300,7 +300,7 @@ def _called(study: FleetStudy) -> Callable[[FleetLine], str]:
 
 
 def _policy(study: FleetStudy, policy: Policy) -> str:
-    """Return a policy's name, with the parameters in which its lines differ."""
+    """Return a policy's name, with the parameters that differ between its lines."""
     alike = [line.policy for line in study.lines if line.policy.name == policy.name]
     differing = [
         f"{name}={format_value(name, value)}"
@@ -350,7 +350,7 @@ def _losses_title(study: FleetStudy) -> str:
 
 
 def _losses(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
-    """Return where the hits of an infinite cache are lost, a row a router."""
+    """Return a table of the hits that each router loses against an infinite cache."""
     name = _called(study)
     columns: Columns = {
         "router": lambda row: name(row[0]),
@@ -392,7 +392,7 @@ def _by_count(study: FleetStudy) -> Table:
 
 
 def _named(study: FleetStudy) -> Lines:
-    """Return the runs of each line, by what it is called."""
+    """Return the runs of each line, by the line's name."""
     return {_called(study)(line): line.runs for line in study.ranked}
 
 
@@ -422,7 +422,7 @@ def ttft_chart(slo: Slo, lines: Lines) -> style.Figure:
 
 
 def _growing(lines: Lines) -> str | None:
-    """Return which fleets have no TTFT to draw."""
+    """Return a note on fleets whose TTFT is not drawn, as their queues grow."""
     counts = {
         name: [run.fleet.replicas for run in runs if not np.isfinite(run.outcome.target_ttft_s)]
         for name, runs in lines.items()
@@ -432,7 +432,7 @@ def _growing(lines: Lines) -> str | None:
 
 
 def _curves(lines: Lines, value: Callable[[FleetOutcome], float | None]) -> list[style.Series]:
-    """Return a figure over the number of replicas, a line for each router and policy."""
+    """Return lines of a figure over the number of replicas, one for each router and policy."""
     dashed = {"dash": "dot", "color": style.GREY, "width": 2}
     return [
         style.Series(
@@ -447,13 +447,13 @@ def _curves(lines: Lines, value: Callable[[FleetOutcome], float | None]) -> list
 
 
 def _whole_replicas(chart: style.Figure, curves: Sequence[style.Series]) -> None:
-    """Mark no fractions of a replica, where there are so few that Plotly would."""
+    """Label whole numbers of replicas only, where Plotly would label fractions."""
     if all(max(curve.x) - min(curve.x) < _EACH_COUNT for curve in curves):
         chart.update_xaxes(dtick=1)
 
 
 def losses_chart(study: FleetStudy) -> style.Figure:
-    """Draw what was taken of an infinite cache's hits, and both losses, a bar a router."""
+    """Draw the hits taken of an infinite cache's, and both losses, with a bar for each router."""
     name = _called(study)
     known = _outcomes(study, study.ranked)
     groups = {
@@ -483,7 +483,7 @@ def sent_chart(study: FleetStudy, line: FleetLine) -> style.Figure:
 
 
 def _replicas(study: FleetStudy) -> Table:
-    """Return the replicas of the answer."""
+    """Return a table of the answer's replicas."""
     rows = list(enumerate(study.answer.outcome.replicas))
     return tabulate(
         f"Behind {_called(study)(study.best)}",
@@ -501,7 +501,7 @@ def _replicas(study: FleetStudy) -> Table:
 
 
 def _capacity(study: FleetStudy) -> list[Section]:
-    """Return LRU's hit rate at other capacities of a replica, where it is known exactly."""
+    """Return LRU's hit rate at other capacities of a replica, if it is known exactly."""
     if not study.lru_curves:
         return []
     sizes = Sizes(study.trace.block_size, study.request.model)
@@ -542,7 +542,7 @@ def _gib(value: float | None) -> str:
 
 
 def _pool(study: FleetStudy) -> list[Section]:
-    """Return what a shared pool of other sizes gives, and how much of it is used."""
+    """Return the results with shared pools of other sizes, and how much of each is used."""
     if not study.pool_sizes:
         return []
 
@@ -572,7 +572,7 @@ def _pool(study: FleetStudy) -> list[Section]:
 
 
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
-    """Return what gives LRU's hit rate for the capacity of a replica, by router; pooled last."""
+    """Return functions from a replica's blocks to LRU's hit rate, by router; pooled last."""
 
     def of(curve: HitCurve, replicas: int = 1) -> Callable[[int], float]:
         return lambda blocks: float(curve.rate(replicas * blocks))
@@ -584,7 +584,7 @@ def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
 
 
 def _layers_counted(study: FleetStudy) -> str:
-    """Return which of a hybrid model's layers hold the blocks that are counted."""
+    """Return which layers of a hybrid model the counted blocks hold."""
     alike = "hold the KV of all layers, without a hybrid model's windows or states"
     if study.groups is None:
         return f"Blocks {alike}: `kvscope simulate` and `tune` replay one engine with its groups."
@@ -598,7 +598,7 @@ def _layers_counted(study: FleetStudy) -> str:
 
 
 def _sharing(pool: SharedPool) -> str:
-    """Return how replicas share files, and what is approximate in it."""
+    """Return how replicas share files, and how the simulation approximates it."""
     link = f"{READS['remote'].bytes_per_s / 1e9:.3g} GB/s of its own"
     if np.isfinite(pool.bytes_per_s):
         link += f", of at most {pool.bytes_per_s / 1e9:.3g} GB/s for all together"
@@ -615,7 +615,7 @@ def _sharing(pool: SharedPool) -> str:
 
 
 def _assumed(study: FleetStudy) -> list[str]:
-    """Return the time model, the loop, and what is learned of what."""
+    """Return the assumptions: time model, tiers, scaling, loop, and learned tables."""
     words = [f"{_ASSUMED[study.time_model]} Latency of {study.request.setting.latency}."]
     where, think = study.request.deployment, study.think
     if where is not None and RANKS_APART in where.notes:

@@ -1,4 +1,4 @@
-"""Variants of a fleet's answer: replicas that come and go, and prefill and decode apart."""
+"""Variants of a fleet's answer: autoscaling, and separate prefill and decode replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SPLITS = 6  # of the answer's replicas, in the table
 
 
 def autoscaling(study: FleetStudy, router: str) -> list[Section]:
-    """Return what comes of replicas that come and go, and how soon new ones hit as others do."""
+    """Return the results with autoscaling, and the time until new replicas hit like others."""
     scaled = study.autoscaled
     if scaled is None:
         return []
@@ -72,7 +72,7 @@ def autoscaling(study: FleetStudy, router: str) -> list[Section]:
 
 
 def _back(scaled: AutoscaledFleet) -> str:
-    """Return how old a new replica is when it hits as much as one that was always there."""
+    """Return the age from which a new replica hits as much as one that always ran."""
     others = f"with {scaled.alike_replicas} all the time"
     what = f"at least {ALIKE:.0%} of what the same requests hit {others}"
     if scaled.back_s is None:
@@ -82,7 +82,7 @@ def _back(scaled: AutoscaledFleet) -> str:
 
 
 def disaggregation(study: FleetStudy, router: str) -> list[Section]:
-    """Return what comes of replicas that prefill or decode alone, beside the answer's."""
+    """Return the results with separate prefill and decode replicas, next to the answer's."""
     apart = study.disaggregated
     if apart is None:
         return []
@@ -116,7 +116,7 @@ def disaggregation(study: FleetStudy, router: str) -> list[Section]:
 
 
 def _apart_in_words(study: FleetStudy, apart: DisaggregatedFleet) -> str:
-    """Return the fewest replicas that serve as well with prefill and decode apart."""
+    """Return the fewest prefill and decode replicas that meet the same target."""
     slo = study.request.slo
     rank = units.format_percentile(slo.percentile)
     target = f"{rank} TTFT ≤ {units.duration_in_words(slo.ttft_s)}"
@@ -143,7 +143,7 @@ def _apart_in_words(study: FleetStudy, apart: DisaggregatedFleet) -> str:
 
 
 def outcome_columns(rows: Sequence[Any], of: Callable[[Any], FleetOutcome]) -> Columns:
-    """Return TTFT, TPOT, the share within the SLO and the hit rate `of` each row's outcome."""
+    """Return columns of TTFT, TPOT, share within the SLO and hit rate, `of` a row's outcome."""
 
     def tpot_p95(row: Any) -> str:
         times = of(row).latencies.tpot_ms
@@ -158,7 +158,7 @@ def outcome_columns(rows: Sequence[Any], of: Callable[[Any], FleetOutcome]) -> C
 
 
 def ttft_columns(rows: Sequence[Any], latencies: Callable[[Any], Latencies | None]) -> Columns:
-    """Return the percentiles of TTFT of a row's latencies; none where its queue grows."""
+    """Return columns of TTFT percentiles; a row whose queue grows has none."""
     known_ms = (each and each.ttft_ms for each in map(latencies, rows))
     unit = time_unit(each.p95 / 1e3 for each in known_ms if each)
 

@@ -1,4 +1,4 @@
-"""What the titles of columns and sections mean: the definitions that pages show on hover."""
+"""Definitions of column and section titles, which pages show on hover."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ _MEANINGS = {
 
 
 def meaning(title: str) -> str | None:
-    """Return the definition of a column's or a section's title; None where the title says it."""
+    """Return the definition of a column's or section's title; None if it needs none."""
     return _MEANINGS.get(title)

@@ -84,14 +84,14 @@ _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily
 
 
 def screen(explanation: Explanation) -> list[Section]:
-    """Return the one screen: the first section, and who evicts whom where that was asked for."""
+    """Return the one screen: the first section, and who evicts whom if `--by` is given."""
     return sections(explanation)[: 2 if explanation.groups else 1]
 
 
 def sections(explanation: Explanation) -> list[Section]:
-    """Return the causes over the trace with what to change, and the requests that lost most.
+    """Return the causes over the trace with remedies, and the requests with most misses.
 
-    Of a single request only why it missed.
+    For a single request, return only why it missed.
     """
     if explanation.single:
         return [request_section(explanation, request) for request in explanation.requests]
@@ -127,7 +127,7 @@ def _cache(explanation: Explanation) -> str:
 
 
 def _caches(explanation: Explanation) -> str:
-    """Return in words what hits: one cache, or one for each worker."""
+    """Return in words which caches serve hits: one, or one for each worker."""
     if explanation.workers == 1:
         return f"{_cache(explanation)} hits"
     cache = "an infinite cache" if explanation.capacity_blocks is None else _cache(explanation)
@@ -166,7 +166,7 @@ def _summary(explanation: Explanation) -> Section:
 
 
 def _parts(explanation: Explanation) -> Table | None:
-    """Return the parts of prompts in which prefixes break; None where none is known."""
+    """Return a table of prompt parts in which prefixes break; None if no part is known."""
     columns: Columns = {
         "part": lambda each: part_in_words(each.part),
         "causes": lambda each: ", ".join(each.causes[:2]),
@@ -183,15 +183,15 @@ def _parts(explanation: Explanation) -> Table | None:
 
 
 def part_in_words(part: str) -> str:
-    """Return what a kind of parts is called in a sentence, behind an article."""
+    """Return the name of a kind of prompt part, to follow an article."""
     tool, _, name = part.removeprefix("tool ").partition(" ")
     return _PARTS.get(part, f"definition of tool {tool}{f' ({name})' if name else ''}")
 
 
 def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list[int]]:
-    """Return a row a category of the prompts, what loses most first; and the categories' numbers.
+    """Return a table of categories by avoidable misses, and the categories' numbers in that order.
 
-    Categories without requests have no row.
+    Categories without requests are left out.
     """
     causes, groups = explanation.attribution, prompts.category
     count_of = partial(np.bincount, groups, minlength=len(prompts.categories))
@@ -210,7 +210,7 @@ def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list
 
 
 def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Explanation:
-    """Return an explanation whose requests are those of a category that lost the most tokens."""
+    """Return the explanation with the requests of one category that lost the most tokens."""
     lost = np.where(prompts.category == category, avoidable_tokens(explanation.attribution), -1)
     worst = [int(at) for at in np.argsort(-lost, kind="stable")[:_WORST] if lost[at] >= 0]
     explain = partial(explained_request, prompts, explanation.definition, explanation.attribution)
@@ -219,7 +219,7 @@ def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Ex
 
 
 def _observed(explanation: Explanation) -> str | None:
-    """Return what an engine reported against the prediction, None where none reported hits."""
+    """Return an engine's reported hits next to the predicted ones; None without reports."""
     observed = explanation.observed
     if observed is None:
         return None
@@ -237,7 +237,7 @@ def _observed(explanation: Explanation) -> str | None:
 
 
 def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
-    """Return what costs hits and what to change, in words."""
+    """Return a finding in words: the cause, its cost in hits, and the remedy."""
     at_most = "at most " if finding.cause in NEW_HEADS else ""
     text = f"{rank}. {finding.cause}, {at_most}-{100 * finding.share:.1f} pp"
     part = f" in the {part_in_words(finding.part)}" if finding.part else ""
@@ -259,7 +259,7 @@ def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
 
 
 def _who_evicts_whom(explanation: Explanation) -> Section:
-    """Return what each group of requests loses to which others, and what it hits in a quota."""
+    """Return whose blocks evict each group's blocks, and the group's hits in a quota of its own."""
 
     def others(group: GroupLosses) -> str:
         return ", ".join(
@@ -297,7 +297,7 @@ def _who_evicts_whom(explanation: Explanation) -> Section:
 
 
 def who_evicts_whom_chart(groups: Sequence[GroupLosses]) -> style.Figure:
-    """Build a heat map: a row a group, its evicted tokens by what pushed them out."""
+    """Build a heat map: for each group (row), its evicted tokens by the evicting group."""
     names = [each.name for each in groups]
     cells = []
     for group in groups:
@@ -340,7 +340,7 @@ def _requests(explanation: Explanation) -> Section:
 
 
 def request_section(explanation: Explanation, request: ExplainedRequest) -> Section:
-    """Return why tokens of one request missed, with its surroundings in the prefix tree."""
+    """Return why tokens of one request missed, with its neighbourhood in the prefix tree."""
     answer = f"{_caches(explanation)} {count(request.predicted_hit_tokens)} of the"
     answer += f" {count(request.input_tokens)} input tokens of request {request.request};"
     answer += f" {count(request.missed_tokens)} miss."
@@ -403,7 +403,7 @@ def causes_chart(explanation: Explanation) -> style.Figure:
 
 
 class _Node(NamedTuple):
-    """A rectangle of the prefix tree, below the one called `above`."""
+    """A rectangle of the prefix tree; `above` names its parent."""
 
     name: str
     above: str
@@ -422,7 +422,7 @@ _LOOKS = {  # colours of a rectangle and its text
 
 
 def prefix_tree(request: ExplainedRequest, block_size: int) -> style.Figure:
-    """Build the request's path from its head down, and where earlier requests leave it."""
+    """Build the request's path from the root down, and where earlier requests branch off."""
     hit, inputs = request.predicted_hit_tokens, request.input_tokens
     known = hit + sum(each.tokens for each in request.causes if each.cause in COMPUTED)
     leaving = {min(each.blocks * block_size, inputs): each for each in request.branches}

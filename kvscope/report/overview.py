@@ -41,7 +41,7 @@ def screen(analysis: Analysis) -> list[Section]:
 
 
 def headline(analysis: Analysis) -> Section:
-    """Return the one screen: what the cache gives and could give, why tokens miss, who reuses."""
+    """Return the one screen: hits now and possible, causes of misses, and who reuses blocks."""
     facts, caching = analysis.characterization, analysis.caching
     notes = tuple(f"Note: {note}." for note in analysis.trace.notes)
     categories = reuse.category_table(facts, limit=_ROWS)
@@ -60,7 +60,7 @@ def headline(analysis: Analysis) -> Section:
 
 
 def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
-    """Return the hit rate now and at best, and what evictions cost; the size for most of it."""
+    """Return tiles: hit rate now and at best, cost of evictions, capacity for most hits."""
     now, blocks, pool = analysis.present_rate, analysis.present_blocks, analysis.pool
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
     size = sizes_of(analysis).label(nine.capacity_blocks)
@@ -85,7 +85,7 @@ def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
 
 
 def next_step(analysis: Analysis) -> str | None:
-    """Return what to do, by what evictions cost at the capacity there is; None without reuse."""
+    """Return the next step, by the cost of evictions at present; None without reuse."""
     caching = analysis.caching
     if caching is None or not caching.ideal:
         return None
@@ -104,7 +104,7 @@ def next_step(analysis: Analysis) -> str | None:
 
 
 def _now(analysis: Analysis, caching: Caching) -> str | None:
-    """Return what LRU hits with the memory there is, None where that is not known."""
+    """Return LRU's hit rate in the present memory, None if no memory is known."""
     blocks, now, pool = analysis.present_blocks, analysis.present_rate, analysis.pool
     if not blocks or now is None:
         return None
@@ -120,7 +120,7 @@ def _now(analysis: Analysis, caching: Caching) -> str | None:
 
 
 def _could(analysis: Analysis, caching: Caching) -> str:
-    """Return what an infinite cache hits, and what LRU needs for most of that."""
+    """Return an infinite cache's hit rate, and the capacity at which LRU gets 90 % of it."""
     sizes = sizes_of(analysis)
     ideal = f"An infinite cache would hit {share(caching.ideal)} of the input"
     ideal += f" {caching.lru.definition.weight}s"
@@ -140,9 +140,9 @@ def _could(analysis: Analysis, caching: Caching) -> str:
 
 
 def _hybrid(analysis: Analysis) -> list[str]:
-    """Return what a hybrid model's cache lets hit: by vLLM's default, then by other intervals.
+    """Return a hybrid model's highest possible hit rates, by retention interval.
 
-    The last sentence says what the figures behind these count.
+    vLLM's default comes first; the last sentence says which layers the other figures count.
     """
     where, size = analysis.deployment, analysis.trace.block_size
     groups = where.kv_groups_for(size) if where else None
@@ -175,7 +175,7 @@ def _hybrid(analysis: Analysis) -> list[str]:
 
 
 def _answer(analysis: Analysis, caching: Caching) -> list[str]:
-    """Return what LRU hits with the HBM, what an infinite cache hits, and why tokens miss."""
+    """Return LRU's hit rate in the present memory, an infinite cache's, and causes of misses."""
     if not caching.ideal:
         what = f"{share(caching.ideal)} of the input {caching.lru.definition.weight}s"
         return [f"An infinite cache would hit {what}: no prompt begins as an earlier one did."]
@@ -207,7 +207,7 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
 
 
 def _template(analysis: Analysis) -> list[str]:
-    """Return what the chat template costs and what to do, from one percent on."""
+    """Return the chat template's cost in hits and the remedy, if it costs 1 % or more."""
     cost = next((each for each in analysis.causes if each.cause == "template"), None)
     if cost is None or cost.share < _WORTH_SAYING:
         return []
@@ -219,7 +219,7 @@ def _template(analysis: Analysis) -> list[str]:
 
 
 def _memory(analysis: Analysis, blocks: int) -> tuple[str, str]:
-    """Return the memory that an analysis is for, and a sentence on a deployment's pool."""
+    """Return the analyzed memory in words, and a sentence on a deployment's pool."""
     words, where = sizes_of(analysis).in_words(blocks), analysis.deployment
     if where is None:
         return words, ""
@@ -253,7 +253,7 @@ def _traffic(facts: Characterization) -> str:
 
 
 def _service(trace: Trace) -> list[str]:
-    """Return by how many models, adapters and workers the trace was served, where it names some."""
+    """Return the number of models, adapters and workers that served the trace, if it names them."""
     separate = {"model": trace.models, "LoRA adapter": trace.adapters, "cache salt": trace.salts}
     several = (trace.tenants or 1) > 1
     if not several and (trace.workers or 1) == 1:

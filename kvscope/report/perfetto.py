@@ -24,10 +24,10 @@ Event = dict[str, Any]
 
 
 def write_perfetto(path: str, prompts: Prompts, done: FleetReplay, first: int) -> None:
-    """Write how replicas served the requests from `first` on.
+    """Write how replicas served the requests from number `first` on.
 
-    Each event is written as it is made, so that long traces take no memory. The file is compressed
-    if the path ends in `.gz`; `-` is standard output.
+    Events are written one by one, so that long traces need no memory. The file is compressed if the
+    path ends in `.gz`; `-` is standard output.
     """
     with sink(path) as stream:
         separator = b'{"displayTimeUnit":"ms","traceEvents":[\n'
@@ -38,7 +38,7 @@ def write_perfetto(path: str, prompts: Prompts, done: FleetReplay, first: int) -
 
 
 def _events(prompts: Prompts, done: FleetReplay, first: int) -> Iterator[Event]:
-    """Yield the events of each replica, which is a process; its rows are threads."""
+    """Yield the events of each replica (a process of the format; its rows are threads)."""
     times_s = np.stack([done.arrival_s, done.begin_s, done.token_s, done.end_s], axis=1)
     times_us = np.nan_to_num(np.round(times_s * 1e6)).astype(np.int64)
     answered, since = np.isfinite(done.token_s), times_us[first:, 0].min()
@@ -74,7 +74,7 @@ def _events(prompts: Prompts, done: FleetReplay, first: int) -> Iterator[Event]:
 
 
 def _described(prompts: Prompts, done: FleetReplay, request: int, outcome: str = "") -> Event:
-    """Return the name of a request and its facts; its number is that of `kvscope explain`."""
+    """Return an event's name and arguments for a request, numbered as in `kvscope explain`."""
     inputs = int(prompts.input_tokens[request])
     args = {
         "request": request,
@@ -87,7 +87,7 @@ def _described(prompts: Prompts, done: FleetReplay, request: int, outcome: str =
 
 
 def _rows(times_us: Int64s) -> list[int]:
-    """Return the lowest row that is free for each request, in their order of arrival."""
+    """Return the lowest free display row for each request, in order of arrival."""
     rows, free, busy = list[int](), list[int](), list[tuple[int, int]]()
     for arrival, end in times_us[:, [0, 3]].tolist():
         while busy and busy[0][0] <= arrival:
@@ -98,7 +98,7 @@ def _rows(times_us: Int64s) -> list[int]:
 
 
 def _since_the_last(pid: int, since: int, at: Int64s, before: Int64s) -> Iterator[Event]:
-    """Yield the steps and the evicted blocks between arrivals, at each arrival from `since` on."""
+    """Yield counters of steps and evicted blocks since the last arrival; `since` is a time (us)."""
     changes = np.diff(before, axis=0, prepend=0).tolist()
     for ts, (steps, evicted) in zip(at.tolist(), changes, strict=True):
         if ts >= since:
@@ -107,7 +107,7 @@ def _since_the_last(pid: int, since: int, at: Int64s, before: Int64s) -> Iterato
 
 
 def _counts(pid: int, since: int, times_us: Int64s) -> Iterator[Event]:
-    """Yield how many requests wait and run, at each change from `since` on."""
+    """Yield counters of waiting and running requests at each change from time `since` (us) on."""
     arrival, begin, _, end = times_us.T
     at = np.concatenate([arrival, begin, end])
     change = np.repeat([[1, 0], [-1, 1], [0, -1]], len(times_us), axis=0)

@@ -1,4 +1,4 @@
-"""The plan as a table: options on the same requests, what meets the SLO, which memory to add."""
+"""The plan as a table: options on the same requests, which meet the SLO, and memory to add."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def options_section(tuned: Recommendation) -> Section:
 
 
 def _tiles(tuned: Recommendation) -> list[Tile]:
-    """Return what a page shows first: the target today, what to do now, what meets the SLO."""
+    """Return a page's first tiles: the target today, the change to make now, what meets the SLO."""
     tuning, today, cheapest = tuned.tuning, tuned.plan.today, tuned.plan.cheapest
     slo = units.duration_in_words(tuning.target.slo_s)
     time = _time(today.trial.target_s * 1e3) if today.judged.keeps_up else "the queue grows"
@@ -92,7 +92,7 @@ def _tiles(tuned: Recommendation) -> list[Tile]:
 
 
 def _recorded(tuned: Recommendation) -> str | None:
-    """Return what the trace says of the same requests, beside what LRU's replay gives."""
+    """Return TTFT and hit rate recorded in the trace, next to those of LRU's replay."""
     recorded, lru = tuned.recorded, tuned.tuning.lru.later
     if recorded is None:
         return None
@@ -105,7 +105,7 @@ def _recorded(tuned: Recommendation) -> str | None:
 
 
 def to_meet(tuned: Recommendation) -> list[str]:
-    """Return what meets the SLO at the least price, and what the present hardware can promise."""
+    """Return the cheapest option that meets the SLO, and the TTFT that is possible at present."""
     target, where, plan = tuned.tuning.target, tuned.deployment, tuned.plan
     if where is None:
         return []
@@ -135,14 +135,14 @@ def to_meet(tuned: Recommendation) -> list[str]:
 
 
 def _said_elsewhere(cheapest: PlanOption, plan: TuningPlan) -> bool:
-    """Return whether the verdict says it: no change that is needed, or more replicas with LRU."""
+    """Return whether the verdict names the cheapest option already: no change, or LRU replicas."""
     same = [(each.price_hour, each.replicas) for each in (cheapest, plan.today)]
     needless = plan.today.meets and same[0] == same[1]
     return cheapest is plan.today or needless or _lru_replicas(cheapest)
 
 
 def _lru_replicas(option: PlanOption) -> bool:
-    """Return whether an option is more of the same with LRU, which the verdict names itself."""
+    """Return whether an option only adds replicas with LRU, which the verdict names itself."""
     same = not (option.machine or option.tier or option.scaling or option.split)
     session = option.router is not None and option.router.name == Session.name
     return same and session and option.policy.name == Lru.name
@@ -162,7 +162,7 @@ def _table(tuned: Recommendation) -> Table:
     rejected = any(each.trial.rejected for each in plan.options)
 
     def time(option: PlanOption, milliseconds: float) -> str:
-        """Return a time where the queue does not grow; a longer trace would have a larger one."""
+        """Return a time; a dash if the queue grows, as it depends on the trace's length then."""
         return _number(milliseconds) if option.judged.keeps_up else NONE
 
     def confidence(option: PlanOption) -> str:
@@ -218,7 +218,7 @@ def _time(milliseconds: float) -> str:
 
 
 def worth_in_words(tuned: Recommendation) -> list[str]:
-    """Return the LRU cache that the change of policy replaces, and what its guard costs."""
+    """Return the extra LRU cache that would match the chosen policy, and its guard's cost."""
     choice, plan, sentences = tuned.tuning.choice, tuned.plan, []
     if choice is None:
         return []
@@ -238,9 +238,9 @@ def worth_in_words(tuned: Recommendation) -> list[str]:
 
 
 def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
-    """Return a tier's sizes, and how it stores where several `ways` are compared.
+    """Return a tier's sizes, and its offload method if several `ways` are compared.
 
-    Of one engine's, its options: `64 GiB CPU tier, store_threshold=2`.
+    With one method, return its parameters: `64 GiB CPU tier, store_threshold=2`.
     """
     label = candidate.in_words
     if candidate.files_bytes:
@@ -253,7 +253,7 @@ def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
 
 
 def memory_in_words(tuned: Recommendation) -> list[str]:
-    """Return whether memory is to be added, where that was asked; empty where it was not."""
+    """Return whether to add memory; empty without `--compare-tiers`."""
     plan, offer = tuned.plan, tuned.tiers
     if offer is None or not offer.chooses:
         return []
@@ -265,7 +265,7 @@ def memory_in_words(tuned: Recommendation) -> list[str]:
 
 
 def memory_to_set(tuned: Recommendation) -> Iterator[str]:
-    """Yield what is to be known of the tier to add before it is set."""
+    """Yield what to know before setting up the tier's folder of files."""
     tier = tuned.tier
     if tier is not None and tier.files_bytes:
         if not tier.pool:
@@ -284,7 +284,7 @@ def memory_to_set(tuned: Recommendation) -> Iterator[str]:
 
 
 def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Iterator[str]:
-    """Yield what the tier gains, what it frees and costs, and where that holds."""
+    """Yield the added tier's gain, freed GPU time, price and limits."""
     plan = tuned.plan
     later, free = plan.beyond_free, plan.free
     assert later is not None and free is not None  # noqa: PT018, S101  (of a tier that is added)
@@ -334,7 +334,7 @@ def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Itera
 
 
 def _why_none(tuned: Recommendation, doubt: TierDoubt, offer: TierOffer) -> str:
-    """Return why no tier is to be added."""
+    """Return the reason why no tier is to be added."""
     option, name = doubt.option, tuned.target_name
     slo = units.duration_in_words(tuned.tuning.target.slo_s)
     if doubt.why == "overloaded":
@@ -370,7 +370,7 @@ def _why_none(tuned: Recommendation, doubt: TierDoubt, offer: TierOffer) -> str:
 
 
 def _rejected(plan: TuningPlan) -> list[str]:
-    """Return the tiers under which requests never start, and why."""
+    """Return the tiers with which requests never start, and why."""
     if not plan.rejected:
         return []
     names = dict.fromkeys(tier_label(each.candidate) for each in plan.rejected)
@@ -393,7 +393,7 @@ def _memory_named(tuned: Recommendation, option: PlanOption) -> str:
 
 
 def _frees(tuned: Recommendation, option: PlanOption) -> str:
-    """Return the GPU time that an option frees, with its price where that is known."""
+    """Return the share of GPU time that an option frees, with its price if known."""
     free = tuned.plan.free or tuned.plan.today
     freed, saved = free.trial.utilization - option.trial.utilization, option.saves_hour
     if saved is not None:

@@ -1,4 +1,4 @@
-"""Policies side by side: the best at each capacity, the gap to the best known, and every run."""
+"""Policies side by side: the best at each capacity, the gap to the optimum, and every run."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def sections(simulation: Simulation) -> list[Section]:
 
 
 def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Section]:
-    """Return the runs of a store: a section for each setting and deployment, a row a run."""
+    """Return the runs of a store: a section for each setting and deployment, a row per run."""
     by_setting: dict[tuple[RunSetting, str], list[Run]] = {}
     for run in ordered(runs):
         where = "" if run.deployment is None else Deployment(**run.deployment).in_words
@@ -112,7 +112,7 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
 
 
 class _Measure(Struct, frozen=True):
-    """A measure of runs, of which the lowest is the best; a time (s) has a `unit` in columns."""
+    """A measure of runs, lower is better; a time (s) has a `unit` for columns."""
 
     best: str
     title: str
@@ -121,9 +121,9 @@ class _Measure(Struct, frozen=True):
     unit: TimeUnit | None = None
 
     def bound(self, runs: Sequence[Run]) -> str:
-        """Return what the best runs are: the optimum where belady is proved to be one.
+        """Return the title of the best figure: OPTIMUM if that is proved, else BEST_KNOWN.
 
-        It is for hits, if they count whole blocks of a whole trace.
+        Belady is proved optimal for hits, if they count whole blocks of a whole trace.
         """
         proven = self.unit is None and all(run.policy == Belady.name for run in runs)
         whole = all(_counts_whole_blocks(run.setting.definition) for run in runs)
@@ -170,9 +170,9 @@ def _tel_s(run: Run) -> float:
 
 
 def summary(simulation: Simulation) -> Section:
-    """Return the best policy at each capacity by hits, p95 TTFT and TEL, and the gaps left.
+    """Return the best policy at each capacity by hits, p95 TTFT and TEL, with gaps to the optimum.
 
-    With a recommended tier, what it does for its pool instead.
+    For a recommended tier, compare pool and tier instead.
     """
     if simulation.without_tier and simulation.runs:
         return _tier_and_pool(simulation, simulation.runs[0])
@@ -186,7 +186,7 @@ def summary(simulation: Simulation) -> Section:
 
 
 def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
-    """Return what a recommended tier does on this trace, against the pool alone."""
+    """Return a recommended tier's results on this trace, next to those of the pool alone."""
     others = simulation.without_tier
     alone, *kept = others
 
@@ -220,7 +220,7 @@ def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
 
 
 def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Contest]) -> list[str]:
-    """Return the best policies by a measure in words."""
+    """Return the best policies by one measure in words."""
     name, value, write = names(simulation.runs), measure.value, measure.words
     best = {at: runs.best for at, runs in contests.items() if runs.best is not None}
     if len(contests) > 1 and best:
@@ -249,7 +249,7 @@ _WRONG_HITS = (
 
 
 def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
-    """Return what the numbers count and assume."""
+    """Return the definitions and assumptions behind the numbers."""
     capacity = "Capacity: idle cached blocks; add KV memory for running requests."
     if setting.tiers and setting.capacity_model == "cache":
         capacity = f"Capacity: {setting.tiers}, {setting.tier_mode}, as earlier kvscopes replayed."
@@ -297,7 +297,7 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
 def _contest_table(
     simulation: Simulation, measure: _Measure, contests: dict[int, Contest]
 ) -> Table:
-    """Return a row a capacity: the best policy, its change vs LRU, and the gap left."""
+    """Return a row per capacity: the best policy, its change vs LRU, and the gap to the optimum."""
     name = names(simulation.runs)
 
     def cell(run: Run | None) -> str:
@@ -336,7 +336,7 @@ def _runs(simulation: Simulation) -> Section:
 
 
 def _policy_table(simulation: Simulation, capacity: int, limit: int | None = None) -> Table:
-    """Return a row a run, most hits first and oracles last; with `limit`, LRU and the best."""
+    """Return a row per run, most hits first and oracles last; with `limit`, LRU and the best."""
     runs = simulation.at(capacity)
     ranked = sorted(runs, key=lambda run: (run.hindsight, -rate(run)))
     note = _star(runs)
@@ -383,9 +383,9 @@ def tier_sections(simulation: Simulation) -> list[Section]:
 
 
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:
-    """Return hit rates by category, most requests first; with `limit`, at most so many.
+    """Return hit rates by category at the middle capacity, most requests first.
 
-    They are those at the capacity in the middle.
+    With `limit`, return at most that many rows.
     """
     capacity, name = simulation.middle, names(simulation.runs)
     runs = simulation.at(capacity)[:_COMPARED]
@@ -422,7 +422,7 @@ def _star(runs: Sequence[Run]) -> str:
 
 
 def hit_rates_chart(simulation: Simulation) -> style.Figure:
-    """Build hit rate over capacity: LRU at every capacity, the others where they were replayed."""
+    """Build hit rate over capacity: LRU's exact curve, other policies at the replayed points."""
     unit, curve = _sizes(simulation).axis, simulation.curve
     series = list(_over_capacity(simulation, rate, plain_lru=curve is None))
     if curve is not None:
@@ -436,7 +436,7 @@ def hit_rates_chart(simulation: Simulation) -> style.Figure:
 
 
 def _lru(curve: HitCurve, unit: Unit, low: int, high: int, points: int) -> style.Series:
-    """Return LRU's hit rate between two capacities, both in blocks."""
+    """Return LRU's hit rates from capacity `low` to `high` (blocks)."""
     grid = np.unique(np.geomspace(low, high, points).round().astype(np.int64))
     hover = {"hovertemplate": f"%{{x:,.4~g}} {unit.name}: %{{y:.2%}}"}
     sizes, rates = (grid * unit.per_block).tolist(), curve.rate(grid).tolist()
@@ -463,7 +463,7 @@ def tail_excess_chart(simulation: Simulation) -> style.Figure:
 def _over_capacity(
     simulation: Simulation, value: Callable[[Run], float], *, plain_lru: bool = True
 ) -> Iterator[style.Series]:
-    """Yield a line for the runs that differ in capacity alone; a marker tells two of a policy."""
+    """Yield a line over capacity per policy and setting; markers tell settings apart."""
     unit, name = _sizes(simulation).axis, names(simulation.runs)
     by_name: dict[str, list[Run]] = {}
     for run in simulation.runs:
@@ -493,7 +493,7 @@ def over_time_chart(simulation: Simulation, capacity_blocks: int) -> style.Figur
 
 
 def hits_by_window(run: Run) -> tuple[list[float], list[float]]:
-    """Return the hours at which a run's windows start, and the hit rate of each."""
+    """Return the start (h) and the hit rate of each of a run's windows."""
     parts = [part for part in run.parts if part.start_s is not None]
     hours = [(part.start_s or 0.0) / 3600 for part in parts]
     return hours, [hit_rate(run.setting, part.outcome) for part in parts]
@@ -520,11 +520,11 @@ def lru_curve_chart(
     replayed: float | None = None,
     runs: Sequence[Run] = (),
 ) -> style.Figure:
-    """Build LRU's hit rate at every capacity; `at_blocks` marked; `runs` of one setting as points.
+    """Build LRU's hit rate at every capacity, with `at_blocks` marked and `runs` as points.
 
-    `memory` is the name and the blocks of what there is; an engine's pool of that size, which holds
-    running requests too, hits the share `replayed`. Of each policy the parameters with most runs
-    are drawn.
+    `memory` is the name and size (blocks) of the present memory; `replayed` is the hit rate of an
+    engine's pool of that size, which holds running requests too. For each policy, the parameters
+    with most runs are drawn.
     """
     largest = max(int(curve.knots[-1]), at_blocks, memory[1] if memory else 0, 2)
     visible = curve.capacity_for(_VISIBLE * curve.ideal)
@@ -565,7 +565,7 @@ def lru_times_chart(
     rank: str,
     memory: tuple[str, int] | None,
 ) -> style.Figure:
-    """Build a percentile of LRU's TTFT and the share within the SLO at capacities (blocks)."""
+    """Build a percentile of LRU's TTFT and the share within the SLO over capacity (blocks)."""
     title = f"LRU's {rank} TTFT and share within {units.duration_in_words(slo_s)}"
     chart = style.subplots(title, rows=2, shared_xaxes=True, height=460)
     sizes = [blocks * unit.per_block for blocks in outcomes]

@@ -1,4 +1,4 @@
-"""A recommendation: what to run, what it gives and costs, and how certain that is."""
+"""A recommendation: what to run, its gain and cost, and how certain they are."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _NO_WIDTH = 1e-9  # of an interval: sums of times differ by rounding alone
 
 
 def screen(tuned: Recommendation) -> list[Section]:
-    """Return the one screen: the options, the verdict, what to set, what was assumed."""
+    """Return the one screen: the options, the verdict, the flags, the assumptions."""
     taken = ", ".join(
         f"{assumed.name} {assumed.value}"
         for assumed in tuned.assumptions
@@ -81,7 +81,7 @@ def screen(tuned: Recommendation) -> list[Section]:
 
 
 def sections(tuned: Recommendation) -> list[Section]:
-    """Return the verdict, what it rests on, and what was tried."""
+    """Return the verdict, its evidence, and all trials."""
     assumed = (f"{each.name} {each.value}: {each.why}." for each in tuned.assumptions)
     notes = tuned.deployment.notes if tuned.deployment else ()
     doubts = (f"{note[0].upper()}{note[1:]}." for note in notes)
@@ -97,7 +97,7 @@ def sections(tuned: Recommendation) -> list[Section]:
 
 
 def verdict_in_words(tuned: Recommendation) -> list[str]:
-    """Return what a change is worth, then whether the SLO is met, in sentences.
+    """Return the gain of the change, then whether the SLO is met, in sentences.
 
     Each names its window; the later requests are those of the validation and the held-out window.
     """
@@ -117,7 +117,7 @@ def verdict_in_words(tuned: Recommendation) -> list[str]:
 
 
 def _worth(tuned: Recommendation) -> list[str]:
-    """Return what the change of policy is worth, wherever the SLO lies, or why there is none."""
+    """Return the gain of the policy change, whatever the SLO, or why there is no change."""
     tuning = tuned.tuning
     if tuning.choice is None:
         return _no_change(tuned)
@@ -143,7 +143,7 @@ def _worth(tuned: Recommendation) -> list[str]:
 
 
 def _no_change(tuned: Recommendation) -> list[str]:
-    """Return why no policy is to be changed to: too few requests, harm, or no gain."""
+    """Return why no policy change is recommended: too few requests, harm, or no gain."""
     tuning = tuned.tuning
     if tuning.promising is not None:
         contender, needed = tuning.promising
@@ -167,7 +167,7 @@ def _now(tuned: Recommendation, trial: Trial | None = None, window: str = HELD_O
 
 
 def _misses(tuned: Recommendation) -> str:
-    """Return how LRU misses the target, on the held-out window if it does so there."""
+    """Return how LRU misses the target, on the held-out window if possible."""
     lru, slo_s = tuned.tuning.lru, tuned.tuning.target.slo_s
     for window, trial in ((HELD_OUT, lru.held_out), (VALIDATION, lru.validation)):
         if trial.target_s > slo_s:
@@ -189,7 +189,7 @@ def _keep_lru(tuned: Recommendation) -> list[str]:
 
 
 def _slo_met(tuned: Recommendation) -> list[str]:
-    """Return whether the change and LRU meet the SLO, and what would where it does not."""
+    """Return whether the change and LRU meet the SLO, and what would meet it otherwise."""
     tuning = tuned.tuning
 
     def answer(judged: Judged, met: SloAnswer, at: Callable[[EndVerdict], Trial]) -> str:
@@ -215,7 +215,7 @@ def _slo_met(tuned: Recommendation) -> list[str]:
 
 
 def _unguarded(tuned: Recommendation) -> list[str]:
-    """Say what a policy without a guard can cost later."""
+    """Return a warning on the possible later cost of a policy without a guard."""
     policy = tuned.tuning.recommended.policy
     if policy.guarded:
         return []
@@ -263,7 +263,7 @@ def _enough(tuned: Recommendation) -> list[str]:
 
 
 def _where(tuned: Recommendation) -> str:
-    """Return the present capacity, by replica where there are several."""
+    """Return the present capacity, per replica if there are several."""
     here = explanation.sizes_of(tuned).in_words(tuned.tuning.capacity_blocks)
     replicas = tuned.tuning.replicas
     return f"{here} on each of {replicas} replicas" if replicas > 1 else here
@@ -324,7 +324,7 @@ def _replicas(tuned: Recommendation) -> list[str]:
 
 
 def _interval_of(fewest: FewestReplicas) -> str:
-    """Return how certain the fewest replicas are, after a sentence."""
+    """Return the interval of the fewest replicas in words, with a leading blank; "" without one."""
     return f" {fleet.interval(fewest.size, fewest.compared)}" if fewest.size else ""
 
 
@@ -341,7 +341,7 @@ def _with_choice(tuned: Recommendation) -> list[str]:
 
 
 def _tpot(tuned: Recommendation) -> list[str]:
-    """Return the time per output token, where it has an SLO: on the window that it is beyond."""
+    """Return the time per output token on the held-out window, or the one that misses the SLO."""
     tuning, slo_s = tuned.tuning, tuned.tuning.target.tpot_slo_s
     judged = tuning.chosen
     if slo_s is None or judged.held_out.tpot_s is None or judged.validation.tpot_s is None:
@@ -370,7 +370,7 @@ def _harms(harms: Sequence[Harm]) -> str:
 
 
 def _canary(tuned: Recommendation) -> list[str]:
-    """Return how to confirm the gain before all replicas switch."""
+    """Return the canary test to run before all replicas switch."""
     plan = tuned.tuning.canary
     if plan is None or tuned.tier is not None:
         return []
@@ -381,7 +381,7 @@ def _canary(tuned: Recommendation) -> list[str]:
 
 
 def canary_in_words(plan: Canary, arms: str) -> str:
-    """Return how to confirm a gain on two `arms`."""
+    """Return a canary test in words; `arms` describes its two groups of replicas."""
     if plan.hours is None or plan.replicas is None:
         return (
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
@@ -401,7 +401,7 @@ def _in_words(seconds: float | None) -> str:
 
 
 def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
-    """Return what the target measures, from LRU to another policy, with the change's interval."""
+    """Return the target's figure under LRU and under a policy, with the change's interval."""
     target, lru = tuned.tuning.target, tuned.tuning.lru.later
     gain = trial.gains[target.objective]
     how = f"({change(gain)}, 95% CI {interval(gain)})"
@@ -413,7 +413,7 @@ def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
 
 
 def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:
-    """Return what the held-out requests need, where that is not what the training window needed."""
+    """Return the capacity that held-out requests need, if it differs from the training window's."""
     for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is None or least.would_need_blocks is None:
             continue
@@ -426,7 +426,7 @@ def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:
 
 
 def _side_effects(tuned: Recommendation) -> list[str]:
-    """Return what else changes: attainment, the median, the hits, and so prefill throughput."""
+    """Return changes of other figures: attainment, median, hits and prefill throughput."""
     best, lru = tuned.tuning.chosen.later, tuned.tuning.lru.later
     before, after = (ms_in_words(trial.times_ms.p50) for trial in (lru, best))
     hits, then = (share(trial.outcome.token_hit_rate) for trial in (lru, best))
@@ -467,7 +467,7 @@ def _verdict(tuned: Recommendation) -> Section:
 
 
 def _drafting(tuned: Recommendation) -> list[str]:
-    """Say what speculative decoding costs in hits."""
+    """Return the cost of speculative decoding in hits."""
     where, without = tuned.deployment, tuned.without_drafter
     if where is None or without is None or where.engine.drafter is None:
         return []
@@ -491,7 +491,7 @@ def _drafting(tuned: Recommendation) -> list[str]:
 
 
 def _layouts(tuned: Recommendation) -> list[str]:
-    """Return the range of the answers where it is not known when the sessions begin."""
+    """Return the range of results over session starts, if the trace does not know them."""
     layouts = tuned.tuning.layouts
     if not layouts:
         return []
@@ -521,7 +521,7 @@ def _layouts(tuned: Recommendation) -> list[str]:
 
 
 def _policies(tuned: Recommendation) -> Section:
-    """Return LRU, the policies and the oracles side by side, and the gains with intervals."""
+    """Return LRU, the policies and the oracles side by side, and gains with intervals."""
     tuning = tuned.tuning
     rows = [
         (BASELINE, tuning.lru.later),
@@ -545,7 +545,7 @@ def _policies(tuned: Recommendation) -> Section:
 
 
 def _gains(tuned: Recommendation) -> Table:
-    """Return the change that each contender makes to each figure, marked where significant."""
+    """Return a table of each contender's change of each figure, with intervals and harms."""
     decisive = tuned.tuning.target.objective
 
     def changed(name: str, judged: Judged) -> str:
@@ -578,12 +578,12 @@ def _gains(tuned: Recommendation) -> Table:
 
 
 def change(gain: Gain) -> str:
-    """Return a gain as the change that it is: -24.1%."""
+    """Return a gain, which is a reduction, as a signed change: -24.1%."""
     return percent_change(-gain.value)
 
 
 def interval(gain: Gain) -> str:
-    """Return the change's interval: -30.2% to -17.9%; where it has no width, why."""
+    """Return the change's interval: -30.2% to -17.9%; explain an interval of zero width."""
     if math.isinf(gain.low):
         return f"unknown: fewer than {FEWEST} conversations"
     if math.isclose(gain.low, gain.high, abs_tol=_NO_WIDTH):
@@ -636,9 +636,9 @@ def _to_set(tuned: Recommendation) -> Section:
 
 
 def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
-    """Return the verdict at the ends of what is not known exactly.
+    """Return the verdict at the ends of uncertain inputs.
 
-    Without `layouts`, those with other starts of the sessions are left out.
+    Without `layouts`, ends with other session starts are left out.
     """
 
     def words(other: EndVerdict) -> str:
@@ -670,7 +670,7 @@ def _ms(judged: WindowTrial) -> NDArray[np.float64]:
 
 
 def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figure]]:
-    """Yield the tail against the median and against prefill time: every setting that was tried."""
+    """Yield charts of the tail against the median and against prefill time, for all trials."""
     prices: dict[str, Callable[[Trial], float]] = {
         f"p50 {tuned.ttft}": lambda trial: trial.times_ms.p50,
         "mean prefill time": lambda trial: 1e3 / trial.served_per_s,
@@ -682,7 +682,7 @@ def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figur
 def trade_off_chart(
     tuned: Recommendation, price: str, of: Callable[[Trial], float]
 ) -> style.Figure:
-    """Build the tail against a price in ms: every setting that was tried, the choice marked."""
+    """Build the tail against another time (ms, `of` a trial) for all trials, the choice marked."""
     points = []
     for trial in explanation.tried_here(tuned):
         name = tuned.called(trial.policy)

@@ -1,7 +1,7 @@
-"""A result in every form: what the command line, the Python API and the HTML page show of it.
+"""A result in every form, for the command line, the Python API and HTML pages.
 
 The page is one self-contained file: no network, printable, with every string escaped. plotly's
-script is most of it, so it is in there compressed and unpacked by the browser.
+script, most of its size, is compressed and unpacked by the browser.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kvscope.report.words import trace_in_words
 
 
 class Report(Struct, frozen=True):
-    """The result of a command over a trace; each form is made when it is called for.
+    """A command's result in several forms, each built on demand.
 
-    A result that is not of one trace has a `heading`: what it is of, and a sentence.
+    A result without a single trace has a `heading`: a title and a sentence.
     """
 
     title: str
@@ -39,12 +39,12 @@ class Report(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the result is of."""
+        """The name of the trace, or the title of the heading."""
         return self.trace.name if self.trace else self.heading[0]
 
     @property
     def lead(self) -> str:
-        """The trace in a sentence, or that of the heading."""
+        """A sentence on the trace, or that of the heading."""
         return trace_in_words(self.trace) if self.trace else self.heading[1]
 
     def html(self) -> str:
@@ -52,9 +52,9 @@ class Report(Struct, frozen=True):
         return page(f"{self.title}: {self.name}", self.lead, self.sections())
 
     def select(self, names: Sequence[str], *, full: bool = False) -> Sequence[Section]:
-        """Return the sections of these names, all of them, or else the one screen.
+        """Return the named sections, all sections if `full`, or else the one screen.
 
-        Names match without regard to case. Raises UsageError for one that this report lacks.
+        Names match without regard to case. Raises UsageError for a name that this report lacks.
         """
         if not full and not names:
             return self.screen()
@@ -164,7 +164,7 @@ unpack().then(() => {
 
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Return the whole document; plotly's script stands in it once, compressed."""
+    """Return the whole HTML page, with plotly's script embedded once, compressed."""
     from plotly.offline import get_plotlyjs
 
     menu: list[str] = []
@@ -199,7 +199,7 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def fragment(sections: Sequence[Section]) -> str:
-    """Return the words and tables of sections, for a cell of a notebook."""
+    """Return the sentences and tables of sections as HTML for a notebook cell."""
     return "".join(
         f"<h4>{escape(section.title)}</h4>{_words(section)}{''.join(map(_table, section.tables))}"
         for section in sections
@@ -212,7 +212,7 @@ def _words(section: Section) -> str:
 
 
 def tiles(shown: Sequence[Tile]) -> str:
-    """Return tiles side by side; colour and a sign tell a target that is met from a missed one."""
+    """Return tiles side by side as HTML; colour and a sign mark met and missed targets."""
     looks = {True: (" met", "✓ "), False: (" missed", "✗ "), None: ("", "")}
     return (
         '<div class="tiles">' * bool(shown)
@@ -226,7 +226,7 @@ def tiles(shown: Sequence[Tile]) -> str:
 
 
 def _json(figures: Mapping[str, object]) -> str:
-    """Return the figures with the template that they share, so that no `<` ends the script."""
+    """Return the figures and their shared template as JSON; `<` is escaped inside the script."""
     from plotly.utils import PlotlyJSONEncoder
 
     document = {"figures": figures, "template": style.template().to_plotly_json()}

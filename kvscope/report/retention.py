@@ -1,4 +1,4 @@
-"""Times to live: what each hits and holds, in all and by category, and what providers charge."""
+"""Times to live: hits and memory of each, overall and by category, and providers' prices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FOREVER = "forever"
 
 
 def screen(result: Retention) -> list[Section]:
-    """Return what TTLs give, the categories with most hits, and prices."""
+    """Return hits by TTL, the categories with most hits, and prices."""
     return [_summary(result), _categories(result, _ROWS), _prices(result)]
 
 

@@ -1,4 +1,4 @@
-"""Which requests reuse what: categories, first and follow-up turns, users, hot blocks."""
+"""Reuse by requests: categories, first and follow-up turns, users, hot blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope.report.words import DEFAULT_HITS, FEWEST, count, counted, share, ti
 
 
 def sections(facts: Characterization) -> list[Section]:
-    """Return the sections on what reuses what; for lengths alone, the categories."""
+    """Return the sections on reuse; for a trace of lengths, only the categories."""
     known = [Section.of("Categories", category_table(facts, title=""))]
     if facts.trace.has_hashes:
         known.append(_contribution(facts.contribution))
@@ -27,9 +27,9 @@ def sections(facts: Characterization) -> list[Section]:
 def category_table(
     facts: Characterization, title: str = "Categories", limit: int | None = None
 ) -> Table:
-    """Return a row a category, most requests first, those below FEWEST requests pooled as "other".
+    """Return a row per category, most requests first; those below FEWEST requests form "other".
 
-    With `limit`, at most so many rows: the smaller ones are pooled too. No quantile can be pooled.
+    With `limit`, smaller rows are pooled too, to at most that many. Pooled rows have no quantiles.
     """
     ranked = sorted(facts.categories, key=lambda row: -row.requests)
     large = [row for row in ranked if row.requests >= FEWEST]
@@ -83,7 +83,7 @@ def category_table(
 
 
 def _next_turn(following: NextTurns | None, rows: Sequence[Category]) -> float | None:
-    """Return the probability of a next turn, of several categories that of settled requests."""
+    """Return the next-turn probability of a category, or of the settled requests of several."""
     if len(rows) == 1:
         return rows[0].next_turn_probability
     categories = {row.category for row in rows}
@@ -133,7 +133,7 @@ def _sources(sources: Sources) -> Section:
 
 
 def _shares(sources: Sources) -> dict[str, float | None]:
-    """Return the share of the reused blocks by the request that touched them last."""
+    """Return the shares of reused blocks, by whose request touched them last."""
     shares = {"the same conversation": sources.same_conversation_share}
     if sources.same_user_share is None:
         return shares | {"another conversation": sources.other_share}
@@ -163,7 +163,7 @@ def _skew(skew: Skew) -> Section:
 
 
 def contribution_chart(contribution: Contribution) -> style.Figure:
-    """Build the share of the requests and of the hits, by type and by turn."""
+    """Build the shares of requests and of hits, by type and by turn."""
     rows = contribution.rows
     requests, hits = [row.request_share for row in rows], [row.hit_share for row in rows]
     groups: dict[str, Sequence[float | None]] = {"requests": requests, "hits": hits}
@@ -174,7 +174,7 @@ def contribution_chart(contribution: Contribution) -> style.Figure:
 
 
 def sources_chart(sources: Sources) -> style.Figure:
-    """Build which requests touched reused blocks last."""
+    """Build the shares of reused blocks, by whose request touched them last."""
     shares = {name: share for name, share in _shares(sources).items() if share is not None}
     title, x = "Last touch of reused blocks", "share of the reused blocks"
     bars = {"blocks": list(shares.values())}
@@ -183,7 +183,7 @@ def sources_chart(sources: Sources) -> style.Figure:
 
 
 def users_chart(sources: Sources) -> style.Figure:
-    """Build which user reuses blocks that which user touched last, for the top users."""
+    """Build reused blocks of the top users, by reusing user and user of the last touch."""
     ranks = sorted({cell.reuser_rank for cell in sources.heat_map})
     blocks = {(cell.reuser_rank, cell.source_rank): cell.blocks for cell in sources.heat_map}
     names = [str(rank) for rank in ranks]
@@ -199,7 +199,7 @@ def users_chart(sources: Sources) -> style.Figure:
 
 
 def skew_chart(skew: Skew) -> style.Figure:
-    """Build how much of the reuse the most reused blocks, and the top users, account for."""
+    """Build the share of reuse that falls on the most reused blocks, and on the top users."""
     users = {} if skew.users is None else {"users, by hits": skew.users.hits}
     series = []
     for name, tops in {"blocks, by reuse": skew.reuse, **users}.items():

@@ -1,4 +1,4 @@
-"""Runs side by side: how each is called, drawn and written, and which is best at a capacity."""
+"""Runs side by side: their names, styles and columns, and the best at a capacity."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa", "belady", "tail-be
 
 
 class Contest(Struct, frozen=True):
-    """The best runs at one capacity by some measure; None where there is no such run.
+    """The best runs at one capacity by some measure; None if there is no such run.
 
     `best` is the best policy that an engine can run, `baseline` is LRU, and `best_known` the best
-    of all runs where an oracle is among them.
+    of all runs if an oracle is among them.
     """
 
     best: Run | None
@@ -36,7 +36,7 @@ class Contest(Struct, frozen=True):
 
 
 def contest(runs: Sequence[Run], measure: Callable[[Run], float]) -> Contest:
-    """Return the runs with the lowest `measure`; of equal ones the first."""
+    """Return the runs with the lowest `measure`; the first one if several are equal."""
 
     def lowest(candidates: list[Run]) -> Run | None:
         return min(candidates, key=measure, default=None)
@@ -50,12 +50,12 @@ def contest(runs: Sequence[Run], measure: Callable[[Run], float]) -> Contest:
 
 
 def rate(run: Run) -> float:
-    """Return a run's hit rate in the weight of its definition."""
+    """Return a run's hit rate, weighted as its definition says."""
     return hit_rate(run.setting, run.outcome)
 
 
 def names(runs: Sequence[Run]) -> Callable[[Run], str]:
-    """Return how to call each run: its policy, and the parameters in which its runs differ.
+    """Return a function that names a run: its policy, and the parameters that tell its runs apart.
 
     A star marks oracles.
     """
@@ -89,7 +89,7 @@ def run_name(run: Run) -> str:
 
 
 def is_plain_lru(run: Run) -> bool:
-    """Return whether LRU's exact curve says what this run does."""
+    """Return whether the run is LRU without a TTL, so that LRU's exact curve covers it."""
     return run.policy == BASELINE and math.isinf(run.params.get("ttl_s", math.inf))
 
 
@@ -106,9 +106,9 @@ def policy_line(policy: str) -> dict[str, object]:
 
 
 def run_columns(runs: Sequence[Run]) -> Columns:
-    """Return the columns of a table of runs of one setting, their name apart.
+    """Return the figure columns of a table of runs of one setting; names are not included.
 
-    Percentiles of the idle engine are in ms, queued ones in the unit that suits them.
+    Idle-engine percentiles are in ms, queued ones in a unit that suits them.
     """
     setting = runs[0].setting
 

@@ -60,7 +60,7 @@ class Section(Struct, frozen=True):
 
     @classmethod
     def of(cls, title: str, *parts: Part | None, plot: Iterable[str] = ()) -> Section:
-        """Return a section of these parts, those of a kind in their order, without the Nones."""
+        """Return a section of these parts, sorted by kind; None parts are dropped."""
         return cls(
             title,
             tuple(part for part in parts if isinstance(part, str)),
@@ -72,7 +72,7 @@ class Section(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The title as `--section` takes it: "Reuse gaps" is reuse-gaps."""
+        """The title as written for `--section`: "Reuse gaps" is reuse-gaps."""
         return self.title.partition(":")[0].rstrip("?").lower().replace(" ", "-")
 
 
@@ -86,7 +86,7 @@ Columns = Mapping[str, Callable[[Any], str]]
 def tabulate(
     title: str, rows: Iterable[Any], columns: Columns, note: str = "", words: Sequence[str] = ()
 ) -> Table:
-    """Return a table of `rows`, written by `columns`; those titled in `words` are aligned left."""
+    """Return a table; `columns` map titles to cell writers, titles in `words` are aligned left."""
     return Table(
         title,
         tuple(columns),
@@ -97,7 +97,7 @@ def tabulate(
 
 
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UsageError for a section that is not among the `known` ones, in any case."""
+    """Raise UsageError for a section name that is not in `known`, ignoring case."""
     if unknown := [name for name in names if name.lower() not in known]:
         raise UsageError(
             f"there is no section {unknown[0]!r}",
@@ -107,14 +107,14 @@ def check_names(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def bar(share: float, width: int = 24) -> str:
-    """Return a horizontal bar of `width` characters, filled for `share` (0–1) of it."""
+    """Return a horizontal bar of `width` characters; a `share` (0–1) of it is filled."""
     eighths = round(max(0.0, min(share, 1.0)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 def sparkline(values: Sequence[float | None], top: float | None = None) -> str:
-    """Return a character a value, its height the value's share of `top` (default: the largest).
+    """Return one character per value; heights are relative to `top` (default: the largest).
 
     More values than PLOT_WIDTH are thinned to their means.
     """
@@ -126,7 +126,7 @@ def sparkline(values: Sequence[float | None], top: float | None = None) -> str:
 
 
 def _letter(letters: str, share: float) -> str:
-    """Return the letter at a share (0–1) of the way through the letters."""
+    """Return the letter at position `share` (0–1) in `letters`."""
     last = len(letters) - 1
     return letters[min(last, max(0, round(share * last)))]
 
@@ -134,9 +134,9 @@ def _letter(letters: str, share: float) -> str:
 def curve_plot(
     at: Sequence[float], curves: Mapping[str, Sequence[float]], write: Callable[[float], str]
 ) -> tuple[str, ...]:
-    """Return a sparkline for each named curve over `at`, and its ends as `write` puts them.
+    """Return a sparkline for each named curve over `at`, and a line with both ends of the axis.
 
-    All have one scale; it begins where the first curve rises above 2% of its highest point.
+    All share one scale, which begins where the first curve exceeds 2% of its peak.
     """
     first = next(iter(curves.values()), ())
     top = max(first, default=0.0)
@@ -151,7 +151,7 @@ def curve_plot(
 
 
 def heat_map(rows: Sequence[Sequence[float]], top: float | None = None) -> list[str]:
-    """Return a line a row, two characters a cell, darker for larger shares of `top`."""
+    """Return a line per row, two characters per cell, darker for larger shares of `top`."""
     highest = top if top is not None else max((max(row, default=0.0) for row in rows), default=0.0)
     scale = highest if highest > 0 else 1.0
     return ["".join(2 * _letter(_SHADES, cell / scale) for cell in row) for row in rows]

@@ -1,4 +1,4 @@
-"""Where in the prompt reuse lies, prefixes that prompts share, sizes of requests, what is alive."""
+"""Reuse within prompts, shared prefixes, sizes of requests, and the working set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_RUNS = 100  # runs of a pixel's width cannot be pointed at, and all take t
 
 
 def sections(analysis: Analysis) -> list[Section]:
-    """Return the sections on space."""
+    """Return the sections on reuse within prompts, prefixes and sizes."""
     facts = analysis.characterization
     known = []
     if facts.spatial is not None and facts.spatial.overall is not None:
@@ -86,7 +86,7 @@ def _working_set(analysis: Analysis, working_set: WorkingSet) -> Section:
 
 
 def _sizes(model: Model, analysis: Analysis, sizes: tuple[RequestSize, ...]) -> Section:
-    """Return how much memory the KV cache of one request takes."""
+    """Return the KV-cache memory of one request."""
     hbm, memory = analysis.hbm_bytes, "the pool" if analysis.deployment else "an HBM"
 
     def cell(tokens: float) -> str:
@@ -143,7 +143,7 @@ def spatial_chart(spatial: Spatial) -> style.Figure:
 
 
 def working_set_chart(working_set: WorkingSet, unit: Unit) -> style.Figure:
-    """Build the size of the blocks that will be used again, over time."""
+    """Build the size of the working set (blocks that will be reused), over time."""
     hours = [at / 3600 for at in working_set.at_s]
     sizes = [blocks * unit.per_block for blocks in working_set.blocks]
     series = [style.Series("", hours, sizes, style.line(0) | {"shape": "hv"})]
@@ -152,7 +152,7 @@ def working_set_chart(working_set: WorkingSet, unit: Unit) -> style.Figure:
 
 
 def hottest_prefixes(prefixes: Sequence[Prefix], block_size: int) -> Section:
-    """Return the icicle, and the prefixes with most hits as a table."""
+    """Return the icicle chart, and a table of the prefixes with most hits."""
     if not prefixes:
         return Section.of("Hottest prefixes", "No prompt begins as an earlier one did.")
     first = [prefix for prefix in prefixes if not prefix.parent]
@@ -189,9 +189,9 @@ def _hash(prefix: Prefix) -> str:
 
 
 def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
-    """Build the prefix trie's runs by the tokens that prompts hit there; a click zooms in.
+    """Build an icicle of the prefix trie's runs by tokens hit there; a click zooms in.
 
-    The widest are drawn; the hits of runs that follow them and are not drawn count as theirs.
+    Only the widest runs are drawn; hits of runs below them count for them.
     """
     chart = style.figure("Hottest prefixes, by hash", "", "", height=460)
     shown = hottest(prefixes, _MOST_RUNS)
@@ -222,7 +222,7 @@ def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
 
 
 def _hits(prefixes: Sequence[Prefix], shown: Sequence[Prefix]) -> dict[int, int]:
-    """Return by number the blocks hit there, and in the runs after it that are not shown."""
+    """Return the blocks hit in each shown run and in the hidden runs below it, by run number."""
     parents = {prefix.number: prefix.parent for prefix in prefixes}
     hits = {0: 0} | {prefix.number: 0 for prefix in shown}
     for prefix in prefixes:

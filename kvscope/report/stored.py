@@ -1,4 +1,4 @@
-"""Reports in the store: what a command answered, to be opened again as it was shown."""
+"""Reports in the store: results of commands, to be opened again as they were shown."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class StoredReport(Struct, frozen=True):
-    """A report without what it shows; `created_at` is in UTC, `duration_s` that of computing it.
+    """A report without its content; `created_at` is in UTC, `duration_s` the computing time.
 
-    `question` is a digest of what was asked, and `settings` is the deployment in words.
+    `question` is a digest of the request, and `settings` is the deployment in words.
     """
 
     DOCUMENT: ClassVar[str] = "command summary created_at duration_s kvscope"
@@ -47,7 +47,7 @@ class StoredReport(Struct, frozen=True):
 
 
 class ReportContent(Struct, frozen=True):
-    """What a stored report shows, its recommendation.toml and its JSON document, if any."""
+    """The content of a stored report, its recommendation.toml and its JSON document, if any."""
 
     sections: tuple[Section, ...]
     file: str | None
@@ -69,11 +69,11 @@ def keep(
     note: Callable[[str], None] | None = None,
     **columns: str | None,
 ) -> ReportContent:
-    """Return what a report shows; store it, unless its trace has been removed.
+    """Return a report's content; store it, unless its trace has been removed.
 
-    `summary` is its answer in one line, by default its first sentence. `columns` are those of the
-    store: the `file`, the `question` and the `settings`. `note` takes why the store cannot take it,
-    which is raised without one.
+    `summary` is its answer in one line, by default its first sentence. `columns` are further
+    columns of the store: `file`, `question`, `settings`. `note` receives the reason if it cannot be
+    stored; without `note`, that is raised.
     """
     from kvscope.usecases.documents import to_json
 
@@ -107,7 +107,7 @@ def keep_answer(
     duration_s: float,
     note: Callable[[str], None],
 ) -> ReportContent:
-    """Store the report on what a use case answers a request; return what it shows."""
+    """Store the report on a use case's result for a request; return its content."""
     summary, file = "", None
     if case.file is not None and case.file.summary and case.file.text:
         summary, file = case.file.summary(result), case.file.text(result)
@@ -125,7 +125,7 @@ def keep_answer(
 
 
 def question_of(request: Any) -> str:
-    """Return a digest of what is asked, whether options state it or are left at their defaults."""
+    """Return a digest of a request; stating a default value does not change it."""
     for beside, nothing in (("given", frozenset()), ("perfetto", None)):
         if hasattr(request, beside):
             request = replace(request, **{beside: nothing})
@@ -138,7 +138,7 @@ def all_reports(store: Store) -> list[StoredReport]:
 
 
 def section(reports: Sequence[StoredReport]) -> Section:
-    """Return the reports over one trace, a sentence each."""
+    """Return the reports over one trace, with a sentence for each."""
     return Section.of(
         "Reports",
         *(
@@ -164,7 +164,7 @@ def traces_table(stored: Sequence[Trace]) -> Table:
 
 
 def open_report(store: Store, report_id: int) -> ReportContent:
-    """Return what a report shows. Raises InputError where the store has no such report."""
+    """Return a report's content. Raises InputError if the store has no such report."""
     content = results.report_content(store, report_id)
     if content is None:
         raise InputError(

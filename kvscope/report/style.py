@@ -37,15 +37,15 @@ _COUNTS = ("(blocks)", "(tokens)", "conversations")
 
 
 def label(text: str) -> str:
-    """Return a string of a trace for use in a chart, where plotly would read some HTML.
+    """Return a trace's string for a chart: escaped, as plotly reads some HTML.
 
-    A chart has no room for more than LONGEST_LABEL characters.
+    It is cut to LONGEST_LABEL characters.
     """
     return escape(text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…")
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return the labels of an axis: names that are cut alike stay apart by their numbers."""
+    """Return the labels of an axis; equal labels (after cutting) get numbers."""
     cut = list(map(label, names))
     known: Counter[str] = Counter()
     for at, name in enumerate(cut):
@@ -61,7 +61,7 @@ def line(number: int) -> dict[str, object]:
 
 
 def layout(title: str, *, height: int = 380) -> dict[str, object]:
-    """Return what every chart's layout begins with; the legend lies below, so it clips nothing."""
+    """Return the base layout of every chart; the legend lies below, so it clips nothing."""
     below = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}
     return {
         "title": {"text": title, "font": {"size": 16}},
@@ -175,7 +175,7 @@ def bars(
 
 @cache
 def template() -> plotly_layout.Template:
-    """Return axes and background as in plotly_white, which is large and copied for each chart."""
+    """Return axes and background as in plotly_white, without copying that large template."""
     from plotly.graph_objects import layout
 
     axis: dict[str, object] = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), _PALE)
@@ -196,9 +196,9 @@ def template() -> plotly_layout.Template:
 def logarithmic(chart: Figure, axis: str = "x") -> None:
     """Make the axis logarithmic, every tick labelled in full; counts as 2k, others as 2,000.
 
-    Call it once the series are there. Plotly labels nine ticks a decade where there are few
-    decades, most of them by one small digit: here they are 1, 2 and 5. It draws a decade on both
-    sides of values that are all the same.
+    Call it after adding the series. Over few decades plotly labels nine ticks a decade, most by one
+    small digit: here they are 1, 2 and 5. If all values are equal, plotly adds a decade on both
+    sides.
     """
     series = (trace[axis] for trace in chart.data if trace[axis] is not None)
     values = [
@@ -212,7 +212,7 @@ def logarithmic(chart: Figure, axis: str = "x") -> None:
 
 
 def mark(chart: Figure, x: float, text: str, *, at: float = 1.0, side: str = "left") -> None:
-    """Draw a vertical line at `x` of a logarithmic axis, its text at a `side`, `at` (0-1) high."""
+    """Draw a vertical line at `x` of a logarithmic axis; `at` (0-1) is its text's height."""
     chart.add_vline(x=x, line_dash="dot", line_color=GREY)
     anchor = "right" if side == "left" else "left"
     # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is
@@ -240,12 +240,12 @@ def ideal_level(chart: Figure, rate: float) -> Figure:
 
 
 def nested(chart: Figure) -> Figure:
-    """Lay out an icicle: no axes beside it, and no text that is too small to read; return it."""
+    """Lay out an icicle without axes and without text too small to read; return the chart."""
     texts = {"minsize": 10, "mode": "hide"}
     return chart.update_layout(margin={"l": 10, "r": 10, "t": 50, "b": 10}, uniformtext=texts)
 
 
 def point(chart: Figure, x: float, y: float, name: str) -> None:
-    """Mark a point with a circle of its own."""
+    """Mark a point with a circle."""
     marker = {"color": VERMILION, "size": 13, "symbol": "circle-open", "line_width": 3}
     chart.add_scatter(x=[x], y=[y], mode="markers", name=name, marker=marker)

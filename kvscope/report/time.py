@@ -1,4 +1,4 @@
-"""How soon blocks are reused, how long they live, and how stable that is."""
+"""Time to reuse of blocks, their lifetimes, and the stability of both."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def sections(facts: Characterization) -> list[Section]:
 
 
 def _only(shown: Collection[str], facts: _Facts) -> _Facts:
-    """Return the facts without the categories that are not shown."""
+    """Return the facts of the `shown` categories only."""
     rows: Any = tuple(row for row in facts.by_category if row.category in shown)
     return replace(facts, by_category=rows)
 
 
 def _ranked(facts: _Facts, size: Callable[[Any], int]) -> list[Any]:
-    """Return the row of all requests, then those of the categories, the largest first."""
+    """Return the row of all requests, then the categories' rows, the largest first."""
     rows: list[Any] = sorted(facts.by_category, key=size, reverse=True)
     return rows if facts.overall is None else [facts.overall, *rows]
 
@@ -109,7 +109,7 @@ def _lifetimes(lifetimes: Lifetimes, note: str) -> Section:
 
 
 def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
-    """Return how windows differ, of what has enough requests in each for that to mean anything."""
+    """Return how much windows differ, for quantities with enough requests in each window."""
     units_of_time = {"window": stability.between_windows, "day": stability.between_days}
     tables = (_varying(unit, rows, requests) for unit, rows in units_of_time.items())
     return Section.of(
@@ -127,7 +127,7 @@ def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
 
 
 def _varying(unit: str, variations: Sequence[Variation], requests: Mapping[str, int]) -> Table:
-    """Return a row a category: the mean of each quantity and how much it varies."""
+    """Return a row per category: the mean of each quantity and its variation."""
     known = {(row.category, row.quantity): row for row in variations}
     large = {name for name in requests if requests[name] >= FEWEST * WINDOWS}
     gaps = time_unit(row.mean for row in variations if row.quantity == "reuse_gap_p50_s")

@@ -1,4 +1,4 @@
-"""Time to first token: how it is distributed, median against tail, and its change by category."""
+"""Time to first token: distributions, median against tail, and changes by category."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def category_section(
 ) -> Section:
     """Return TTFT by category under LRU (`before`) and another policy, most requests first.
 
-    Small categories are left out. `times` picks the view of TTFT.
+    Small categories are left out. `times` selects the view of TTFT.
     """
     shown = large(before, lambda name: before[name].requests)
     lru = {name: times(before[name]) for name in shown}
@@ -86,7 +86,7 @@ def changes_chart(
 ) -> style.Figure:
     """Build the change of TTFT by category and percentile, of the first SHOWN_CATEGORIES.
 
-    Bars to the left of 0 are faster, bars to the right are slower; more than twice is cut.
+    Bars left of 0 are faster, bars right of it slower; changes above a factor of two are cut.
     """
     names = list(before)[:SHOWN_CATEGORIES]
 
@@ -104,7 +104,7 @@ def changes_chart(
 
 
 class Distribution(Struct, frozen=True):
-    """`value_ms[i]` is the least value that the share _SHARES[i] of the requests do not exceed."""
+    """Quantiles of one policy: `value_ms[i]` is that of share _SHARES[i] of the requests."""
 
     name: str
     line: Mapping[str, object]
@@ -116,7 +116,7 @@ def distribution(
 ) -> Distribution:
     """Return the distribution of values, thinned to a few hundred points (nearest rank).
 
-    Its line is that of `policy`, unless another one is given.
+    It is drawn in the style of `policy`, unless `line` is given.
     """
     values = np.quantile(value_ms, _SHARES, method="inverted_cdf") if len(value_ms) else value_ms
     return Distribution(name, line or policy_line(policy), tuple(values.tolist()))
@@ -163,7 +163,7 @@ def cdf_chart(
 
 
 class Point(Struct, frozen=True):
-    """A policy with its parameters (`label`), its tail, and what pays for that; both in ms."""
+    """A policy with its parameters (`label`), its tail, and the time that worsens for it (ms)."""
 
     policy: str
     label: str
@@ -174,7 +174,7 @@ class Point(Struct, frozen=True):
 def trade_off_chart(
     title: str, price: str, tail: str, points: Sequence[Point], chosen: str | None = None
 ) -> style.Figure:
-    """Build `tail` against `price`: a colour a policy, and the front that no point beats.
+    """Build `tail` against `price`, coloured by policy, with the Pareto front.
 
     A ring marks the point with the label `chosen`.
     """
@@ -204,7 +204,7 @@ def trade_off_chart(
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other beats both in the price and in the tail."""
+    """Return the Pareto front: points that no other beats in both price and tail."""
     best: list[Point] = []
     for point in sorted(points, key=lambda point: (point.price_ms, point.tail_ms)):
         if not best or point.tail_ms < best[-1].tail_ms:

@@ -1,4 +1,4 @@
-"""Prediction against measurement: the verdict, every run, and the engine it was measured on."""
+"""Prediction against measurement: the verdict, every run, and the measured engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPENING = {
 
 
 def sections(validation: Validation) -> list[Section]:
-    """Return the verdict, every run, and what it was measured on."""
+    """Return the verdict, every run, and the engine."""
     after = f"requests after the first {validation.warmup:,}, which fill the cache"
     checks = [f"{_MARKS[check.passed]} {check.words}" for check in validation.checks]
     verdict = Section.of(f"Validation: {validation.verdict}", *_opening(validation), *checks)
@@ -39,7 +39,7 @@ def sections(validation: Validation) -> list[Section]:
 
 
 def stored(validation: StoredValidation) -> list[Section]:
-    """Return a validation of the store: the verdict, every run, and the engine."""
+    """Return a stored validation: the verdict, every run, and the engine."""
     verdict = Section.of(
         f"{validation.created_at:%Y-%m-%d %H:%M} UTC: {validation.verdict}",
         *_opening(validation),

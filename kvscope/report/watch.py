@@ -1,4 +1,4 @@
-"""What a recording that grows hits now, and could hit: the window that `kvscope watch` replays."""
+"""A growing recording's actual and possible hits: the window that `kvscope watch` replays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope.report.words import count, counted, share
 
 
 def section(watch: Watch) -> Section:
-    """Return the latest window in tiles and sentences, and all that were replayed as a chart."""
+    """Return the latest window in tiles and sentences, and all replayed windows as a chart."""
     hits, title = watch.hits, "Latest requests"
     failed = f"The window could not be replayed: {watch.failure}." if watch.failure else None
     if hits is None:
@@ -45,7 +45,7 @@ def section(watch: Watch) -> Section:
 
 
 def _drift(hits: WindowHits) -> str | None:
-    """Return whether to tune again, None without a recommendation that says what it expects."""
+    """Return whether to tune again; None if no recommendation states an expected hit rate."""
     if hits.drift is None:
         return None
     moved = f"The recommendation's hit rate is {hits.drift:+.0%} from what it was chosen for"
@@ -53,7 +53,7 @@ def _drift(hits: WindowHits) -> str | None:
 
 
 def chart(past: Sequence[WindowHits]) -> style.Figure:
-    """Build the hit rates of all windows that were replayed, the first one at 0."""
+    """Build the hit rates of all replayed windows over time; the first one is at 0."""
     minutes = [(each.computed_at_s - past[0].computed_at_s) / 60 for each in past]
     rates: dict[str, list[float | None]] = {
         "engine": [each.observed for each in past],

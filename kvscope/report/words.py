@@ -31,13 +31,13 @@ DEFAULT_HITS = (
 
 
 class TimeUnit(Struct, frozen=True):
-    """The one unit of all the times of a column."""
+    """A unit shared by all times of a column."""
 
     name: str
     seconds: float
 
     def cell(self, seconds: float | None) -> str:
-        """Return a time as text, without its unit; a dash where there is none."""
+        """Return a time as text, without its unit; a dash for None."""
         return NONE if seconds is None else significant(seconds / self.seconds)
 
 
@@ -52,14 +52,14 @@ MILLISECONDS, SECONDS = (unit for _, unit in _TIME_UNITS[:2])
 
 
 def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
-    """Return the unit that suits the median of these times; zeros do not count."""
+    """Return the unit that suits the median of these times; zeros are ignored."""
     known = sorted(value for value in seconds if value and isfinite(value))
     middle = known[len(known) // 2] if known else 1.0
     return next(unit for below, unit in _TIME_UNITS if middle < below)
 
 
 def rate_unit(per_second: Iterable[float]) -> TimeUnit:
-    """Return the time over which to count events, so that the median rate is 1 or more."""
+    """Return the unit of time in which the median number of events is 1 or more."""
     known = sorted(value for value in per_second if value)
     middle = known[len(known) // 2] if known else 1.0
     units_of_time = (SECONDS, TimeUnit("min", 1 / 60), TimeUnit("h", 1 / 3600))
@@ -91,7 +91,7 @@ def difference(value: float, write: Callable[[float], str] = significant) -> str
 
 
 def points(value: float) -> str:
-    """Return a difference of shares in percentage points, with the decimals that show it."""
+    """Return a difference of shares in percentage points, with as many decimals as it needs."""
     return difference(value, lambda size: units.format_pp(size, _decimals(size))[1:])
 
 
@@ -105,7 +105,7 @@ def _decimals(share: float) -> int:
 
 
 def count(value: float | None) -> str:
-    """Return a whole number with thousands separators, a dash where there is none."""
+    """Return a whole number with thousands separators, a dash for None."""
     return NONE if value is None else units.format_count(value)
 
 
@@ -115,12 +115,12 @@ def money(amount: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share as a percentage, a dash where there is none."""
+    """Return a share as a percentage, a dash for None."""
     return NONE if value is None else units.format_share(value)
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
-    """Return so many of a thing: 1 request, 12,031 requests."""
+    """Return a number with its noun: 1 request, 12,031 requests."""
     return f"{units.format_count(number)} {thing if number == 1 else things or thing + 's'}"
 
 
@@ -131,21 +131,21 @@ def listed(names: Sequence[str], limit: int, rest: str = "more") -> str:
 
 
 def large(rows: Iterable[Row], size: Callable[[Row], int]) -> list[Row]:
-    """Return the rows of FEWEST requests or more, the largest first; all where none has as many."""
+    """Return the rows with FEWEST requests or more, the largest first; all if none has."""
     ranked = sorted(rows, key=size, reverse=True)
     return [row for row in ranked if size(row) >= FEWEST] or ranked
 
 
 def left_out(rows: Sequence[object], shown: Sequence[object], things: str = "requests") -> str:
-    """Return how many of the `rows` are too small to be `shown`, as a note."""
+    """Return a note on the number of `rows` too small to be `shown`."""
     few = len(rows) - len(shown)
     return f"left out: {few} below {FEWEST} {things}" if few else ""
 
 
 def interval_in_words(interval: tuple[float, float] | None, write: Callable[[float], str]) -> str:
-    """Return an interval from low to high, `?` where the data cannot tell.
+    """Return an interval from low to high, `?` if the data do not determine it.
 
-    An interval without width says that the estimate is at its bound.
+    An interval of zero width means that the estimate is at its bound.
     """
     if interval is None:
         return "?"
@@ -161,7 +161,7 @@ def interval_in_words(interval: tuple[float, float] | None, write: Callable[[flo
 def percentiles(
     names: str, summary: Callable[[Any], object], write: Callable[[float], str]
 ) -> Columns:
-    """Return a column for each of the `names`, such as "mean p50 p99", in the summary of a row."""
+    """Return a column per name in `names`, such as "mean p50 p99", of a row's `summary`."""
 
     def column(name: str) -> Callable[[Any], str]:
         return lambda row: write(getattr(summary(row), name))
@@ -170,7 +170,7 @@ def percentiles(
 
 
 def definition_in_words(definition: HitDefinition) -> str:
-    """Return what a hit rate counts."""
+    """Return a hit definition in words."""
     last = f"last {100 * (1 - definition.warmup):.4g}% of the requests"
     parts = [
         f"{definition.weight}-weighted",
@@ -183,7 +183,7 @@ def definition_in_words(definition: HitDefinition) -> str:
 
 
 def hit_rate_in_words(definition: HitDefinition) -> str:
-    """Return a sentence on what a hit rate is."""
+    """Return a sentence that defines the hit rate."""
     if definition != standard():
         return f"Counted: {definition_in_words(definition)}."
     return (
@@ -193,7 +193,7 @@ def hit_rate_in_words(definition: HitDefinition) -> str:
 
 
 def trace_in_words(trace: Trace) -> str:
-    """Return one line on what was read."""
+    """Return a trace in one line."""
     parts = [f"{counted(trace.requests, 'request')} over {units.duration_in_words(trace.span_s)}"]
     if trace.has_hashes:
         parts += [
@@ -206,7 +206,7 @@ def trace_in_words(trace: Trace) -> str:
 
 
 class Unit(Struct, frozen=True):
-    """A unit of capacity, with the number of it that one block is."""
+    """A unit of capacity; one block is `per_block` units."""
 
     name: str
     per_block: float
@@ -218,7 +218,7 @@ class Unit(Struct, frozen=True):
 
 
 class Sizes(Struct, frozen=True):
-    """How to write capacities of blocks of `block_size` tokens; in bytes where a model is known."""
+    """How to write capacities in blocks of `block_size` tokens; also in bytes for a model."""
 
     block_size: int
     model: Model | None = None
@@ -226,7 +226,7 @@ class Sizes(Struct, frozen=True):
     memory: str = "HBM"
 
     def columns(self, blocks: Callable[[Any], int]) -> Columns:
-        """Return a column for each unit that is known, of the `blocks` of a row."""
+        """Return a column for each known unit; `blocks` returns a row's capacity."""
         columns: dict[str, Callable[[Any], str]] = {"blocks": lambda row: count(blocks(row))}
         model, hbm, size = self.model, self.hbm_bytes, self.block_size
         if model is None:
@@ -270,5 +270,5 @@ class Sizes(Struct, frozen=True):
 
 
 def multiple(times: float) -> str:
-    """Return how many times over: 0.0612×, 6.4×, 24×, 1,200×."""
+    """Return a factor as text: 0.0612×, 6.4×, 24×, 1,200×."""
     return f"{significant(times)}×"

@@ -1,4 +1,4 @@
-"""What xi does at one capacity: every replay of a policy that has a xi, with LRU for comparison."""
+"""The effect of xi at one capacity: every replay of a policy with a xi, and LRU."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _ABOUT = "xi: the tokens that the next turn may compute and still meet the SLO."
 
 
 def by_xi(runs: Sequence[Run]) -> dict[float, Run]:
-    """Return the runs of a policy that has a xi, by its value, ascending."""
+    """Return the runs with a parameter xi, by its value, ascending."""
     with_xi = [run for run in runs if XI in run.params]
     return {run.params[XI]: run for run in sorted(with_xi, key=lambda run: run.params[XI])}
 
 
 def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
-    """Return a percentile of TTFT against xi, `at_xi` marked, and every replay as a row.
+    """Return a percentile of TTFT against xi with `at_xi` marked, and a row per replay.
 
     `percentile` is a field of `Percentiles`. One policy of the simulation has a xi, at one
     capacity.
@@ -68,7 +68,7 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
 
 
 def _tiles(run: Run, lru: Run) -> list[Tile]:
-    """Return what the chosen xi changes against LRU; no change is neither good nor bad."""
+    """Return tiles of the chosen xi's changes against LRU; no change is neither good nor bad."""
     then, now = run.outcome, lru.outcome
 
     def tile(label: str, value: str, change: float, words: str) -> Tile:
@@ -91,16 +91,16 @@ def _tiles(run: Run, lru: Run) -> list[Tile]:
 
 
 def best(simulation: Simulation) -> float:
-    """Return the xi with the lowest p95 of those that the plan's limits allow, else of all."""
+    """Return the xi with the lowest p95 among those that break no limit, else among all."""
     runs, lru, slo_s = by_xi(simulation.runs), _lru(simulation), simulation.setting.slo_s
     allowed = {xi: run for xi, run in runs.items() if not objections(run, lru, slo_s)}
     return min(allowed or runs, key=lambda xi: runs[xi].outcome.ttft_ms.p95)
 
 
 def objections(run: Run, lru: Run, slo_s: float | None) -> list[str]:
-    """Return in words which limits of `kvscope tune` a run breaks against LRU's, its value alone.
+    """Return in words which limits of `kvscope tune` a run breaks against LRU, without intervals.
 
-    Without an SLO only those of the median and the tail.
+    Without an SLO, only the limits of the median and the tail apply.
     """
     then, now = run.outcome, lru.outcome
     target = Target(slo_s or math.inf)
@@ -126,7 +126,7 @@ def _lru(simulation: Simulation) -> Run:
 
 
 def columns(profile: LatencyProfile, xi: Callable[[Any], float]) -> Columns:
-    """Return the columns of the xi of a row: in tokens, and as the time that they take."""
+    """Return two columns of a row's xi: in tokens, and as prefill time."""
     return {
         "xi (tokens)": lambda row: count(xi(row)),
         "xi (ms)": lambda row: significant(float(profile.ttft_s(int(xi(row)), 0)) * 1e3),

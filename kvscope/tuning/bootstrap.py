@@ -43,11 +43,11 @@ _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 
 
 class Gain(Struct, frozen=True):
-    """How far a figure is below the baseline's, and its 95 % interval; negative where it is above.
+    """Relative reduction of a figure against the baseline, with its 95 % interval.
 
-    A share of the baseline's figure, or a difference where the field that holds it says so. Minus
-    infinity where the baseline is 0 and the figure is not. The interval is infinite where there are
-    too few conversations.
+    It is a share of the baseline's figure, for `attainment_gain` a difference of shares; below 0 if
+    the figure is larger. Minus infinity if only the baseline is 0. With too few conversations the
+    interval is infinite.
     """
 
     value: float
@@ -56,10 +56,10 @@ class Gain(Struct, frozen=True):
 
 
 class Resampled(Struct, frozen=True):
-    """F figures of one policy's latencies: `value`, and `resamples`, an array of 3 x R x F.
+    """F figures of one policy's latencies: `value` (F), and `resamples`, an array of 3 x R x F.
 
     R resamples each of conversations, of short stretches of time and of eighths of the window.
-    `clusters`, 3 x F, is the effective number of those that each figure rests on.
+    `clusters`, 3 x F, is the effective number of clusters behind each figure.
     """
 
     value: NDArray[np.float64]
@@ -68,10 +68,10 @@ class Resampled(Struct, frozen=True):
 
 
 def clusters_of(conversation: NDArray[np.int32], user: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the clusters of requests to draw: their conversations, or their users.
+    """Return each request's cluster for resampling: its conversation, or its user.
 
-    Users, where conversations are nearly all single requests, all users are known (not -1), and
-    their effective number is `FEWEST` or more. Both arrays have an entry a request.
+    It is the user if nearly all conversations are single requests, all users are known (not -1),
+    and their effective number is `FEWEST` or more. Both arrays have one entry per request.
     """
     single = len(conversation) < _SINGLE * len(np.unique(conversation))
     if not single or user.min() < 0:
@@ -84,9 +84,9 @@ def clusters_of(conversation: NDArray[np.int32], user: NDArray[np.int32]) -> NDA
 class Bootstrap:
     """Resamples of a window's requests with replacement, the same ones for every policy.
 
-    `conversation` has an entry a request, in order of arrival: its conversation or other cluster.
-    Figures are p50, p90, p95, p99, the target's percentile, `violations` (a share) and `tel` (a
-    mean; requests without a token are violations and add nothing to it).
+    `conversation` has one entry per request, in order of arrival: its conversation or other
+    cluster. Figures are p50, p90, p95, p99, the target's percentile, `violations` (a share) and
+    `tel` (a mean; requests without a token are violations and add nothing to it).
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Bootstrap:
         self.names = (*percentiles, "violations", "tel")
 
     def figures(self, ttft_s: NDArray[np.float64]) -> Resampled:
-        """Return the figures of latencies in seconds, one a request."""
+        """Return the figures of latencies (s), one per request."""
         order = np.argsort(ttft_s, kind="stable")
         ascending, seed = ttft_s[order], np.uint64(self._seed)
         figures = np.empty((len(self._clusterings), 1 + self._resamples, len(self.names)))
@@ -124,25 +124,25 @@ class Bootstrap:
     def _clusters(self, ttft_s: Float64s, cluster: NDArray[np.int32]) -> Float64s:
         """Return the effective number of clusters of each figure: (sum of x)^2 / sum of x^2.
 
-        x is a cluster's number of requests for a percentile, else its late requests or its excess.
+        x is a cluster's load: its requests (percentiles), late requests or excess (TEL).
         """
         loads = np.ones(len(ttft_s)), *self._late(ttft_s)
         clusters = [_effective(load, cluster) for load in loads]
         return np.repeat(clusters, (len(self._ranks), 1, 1))
 
     def _late(self, ttft_s: Float64s) -> tuple[Float64s, Float64s]:
-        """Return 1 for each late request, and its excess; 0 for others."""
+        """Return for each request whether it is late (0 or 1), and its excess over the SLO (s)."""
         late = ttft_s > self._target.slo_s
         excess = np.where(late & np.isfinite(ttft_s), ttft_s - self._target.slo_s, 0.0)
         return late.astype(np.float64), excess
 
     def gains(self, baseline: Resampled, candidate: Resampled) -> dict[str, Gain]:
-        """Return the share by which each of the candidate's figures is below the baseline's."""
+        """Return the relative reduction of each candidate figure against the baseline's."""
         clusters = np.minimum(baseline.clusters, candidate.clusters)
         return self._compared(_less, baseline, candidate, clusters)
 
     def attainment_gain(self, baseline: Resampled, candidate: Resampled) -> Gain:
-        """Return the change of the share (0-1) of requests within the SLO, a difference."""
+        """Return the change in SLO attainment, as a difference of shares (0-1)."""
         # The policy with more late requests decides how certain a difference is.
         clusters = np.maximum(baseline.clusters, candidate.clusters)
         return self._compared(np.subtract, baseline, candidate, clusters)["violations"]
@@ -167,11 +167,11 @@ class Bootstrap:
     def likely(
         self, baseline: Resampled, candidate: Resampled, baseline_s: Float64s, candidate_s: Float64s
     ) -> float:
-        """Return how likely (0-1) a candidate's attainment or TEL is better, the likelier of both.
+        """Return the probability (0-1) that attainment or TEL improves, the larger of both.
 
-        One-sided, from 0.95 on as good as certain. Both arrays are latencies, compared request by
-        request: the probability is Student's for as many clusters as the differences effectively
-        rest on, the least of all kinds of clusters. 0 with too few conversations.
+        It is one-sided; 0.95 and above counts as certain. Both arrays are latencies, paired by
+        request: the probability is Student's t for the effective number of clusters behind the
+        differences, the smallest over all kinds of clusters. 0 with too few conversations.
         """
         from scipy.special import ndtri, stdtr
 
@@ -190,12 +190,12 @@ class Bootstrap:
         return max(likely)
 
     def meeting_share(self, figures: Resampled) -> float:
-        """Return the share (0-1) of resamples that meet the target, the smallest of all kinds."""
+        """Return the share (0-1) of resamples that meet the target, least over cluster kinds."""
         at = self.names.index(format_percentile(self._target.percentile))
         return float((figures.resamples[..., at] <= self._target.slo_s).mean(axis=1).min())
 
     def interval(self, figures: Resampled, name: str) -> tuple[float, float]:
-        """Return the 95 % interval of a figure; without bounds for too few conversations."""
+        """Return the 95 % interval of a figure, 0 to infinity for too few conversations."""
         if self.conversations < FEWEST:
             return 0.0, math.inf
         at = self.names.index(name)
@@ -211,10 +211,10 @@ def _effective(load: Float64s, cluster: NDArray[np.int32]) -> float:
 
 
 def interval(resamples: Float64s, clusters: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the ends of the 95 % intervals of figures, the widest of all kinds of resamples.
+    """Return the ends of the 95 % intervals of figures, the widest over kinds of resamples.
 
-    `resamples` are kinds x R (x figures), NaN for those that do not count, and `clusters`, kinds
-    (x figures), what they effectively rest on: from one or none, the interval holds all resamples.
+    `resamples` are kinds x R (x figures); NaN entries are ignored. `clusters`, kinds (x figures),
+    is the effective number of clusters: with 1 or fewer, the interval spans all resamples.
     """
     from scipy.special import ndtr, stdtrit
 
@@ -231,7 +231,7 @@ def interval(resamples: Float64s, clusters: Float64s) -> tuple[Float64s, Float64
 
 
 def _less(baseline: Float64s, candidate: Float64s) -> Float64s:
-    """Return 1 - candidate / baseline; 0 where they are equal, both 0 or both infinite included."""
+    """Return 1 - candidate / baseline; 0 where they are equal, also if both are 0 or infinite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(candidate == baseline, 0.0, 1 - candidate / baseline)
 
@@ -246,9 +246,9 @@ def _resample(
     seed: np.uint64,
     rows: NDArray[np.float64],
 ) -> None:
-    """Fill `rows` with figures: of each cluster once, then of as many drawn with replacement.
+    """Fill `rows` with figures: row 0 of the original sample, the others of resampled clusters.
 
-    `weight`, with an entry a cluster, is 1 throughout and serves as scratch space. The same seed
+    `weight`, one entry per cluster, is 1 throughout and serves as scratch space. The same seed
     draws the same clusters.
     """
     _figures(ascending, cluster, weight, ranks, slo_s, rows[0])

@@ -1,6 +1,6 @@
-"""Policies compared with LRU on one window: gains with intervals, and what they make worse.
+"""Policies compared with LRU on one window: gains with intervals, and regressions.
 
-No harm: only what breaks no limit may be recommended, however much it improves the target.
+No harm: only a policy that breaks no limit may be recommended, however much it improves the target.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ALIKE = 0.02  # a difference in the target's percentile that does not matter
 
 
 class Harm(Struct, frozen=True):
-    """A limit that a policy breaks: the figure, its change against LRU, and how far it may go.
+    """A limit that a policy breaks: the figure, its change against LRU, and the allowed change.
 
     For `attainment` (a difference of shares), `tel` and the percentile (shares of LRU's), `change`
     is the bad end of the 95 % interval.
@@ -47,12 +47,12 @@ class Harm(Struct, frozen=True):
 class WindowTrial(Trial, frozen=True):
     """A trial compared with LRU at the present capacity on the same window.
 
-    `gains` are by the names of kvscope.tuning.bootstrap, `attainment_gain` is a difference of
-    shares; both are empty or 0 for LRU itself. `harms` are the limits that it breaks. They follow
-    from `resampled`; `meeting_share` (0-1) of its resamples meet the target, whose percentile has
-    the 95 % interval `interval_s`. `likely` (0-1) its attainment or TEL is better than LRU's.
-    `keeps_up`: the queue does not grow over the window. `ttft_s` are the latencies in order of
-    arrival, in the target's view.
+    `gains` have the names of kvscope.tuning.bootstrap, `attainment_gain` is a difference of shares;
+    for LRU itself they are empty and 0. `harms` are the broken limits, by intervals from
+    `resampled`. `meeting_share` (0-1) of the resamples meet the target, whose percentile has the 95
+    % interval `interval_s`. `likely` is the probability (0-1) that attainment or TEL is better than
+    LRU's. `keeps_up`: the queue does not grow over the window. `ttft_s` are the latencies in order
+    of arrival, in the target's view.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -78,7 +78,7 @@ class WindowTrial(Trial, frozen=True):
 
     @property
     def by_value(self) -> tuple[Harm, ...]:
-        """The limits that the figures themselves break, not only an end of their intervals."""
+        """The limits that the figures themselves break, not only the ends of their intervals."""
         gains = {"attainment": self.attainment_gain, **self.gains}
         return tuple(
             harm
@@ -87,10 +87,10 @@ class WindowTrial(Trial, frozen=True):
         )
 
     def preference(self, broken: bool) -> tuple[bool, bool, float, int, float]:
-        """Return the sort key of contenders, best first; `broken`: it is worse than LRU somewhere.
+        """Return the sort key of contenders, best first.
 
-        Then what is likely better, the share of requests within the SLO to 0.1 points, the
-        percentile to 2 %, prefill throughput.
+        Policies that are `broken` (break limits) or do not keep up come last. Then: likely gain,
+        attainment to 0.1 points, the percentile to 2 %, prefill throughput.
         """
         scale = np.log(max(self.target_s, 1e-9)) / np.log1p(_ALIKE)
         return (
@@ -113,7 +113,7 @@ class Window:
         self.bootstrap = Bootstrap(clusters, self.target)
 
     def of(self, evaluator: Evaluator) -> Window:
-        """Return the window with another evaluator of the same requests."""
+        """Return a copy of the window with another evaluator of the same requests."""
         other = copy(self)
         other.evaluator = evaluator
         return other
@@ -121,7 +121,7 @@ class Window:
     def measure(
         self, policy: Policy, capacity_blocks: int, baseline: WindowTrial | None = None
     ) -> WindowTrial:
-        """Replay and return the window's trial, compared with `baseline`."""
+        """Replay a policy on the window and return the trial, compared with `baseline`."""
         self.evaluator.prepare([policy])
         served = self.evaluator.served(policy, capacity_blocks)
         return self.compare(policy, capacity_blocks, served, baseline)
@@ -133,7 +133,7 @@ class Window:
         served: ServedRequests,
         baseline: WindowTrial | None = None,
     ) -> WindowTrial:
-        """Return the window's trial of a replay, compared with `baseline`."""
+        """Return the trial of a finished replay (`served`), compared with `baseline`."""
         per_s = self.evaluator.arrivals_per_s
         trial = trial_of(policy, capacity_blocks, served, self.target, per_s)
         times = ttft_s(served, self.target)
@@ -156,7 +156,7 @@ class Window:
         return measured if baseline is None else self.against(baseline, measured)
 
     def against(self, baseline: WindowTrial, trial: WindowTrial) -> WindowTrial:
-        """Return a trial of this window compared with another baseline of it."""
+        """Return a trial of this window, compared with another baseline."""
         gains = self.bootstrap.gains(baseline.resampled, trial.resampled)
         attainment = self.bootstrap.attainment_gain(baseline.resampled, trial.resampled)
         rank = self.target.rank_name
@@ -175,7 +175,7 @@ class Window:
         )
 
     def canary(self, baseline: WindowTrial, trial: WindowTrial, replicas: int) -> Canary:
-        """Return the canary that shows the gain of a trial over `baseline` in this traffic."""
+        """Return the canary test that would show the gain of a trial over `baseline`."""
         figure, workload = self.target.objective, self.evaluator.workload
         arrival_s = workload.prompts.arrival_s[-len(trial.ttft_s) :]
         return canary(
@@ -194,7 +194,7 @@ class Window:
         baseline: WindowTrial,
         advance: Advance | None = None,
     ) -> list[WindowTrial]:
-        """Return `measure` of each policy and capacity, computed on all cores."""
+        """Return `measure` for each policy and capacity, computed on all cores."""
         self.evaluator.prepare([policy for policy, _ in points])
         before = map(self.evaluator.executor.shared, (self, baseline))
         return self.evaluator.each(Window._measured, points, *before, advance=advance)
@@ -204,7 +204,7 @@ class Window:
 
 
 def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float]:
-    """Return the change of each limited figure from LRU's, without an interval."""
+    """Return the change of each limited figure against LRU's, without an interval."""
 
     def more(figure: Callable[[Trial], float]) -> float:
         before, after = figure(baseline), figure(trial)
@@ -223,12 +223,12 @@ def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float
 
 
 def bounds(target: Target, limits: Limits, baseline: Trial) -> dict[str, float]:
-    """Return how far each figure may change from LRU's."""
+    """Return the largest allowed change of each figure against LRU's."""
     return limits.bounds(target, baseline.times_ms.p50 / 1e3, baseline.utilization)
 
 
 def harms(bounds: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Harm, ...]:
-    """Return the limits that changes of figures break; figures that have none are left out."""
+    """Return the limits that changes of figures break; figures without a limit are ignored."""
     compared = (Harm(name, figures[name], at) for name, at in bounds.items() if name in figures)
     return tuple(
         harm
@@ -238,11 +238,11 @@ def harms(bounds: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Ha
 
 
 class Canary(Struct, frozen=True):
-    """A canary that shows the gain with 80 % power at 95 % confidence.
+    """A canary test that shows the gain with 80 % power at 95 % confidence.
 
-    `replicas` with the new policy are compared for `hours` with as many that keep LRU, at
-    `requests_per_hour` each. None of both where `figure` does not differ enough to be seen within
-    the replicas there are.
+    `replicas` with the new policy are compared for `hours` with as many on LRU, at
+    `requests_per_hour` each. Both are None if the difference in `figure` is too small to show with
+    the present replicas.
     """
 
     figure: str
@@ -261,10 +261,10 @@ def canary(
     span_s: float,
     replicas: int,
 ) -> Canary:
-    """Return the canary for figure number `at` of two policies' resampled figures.
+    """Return the canary test for figure number `at` of two policies' resampled figures.
 
     `requests` came in `span_s` seconds to all `replicas`. The two arms see different requests, so
-    their variances add up. At most half of the replicas take part, for as many as end within a day.
+    their variances add up. An arm has enough replicas to end within a day, at most half of all.
 
     Source: Lehr, "Sixteen S-squared over D-squared", Statistics in Medicine 11, 1992 (power of a
     comparison of two means).

@@ -1,7 +1,7 @@
 """Recommendations and policies as files: `recommendation.toml` and `policy.toml`.
 
-The engine's plugin reads `[policy]` and the table that was fitted for it (kvscope.learning). The
-rest is for `kvscope simulate` and `kvscope validate`, and for people.
+The engine's plugin reads `[policy]` and the policy's fitted table (kvscope.learning). The rest is
+for `kvscope simulate` and `kvscope validate`, and for people.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TargetTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
-    """What a cache holds, in each unit that is known."""
+    """The capacity of a cache, in each unit that is known."""
 
     tokens: Count
     blocks: Count | None = None
@@ -103,10 +103,10 @@ class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The engine that the figures are of, one of `replicas`.
+    """The engine behind the figures, one of `replicas`.
 
-    `kv_groups` are those of a hybrid model, as `KvGroups.text`. Of one engine with `dp` ranks, each
-    is a replica. `kv_bytes_per_token` are what SGLang's host tier copies to each GPU.
+    `kv_groups` are a hybrid model's, as `KvGroups.text`. With `dp` ranks, each rank is a replica.
+    `kv_bytes_per_token` are what SGLang's host tier copies to each GPU.
     """
 
     summary: str
@@ -134,9 +134,9 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
         )
 
     def simulated(self, setting: RunSetting) -> RunSetting:
-        """Return the setting of a simulated vLLM with this version, drafter and groups of layers.
+        """Return the setting changed to a vLLM with this version, drafter and groups of layers.
 
-        It stays for other engines.
+        For other engines, return it unchanged.
         """
         engine = parse_engine(self.engine)
         if engine.name != "vllm":
@@ -154,9 +154,9 @@ class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Memory below the pool, over all GPUs of the engine, and the times of copies.
+    """Memory below the pool, over all GPUs of the engine, with its copy times.
 
-    Of a pool that all replicas share, also the bandwidth of all their links together (None: no
+    For a pool that all replicas share, also the bandwidth of all their links together (None: no
     limit) and its eviction (None: nothing is evicted).
     """
 
@@ -170,7 +170,7 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def text(self) -> str:
-        """The same as `--tiers` has it, exactly."""
+        """The tier as written for `--tiers`, exactly."""
         size = f"{self.bytes}B" if self.bytes % units.GIB else f"{self.bytes // units.GIB}GiB"
         read, write = (
             _shifted(each, -9) for each in (self.read_bytes_per_s, self.write_bytes_per_s)
@@ -180,7 +180,7 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 def _pool_of(tier: Tier) -> tuple[float | None, Literal["lru"] | None]:
-    """Return the bandwidth and the eviction of a shared pool, as a MemoryTable has them."""
+    """Return a shared pool's bandwidth and eviction, for a MemoryTable."""
     if tier.pool is None:
         return None, None
     carried = tier.pool.bytes_per_s
@@ -188,7 +188,7 @@ def _pool_of(tier: Tier) -> tuple[float | None, Literal["lru"] | None]:
 
 
 class TierTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A tier, as `--offload` has it; `kv_bytes_per_token` is over all GPUs of the engine."""
+    """A tier; `offload` as for `--offload`, `kv_bytes_per_token` over all GPUs of the engine."""
 
     offload: str
     kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -202,7 +202,7 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, offer: TierOffer, candidate: TierCandidate, block_size: int) -> Self:
-        """Return the table of a tier, for blocks of so many tokens."""
+        """Return the table of a tier, for blocks of `block_size` tokens."""
         memory = [
             MemoryTable(
                 kind,
@@ -220,17 +220,17 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def in_words(self) -> str:
-        """Its sizes and how it works: `230 GiB dram, vllm@0.33`."""
+        """Sizes and offload method: `230 GiB dram, vllm@0.33`."""
         sizes = " + ".join(f"{units.format_size(each.bytes)} {each.kind}" for each in self.memory)
         return f"{sizes}, {self.offload}"
 
     def tiers(self, pool_blocks: int) -> str:
-        """Return pool and tier as `--tiers` has them, exactly."""
+        """Return pool and tier as written for `--tiers`, exactly."""
         return ",".join((f"hbm={pool_blocks}blocks", *(each.text for each in self.memory)))
 
 
 class RecommendationTable(msgspec.Struct):
-    """recommendation.toml. Figures are of held-out requests; a gain is value, low and high."""
+    """The contents of recommendation.toml, with held-out figures; a gain is value, low and high."""
 
     schema: int
     verdict: Verdict
@@ -249,10 +249,10 @@ class RecommendationTable(msgspec.Struct):
 
 
 class PolicyFile(Struct, frozen=True, kw_only=True):
-    """A policy to run, what was fitted for it, and the trace that both were taken from.
+    """A policy to run, its fitted table, and the trace that both come from.
 
-    A recommendation also has the target, the capacity and the latency that it was chosen for, what
-    is `expected` of it, its deployment, and the `tier` below the pool of `capacity_tokens`.
+    A recommendation adds the target, capacity and latency of its study, `expected` figures, the
+    deployment, and the `tier` below the pool of `capacity_tokens`.
     """
 
     trace: str
@@ -267,7 +267,7 @@ class PolicyFile(Struct, frozen=True, kw_only=True):
 
 
 class RecommendationFile(PolicyFile, frozen=True, kw_only=True):
-    """What `kvscope tune` recommends."""
+    """The recommendation that `kvscope tune` wrote."""
 
     verdict: Verdict
     target: Target
@@ -277,7 +277,7 @@ class RecommendationFile(PolicyFile, frozen=True, kw_only=True):
 
 
 class AddedTier(Struct, frozen=True):
-    """Memory to add below the pool of each replica, and what it gives on the held-out window."""
+    """Memory to add below the pool of each replica, with its held-out results."""
 
     table: TierTable
     trial: WindowTrial
@@ -298,7 +298,7 @@ def write_recommendation(
     deployment: EngineTable | None = None,
     added: AddedTier | None = None,
 ) -> None:
-    """Write what `result` recommends, or a tier instead, so that reading it returns the same."""
+    """Write the recommendation of `result`, or the `added` tier, so that it reads back equal."""
     best, target = added.trial if added else result.recommended, result.target
     canary, blocks = added.canary if added else result.canary, best.capacity_blocks
     table = RecommendationTable(
@@ -333,7 +333,7 @@ def read_recommendation(path: Path) -> RecommendationFile:
 
 
 def read_policy_file(path: Path) -> PolicyFile:
-    """Return what `kvscope tune` or `kvscope fit --export` wrote to `path`; InputError as above."""
+    """Return the file of `kvscope tune` or `kvscope fit --export` at `path`; errors as above."""
     document, where = document_in(path, REMEDY), str(path)
     if document.keys() & {"verdict", "target", "capacity", "latency"}:
         return _recommendation(document, where)
@@ -343,7 +343,7 @@ def read_policy_file(path: Path) -> PolicyFile:
 
 
 def read_recommendation_table(path: Path) -> RecommendationTable:
-    """Return what the recommendation at `path` states, expected figures and flags included.
+    """Return all of the recommendation at `path`, including expected figures and flags.
 
     Raises InputError as above.
     """
@@ -371,7 +371,7 @@ def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFi
 def write_policy(
     path: Path, policy: Policy, fitted: FittedTable | None, *, trace: str, block_size: int
 ) -> None:
-    """Write `policy` and what was fitted for it on `trace`, with blocks of `block_size` tokens."""
+    """Write `policy` and its table `fitted` on `trace`, with blocks of `block_size` tokens."""
     document = {
         "schema": SCHEMA,
         "trace": trace,
@@ -389,9 +389,9 @@ def _write(
 
 
 def why_kept(path: Path, verdict: Verdict) -> str | None:
-    """Return why a recommendation may not take the place of the one at `path`; None if it may.
+    """Return why a new verdict may not replace the recommendation at `path`; None if it may.
 
-    One that recommends a change gives way only to another one.
+    A recommendation of a change is replaced only by another one.
     """
     if verdict == "switch" or verdict_in(path) != "switch":
         return None
@@ -402,7 +402,7 @@ def why_kept(path: Path, verdict: Verdict) -> str | None:
 
 
 def verdict_in(path: Path) -> str:
-    """Return the verdict of the recommendation at `path`; empty where there is none to read."""
+    """Return the verdict of the recommendation at `path`; empty if the file cannot be read."""
     try:
         return str(tomllib.loads(content_of(path, MAX_BYTES).decode()).get("verdict", ""))
     except (KvscopeError, OSError, ValueError, ArithmeticError, RecursionError):
@@ -410,7 +410,7 @@ def verdict_in(path: Path) -> str:
 
 
 def _shifted(value: float, digits: int) -> str:
-    """Return `value` times a power of ten, without an exponent and to the last digit."""
+    """Return `value` times 10 to the power of `digits`, exactly and without an exponent."""
     return f"{Decimal(repr(float(value))).scaleb(digits).normalize():f}"
 
 

@@ -45,24 +45,24 @@ _SGLANG_PARAMETERS = {
 
 
 class Flags(Struct, frozen=True):
-    """Flags for each engine; None where it cannot run the policy."""
+    """Flags for each engine; None if the engine cannot run the policy."""
 
     sglang: str | None
     vllm: str | None
 
     @property
     def vllm_needs_plugin(self) -> bool:
-        """Return whether vLLM runs the policy through kvscope's plugin alone."""
+        """Whether vLLM needs kvscope's plugin to run the policy."""
         return self.vllm is not None and VLLM_PLUGIN in self.vllm
 
 
 class EngineLaunch(Struct, frozen=True):
     """How an engine is started, apart from its policy.
 
-    `block_size` and `num_gpu_blocks`, vLLM's block 0 and those of running requests included, are
-    the engine's, where they are stated; None leaves them to the engine. `engine` is its version:
-    what it does not have gets no flags. `options` are further flags, in the engine's words,
-    `groups` those of a hybrid model, by which a retention interval is rounded.
+    `block_size` and `num_gpu_blocks` are the engine's own, including vLLM's block 0 and the blocks
+    of running requests; None leaves them to the engine. `engine` is its version: features it lacks
+    get no flags. `options` are further flags in the engine's syntax, `groups` those of a hybrid
+    model, to which a retention interval is rounded.
     """
 
     block_size: int | None = None
@@ -73,7 +73,7 @@ class EngineLaunch(Struct, frozen=True):
 
     @classmethod
     def of(cls, where: ResolvedDeployment, groups: KvGroups | None) -> Self:
-        """Return how a deployment's engine is started: what was stated, in the engine's words."""
+        """Return the launch of a deployment's engine, with flags for all that was stated."""
         stated, vllm = where.stated, where.engine.name == NEWEST.name
         if where.shortens_requests:
             stated = replace(stated, max_model_len=None)
@@ -102,9 +102,9 @@ class EngineLaunch(Struct, frozen=True):
 def stated_words(
     stated: Deployment, *, vllm: bool = True, moe: bool = False
 ) -> dict[str, float | str]:
-    """Return what a deployment states of an engine's start, beyond its limits and blocks.
+    """Return launch flags and values for a deployment's stated options, except limits and blocks.
 
-    The value of a switch is empty. `moe`: the model has experts, which ranks divide.
+    A switch has an empty value. `moe`: the model has experts, which ranks divide.
     """
     engine = parse_engine(stated.engine)
     words = {
@@ -125,7 +125,7 @@ def stated_words(
 
 
 def _hicache_words(engine: Engine) -> dict[str, float | str | None]:
-    """Return what SGLang is started with for its host tier."""
+    """Return SGLang's launch flags and values for its host tier."""
     if engine.hicache is None:
         return {}
     return {
@@ -136,7 +136,7 @@ def _hicache_words(engine: Engine) -> dict[str, float | str | None]:
 
 
 def _speculative_config(stated: Deployment) -> str | None:
-    """Return vLLM's description of the drafter, None without one."""
+    """Return the value of vLLM's --speculative-config, None without a drafter."""
     drafter = parse_drafter(stated.speculative or "none")
     return None if drafter is None else drafter.config
 
@@ -148,7 +148,7 @@ def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:
 
 
 def retention_arguments(policy: Policy, groups: KvGroups | None) -> tuple[str, ...]:
-    """Return vLLM's arguments for the retention interval of a policy; none for its default."""
+    """Return vLLM's arguments for a policy's retention interval; none for other policies."""
     if not isinstance(policy, LruRetention):
         return ()
     kept = groups.retaining(policy.values[RETENTION]).retention_tokens if groups else None

@@ -1,10 +1,10 @@
-"""The least that meets an SLO: replicas, and how certain their number is; capacity; load.
+"""The least that meets an SLO: replicas, with an interval of their number; capacity; load.
 
-Whether replicas keep up with the arrivals, how many would, and what share fits: a queue that grows
-over the whole window has no percentile worth quoting, as a longer window has a worse one.
+Also whether replicas keep up with the arrivals, how many would, and which share of the load fits. A
+percentile is meaningless if the queue grows over the whole window: a longer window has a worse one.
 
-The window is the counted requests: those after the warm-up. What a replica is, a simulated vLLM or
-a queue of prefills, the sweep says.
+The window holds the counted requests: those after the warm-up. The sweep determines whether a
+replica is a simulated vLLM or a queue of prefills.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MOST_REPLICAS = 64
 class FewestReplicas(Struct, frozen=True):
     """The fewest replicas with a policy behind a router that meet the SLO.
 
-    `replicas` is None if up to `tried` do not meet it. `size` has its 95 % interval, with None for
-    more than `compared`; it is None without `replicas`.
+    `replicas` is None if up to `tried` do not meet it. `size` has its 95 % interval, where None
+    means more than `compared`; it is None without `replicas`, and where nothing was resampled.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -62,10 +62,10 @@ class FewestReplicas(Struct, frozen=True):
 
 
 def fewest(meets: Callable[[Sequence[int]], Iterable[bool]], counts: Sequence[int]) -> int | None:
-    """Return the fewest of ascending counts that meet the SLO; None where none of those tried does.
+    """Return the fewest of ascending counts that meet the SLO; None if no tried count does.
 
-    Doubled until one does, then one fewer at a time while they do: a lower count that meets the SLO
-    where a larger one does not is luck. `meets` says of each of some counts whether it does.
+    Counts double until one meets the SLO, then decrease by one as long as they meet it: a smaller
+    count that meets it below one that does not is luck. `meets` returns an answer for each count.
     """
     failing = 0
     for count in doubled(counts):
@@ -88,7 +88,7 @@ def fewest_replicas(
 ) -> FewestReplicas:
     """Return the fewest replicas of ascending `counts` that meet the sweep's SLO. Raises Stopped.
 
-    The default executor are threads.
+    The default executor uses threads.
     """
     runs: dict[int, FleetRun] = {}
 
@@ -111,17 +111,17 @@ def fewest_replicas(
 
 
 def most_tried(present: int) -> int:
-    """Return the most replicas that are tried where so many run."""
+    """Return the most replicas to try for a deployment with `present` replicas."""
     return max(MOST_REPLICAS, 2 * present)
 
 
 def most_compared(replicas: int) -> int:
-    """Return the most replicas that the interval of so many looks at."""
+    """Return the largest count that the interval of the fewest replicas, `replicas`, can reach."""
     return max(2 * replicas, replicas + 2)
 
 
 def size_of(sweep: FleetSweep, runs: Sequence[FleetRun]) -> FleetSize:
-    """Return the interval of the fewest replicas, each number with its worst seed."""
+    """Return the fewest replicas with their interval; each count is judged by its worst seed."""
     prompts, slo = sweep.prompts, sweep.slo
     counted = slice(first_counted(prompts, sweep.workload.setting.definition), None)
     ttft_s, fails = {}, {}
@@ -140,7 +140,7 @@ def size_of(sweep: FleetSweep, runs: Sequence[FleetRun]) -> FleetSize:
 class FleetSize(Struct, frozen=True):
     """The fewest replicas that meet an SLO, and the 95 % interval of that number.
 
-    None stands for more than the most that were tried.
+    None means more than the most that were tried.
     """
 
     replicas: int | None
@@ -154,12 +154,12 @@ def fleet_size(
     conversation: Int32s,
     target: Target,
 ) -> FleetSize:
-    """Return the fewest replicas that meet the target, by the rule of `fewest`.
+    """Return the fewest replicas that meet the target, by the rule of `fewest`, with an interval.
 
-    `ttft_s` has the latencies of the counted requests (s, in order of arrival) for each number of
-    replicas tried, `conversation` their conversations. Where a fleet is `overloaded` its queue
-    grows, so no resample of it meets the target. The interval is that of the number in resamples
-    of the requests, the same ones for all numbers; the widest one of all kinds of resamples.
+    `ttft_s` maps each number of replicas to the latencies (s) of the counted requests, in order of
+    arrival; `conversation` has their conversations. An `overloaded` fleet's queue grows, so it
+    meets the target in no resample. The interval is that of the number over resamples of the
+    requests, the same resamples for all numbers, and the widest over all kinds of resamples.
     """
     counts = sorted(ttft_s)
     bootstrap = Bootstrap(conversation, target)
@@ -188,7 +188,7 @@ def doubled(counts: Sequence[int]) -> list[int]:
 
 
 def _fewest_of(meets: Bools, counts: Sequence[int]) -> NDArray[np.int64]:
-    """Return the place of `fewest` of the counts on the last axis; the axis' length for none."""
+    """Return the index of `fewest` along the last axis of `meets`; `len(counts)` if none meets."""
     fewest = np.full(meets.shape[:-1], len(counts))
     for place in map(counts.index, reversed(doubled(counts))):
         lasting = np.logical_and.accumulate(meets[..., place::-1], axis=-1).sum(axis=-1)
@@ -207,9 +207,9 @@ def least_for_lru(
 ) -> Trial | None:
     """Return LRU's trial at the least capacity from `low` to `high` blocks that meets the target.
 
-    None where even `high` does not. Exact to PRECISION: a larger LRU cache holds all that a smaller
-    one does, so no request gets slower with more.
-    Source: Mattson et al., "Evaluation techniques for storage hierarchies", 1970 (inclusion).
+    None if even `high` does not. Exact to PRECISION: a larger LRU cache holds all blocks of a
+    smaller one, so no request gets slower with more. Source: Mattson et al., "Evaluation techniques
+    for storage hierarchies", 1970 (inclusion).
     """
     failing, meeting = evaluator.evaluate([(Lru(), low), (Lru(), high)], advance)
     if failing.meets(evaluator.target):
@@ -234,11 +234,11 @@ def least_for_any(
     *,
     also: int | None = None,
 ) -> Trial | None:
-    """Return the best trial at the least capacity from which on one of `settings` meets the target.
+    """Return the best trial at the least capacity from which on any of `settings` meets the target.
 
-    At every capacity tried from there up to `high` one of them does; a smaller capacity that meets
-    it by chance, below one that does not, does not count. None where `high` does not. `also` is a
-    capacity to try if it lies between.
+    One of them meets it at every tried capacity from there up to `high`; a smaller capacity that
+    meets it below one that does not is chance and ignored. None if `high` does not meet it. `also`
+    is a capacity to try if it lies between `low` and `high`.
     """
     target = evaluator.target
     between = {also} if also is not None and low < also < high else set()
@@ -264,7 +264,7 @@ def least_for_any(
 
 
 def _between(failing: int, meeting: int) -> list[int]:
-    """Return two capacities between, by equal factors; none where the answer is precise enough."""
+    """Return two capacities in between, geometrically spaced; none within PRECISION."""
     if meeting - failing <= max(1, int(PRECISION * meeting)):
         return []
     points = np.geomspace(max(failing, 1), meeting, 4)[1:3].round().astype(int)
@@ -281,17 +281,17 @@ _SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
 
 
 def ttft_growth(served: ServedRequests) -> float:
-    """Return the growth of the queue of the counted requests; 0 without times."""
+    """Return how fast the queue of the counted requests grows; 0 for a trace without times."""
     queue = _queue(served)
     return 0.0 if queue is None else queue.growth
 
 
 class Load(Struct, frozen=True):
-    """How the replicas of a deployment bear the arrivals of one window, under LRU.
+    """Whether the replicas of a deployment keep up with one window's arrivals, under LRU.
 
-    `growth` is that of the queue. The rest is set where they are `overloaded`: the least number
-    of replicas that keep up, None where none that are tried do; the largest share of the
-    conversations that the present ones carry, and LRU's trial on that share.
+    `growth` is that of the queue. The rest is set only if they are `overloaded`: the least number
+    of replicas that keep up (None: no tried number); the largest share of the conversations that
+    the present replicas can serve, and LRU's trial on that share.
     """
 
     growth: float
@@ -302,13 +302,13 @@ class Load(Struct, frozen=True):
 
 
 def keeps_up(served: ServedRequests, slo_s: float) -> bool:
-    """Return whether the queue of the counted requests does not grow; True without times."""
+    """Return whether the queue of the counted requests stays bounded; True without times."""
     queue = _queue(served)
     return queue is None or queue.keeps_up(slo_s)
 
 
 def _queue(served: ServedRequests) -> QueueTimes | None:
-    """Return the counted requests that got a token, None where the trace has no times."""
+    """Return waits and TTFTs of the counted requests with a token; None without queued times."""
     if served.queued_ttft_s is None:
         return None
     counted = slice(served.first, None)
@@ -325,7 +325,7 @@ def load_of(
     most: int,
     advance: Advance | None = None,
 ) -> Load:
-    """Return how `replicas`, or up to `most`, bear the evaluator's window under LRU."""
+    """Return the load of `replicas` on the evaluator's window under LRU; up to `most` are tried."""
     workload, target = evaluator.workload, evaluator.target
 
     def keeps(other: Evaluator) -> bool:

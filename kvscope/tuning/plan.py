@@ -1,8 +1,8 @@
-"""The plan: changes of a deployment as a table of options, all judged on the same later requests.
+"""The plan: possible changes of a deployment, all judged on the same later requests.
 
-An option is the deployment as it is with another policy, memory below each pool, more replicas
-behind a router, or another machine, and combinations that can pay. Every one is a replay of the
-same simulated engine, and every one is compared with the deployment as it is.
+An option is the deployment with another policy, memory below each pool, more replicas behind a
+router, or another machine, or a combination that can pay. Each is replayed on the same simulated
+engine and compared with the present deployment.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ TierReason = Literal["overloaded", "no-gain", "too-dear", "costs-more", "met-wit
 
 
 class ReplicaMachine(Struct, frozen=True):
-    """Another machine for a replica: where it is deployed, and the blocks of the trace it holds.
+    """Another machine for a replica: its deployment, and its pool in blocks of the trace.
 
-    With `kv_cache_bytes` it is the same one, of which each GPU has so much memory for KV.
+    With `kv_cache_bytes` it is the present machine with that much KV memory on each GPU.
     """
 
     where: ResolvedDeployment
@@ -71,7 +71,7 @@ class ReplicaMachine(Struct, frozen=True):
         return f"{name} in {dtype}" if dtype else name
 
     def under(self, workload: Workload) -> Workload:
-        """Return a workload on this machine."""
+        """Return a workload with the engine and latency of this machine."""
         where = self.where
         groups = where.kv_groups_for(workload.prompts.block_size)
         return workload.on_engine(
@@ -84,10 +84,10 @@ class ReplicaMachine(Struct, frozen=True):
 
 
 class OptionChange(Struct, frozen=True):
-    """What is changed of a deployment; `machine` is None for the same one.
+    """A change of a deployment; `machine` is None for the present machine.
 
-    `seed` is for routers that draw. With `scaling` the replicas, at most so many, come and go; with
-    a `split` some prefill and the others decode.
+    `seed` is for random routers. With `scaling`, up to `replicas` replicas start and stop with the
+    load; with a `split` some prefill and the others decode.
     """
 
     policy: Policy
@@ -101,15 +101,15 @@ class OptionChange(Struct, frozen=True):
 
 
 class PlanOption(Struct, frozen=True):
-    """One option, on the later requests; `judged` compares it with the deployment as it is.
+    """One option on the later requests; `judged` compares it with the present deployment.
 
-    `machine` is None for the present one, `router` for one replica, `tier` (below each replica) for
-    none; `price_hour` None where prices are not known. `attainment_interval` is the 95 % interval
-    of the share within the SLO. `meets_target`: the percentile is within it. `saves_hour` is the
-    price of the GPU time that the present machine computes less, None where it is not known or
-    another machine computes. `written_bytes_s` are written to each replica's tier, whose price for
-    an hour is `tier_hour`: `wear` times what its memory is rated for. `scaling` and
-    `split` are as in OptionChange; `mean_replicas` of those that come and go are paid for.
+    None means: `machine`: the present one, `router`: one replica, `tier` (below each replica): no
+    tier, `price_hour`: unknown prices. `attainment_interval` is the 95 % interval of the share
+    within the SLO. `meets_target`: the percentile is within it. `saves_hour` prices the GPU time
+    saved on the present machine, None if unknown or on another machine. `written_bytes_s` is the
+    write rate to each replica's tier, `tier_hour` the tier's price per hour, `wear` the writes
+    relative to the memory's rating. `scaling` and `split` are as in OptionChange; `mean_replicas`
+    are paid for with scaling.
     """
 
     judged: Judged
@@ -136,7 +136,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def trial(self) -> Trial:
-        """Its figures on the later requests."""
+        """The option's figures on the later requests."""
         return self.judged.later
 
     @property
@@ -149,10 +149,10 @@ class PlanOption(Struct, frozen=True):
         return f"{name}: {figures}, {trial.attainment:.1%} within the SLO ({self.slo})"
 
     def label(self, policy: str, tier: str) -> str:
-        """Return `2 replicas, session, gittins + 64 GiB CPU tier`, two parts as they are given.
+        """Return `2 replicas, session, gittins + 64 GiB CPU tier` from texts of policy and tier.
 
-        Above a tier of several replicas, LRU goes without saying, as does the router of one
-        engine's ranks: rows are narrow.
+        Rows are narrow: LRU is left out above a tier of several replicas, and so is the router of
+        one engine's ranks.
         """
         parts = [f"{policy} + {tier}" if tier else policy]
         if self.router is not None:
@@ -172,12 +172,12 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def meets(self) -> bool:
-        """Whether the SLO is met on the later requests, as pool and latency are estimated."""
+        """Whether the SLO is met on the later requests with the estimated pool and latency."""
         return self.judged.keeps_up and self.meets_target
 
     @property
     def cost(self) -> tuple[object, ...]:
-        """The sort key of options: price, replicas, memory; the same machine and LRU first."""
+        """The sort key of options: price, replicas, memory; then the same machine and LRU first."""
         price = math.inf if self.price_hour is None else round(self.price_hour, 2)  # as shown
         sizes = self.tier.sizes if self.tier else (0, 0)
         replicas = round(self.mean_replicas or self.replicas, 1)
@@ -187,7 +187,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def full_s(self) -> float | None:
-        """In how many seconds files fill their disk, at the earliest; None where none stay."""
+        """Time (s) until files fill their disk, at the earliest; None if no files are kept."""
         if self.tier is None or not self.tier.keeps_files:
             return None
         writing = self.replicas if self.tier.pool else 1
@@ -195,14 +195,14 @@ class PlanOption(Struct, frozen=True):
 
 
 class TierDoubt(Struct, frozen=True):
-    """Why no tier is to be added, and the option that comes nearest; None where there is none.
+    """Why no tier is to be added, and the nearest option (None: there is none).
 
     - overloaded: the queue grows with every tier, and without.
-    - no-gain: none is harmless and likely better than what costs nothing.
-    - too-dear: what gains costs as much as another replica.
-    - met-without: the SLO is met without, and the GPU has no price that a tier could save.
-    - costs-more: the SLO is met without, and none saves as much GPU time as it costs.
-    - uncertain: the option harms, or does not pay, at the `ends` of what is not known exactly.
+    - no-gain: no tier is harmless and likely better than the free option.
+    - too-dear: the tiers with a gain cost as much as another replica.
+    - met-without: the SLO is met without a tier, and no GPU price is known that it could save.
+    - costs-more: the SLO is met without a tier, and no tier saves more GPU time than it costs.
+    - uncertain: the option harms, or does not pay, at the `ends` of uncertain inputs.
     """
 
     why: TierReason
@@ -211,14 +211,14 @@ class TierDoubt(Struct, frozen=True):
 
 
 class TuningPlan(Struct, frozen=True):
-    """The options, the deployment as it is first, then by price.
+    """The options: the present deployment first, then by price.
 
-    `worth_blocks` are those of an LRU cache beyond the present one with which LRU has the chosen
-    policy's percentile; None without a choice, and where no LRU cache has it. `unguarded` is that
-    policy without its guard, None where it has none that can be left out. `tier` is the option that
-    adds memory below the pools, where that was asked for and pays, and `tier_canary` confirms it;
-    else `tier_doubt` says why not. `free` is what costs nothing: the policy to change to now, else
-    LRU; `beyond_free` compares the tier with it. Under `rejected` tiers requests never start.
+    `worth_blocks` is the extra LRU capacity that would match the chosen policy's percentile; None
+    without a choice, or if no LRU cache matches it. `unguarded` is that policy without its guard,
+    None if it has no removable guard. `tier` is the option that adds memory below the pools, if
+    that was requested and pays, and `tier_canary` the canary test of it; else `tier_doubt` has the
+    reason. `free` is the option at no cost: the policy to change to now, else LRU; `beyond_free`
+    compares the tier with it. With `rejected` tiers, some requests never start.
     """
 
     options: tuple[PlanOption, ...]
@@ -233,15 +233,15 @@ class TuningPlan(Struct, frozen=True):
 
     @property
     def today(self) -> PlanOption:
-        """The deployment as it is, with LRU."""
+        """The present deployment, with LRU."""
         return self.options[0]
 
     @property
     def cheapest(self) -> PlanOption | None:
-        """The cheapest option that meets the SLO; else the one that does as estimated; or None.
+        """The cheapest option that meets the SLO for certain, else as estimated; None without one.
 
-        None that rejects more requests than today, which a percentile forgives, and on the present
-        machine none that harms what is not the SLO.
+        Excluded: options that reject more requests than today (a percentile can hide that), and
+        options on the present machine that break limits.
         """
         most = self.today.trial.rejected
         sound = [
@@ -255,9 +255,9 @@ class TuningPlan(Struct, frozen=True):
 
     @property
     def promise_s(self) -> float:
-        """The TTFT that the present hardware stays within: the least upper end of an interval.
+        """The TTFT (s) that the present hardware can promise: the lowest upper end of an interval.
 
-        Of options that keep up and are to be changed to now, or are what is run today.
+        It is over the present deployment and policies to change to now, if they keep up.
         """
         today = self.today.cost[:5]
         ends = (
@@ -273,7 +273,7 @@ class TuningPlan(Struct, frozen=True):
 class Planner:
     """Judges the options of a deployment after its policies were compared.
 
-    `on_option` takes each option as soon as it is known.
+    `on_option` is called with each option as soon as it is judged.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Planner:
         self._rejected: dict[TierCandidate, TierRejection] = {}
 
     def plan(self) -> TuningPlan:
-        """Return the options, each judged at both ends of what is not known exactly too."""
+        """Return the options, each also judged at the ends of uncertain inputs."""
         result, router = self._result, self._tuner.options.router
         as_it_is = OptionChange(Lru(), result.replicas, router=router)
         today = self._option(as_it_is, result.lru, result.lru_slo_met)
@@ -333,7 +333,7 @@ class Planner:
         return self.__dict__ | {"_on_option": None}  # of the process that users see
 
     def _judged_all(self, changes: Sequence[OptionChange], advance: Advance) -> list[PlanOption]:
-        """Return the options of changes, replayed on all cores, but those that never start."""
+        """Return the judged options, replayed on all cores; rejected tiers are left out."""
         later = self._tuner.windows.later.evaluator
         later.prepare([change.policy for change in changes])
         options = []
@@ -351,7 +351,7 @@ class Planner:
         return options
 
     def _changes(self) -> Iterator[OptionChange]:
-        """Yield changes of more than the policy."""
+        """Yield all changes beyond a change of policy alone."""
         result, lru = self._result, Lru()
         tiered = list(self._tiered())
         yield from [*tiered, *self._tiered_replicas(tiered)]
@@ -380,9 +380,9 @@ class Planner:
             yield replace(change, replicas=self._fewest(change, counts) or 1)
 
     def _tiered(self) -> Iterator[OptionChange]:
-        """Yield tiers below the present replicas: with LRU, the best with the policy to change to.
+        """Yield tiers below the present replicas with LRU, and the best one with the chosen policy.
 
-        Of a hybrid model, whose policy is a retention interval, other intervals are searched too.
+        For a hybrid model, whose policy is a retention interval, other intervals are searched too.
         """
         result, offer = self._result, self._tiers
         if offer is None:
@@ -398,9 +398,9 @@ class Planner:
                 yield OptionChange(policy, result.replicas, tier)
 
     def _routed(self) -> Iterator[OptionChange]:
-        """Yield the fewest replicas behind each of the best routers, with LRU and the policy.
+        """Yield the fewest replicas behind the best routers, with LRU and the chosen policy.
 
-        A parameter of the best two takes another value where that saves replicas.
+        A parameter of the best two routers takes another value if that saves replicas.
         """
         result, later = self._result, self._tuner.windows.later.evaluator
         sweep = fleet_sweep(later.workload, result.capacity_blocks, result.target)
@@ -427,9 +427,9 @@ class Planner:
                 yield change
 
     def _apart(self, link: Link) -> Iterator[OptionChange]:
-        """Yield the fewest replicas that meet the SLO with prefill and decode apart, with LRU.
+        """Yield the fewest replicas that meet the SLO with separate prefill and decode, with LRU.
 
-        Without a TPOT to meet, it is to be as good as today.
+        If the SLO has no TPOT, today's TPOT is the limit.
         """
         result, later = self._result, self._tuner.windows.later.evaluator
         sweep = fleet_sweep(later.workload, result.capacity_blocks, result.target)
@@ -444,7 +444,7 @@ class Planner:
             yield OptionChange(Lru(), split.replicas, split=PrefillSplit(split.prefill, link))
 
     def _tiered_replicas(self, tiered: Sequence[OptionChange]) -> Iterator[OptionChange]:
-        """Yield the fewest replicas that meet the SLO with the first tier, for less than LRU's."""
+        """Yield the fewest replicas that meet the SLO with the first tier, if that is cheaper."""
         offer, lru, hour = self._tiers, self._result.fewest_lru, self._replica_hour or 1.0
         tier = tiered[0].tier if tiered else None
         if offer is None or tier is None or lru is None or lru.replicas is None:
@@ -456,7 +456,7 @@ class Planner:
             yield replace(tiered[0], replicas=replicas)
 
     def _fewest(self, change: OptionChange, counts: Sequence[int]) -> int | None:
-        """Return the fewest of so many replicas that meet the SLO with a change; None for none."""
+        """Return the fewest of `counts` replicas that meet the SLO with a change, or None."""
         later, blocks = self._tuner.windows.later, self._blocks(change)
 
         def meets(replicas: int) -> bool:
@@ -477,7 +477,7 @@ class Planner:
         end: End | None = None,
         copies: float = 1.0,
     ) -> list[Window]:
-        """Return windows with a change, at one end of what is not known exactly."""
+        """Return windows with a change, at one end of the uncertain inputs, if `end` is given."""
         tier = None
         if self._tiers is not None and change.tier is not None:
             tier = self._tiers.below(change.tier, copies)
@@ -502,7 +502,7 @@ class Planner:
         ]
 
     def _judged(self, change: OptionChange) -> PlanOption | TierRejection:
-        """Return an option with its replays, or why an engine does not run its tier."""
+        """Return a judged option, or the rejection of its tier by the engine."""
         result, windows = self._result, self._tuner.windows
         known = windows.validation, windows.held_out, windows.later
         blocks = self._blocks(change)
@@ -521,20 +521,20 @@ class Planner:
         return self._option(change, judged, slo_answer(result.target, judged, ends))
 
     def _free(self, options: Sequence[PlanOption]) -> PlanOption:
-        """Return what costs nothing: the policy to change to now, with flags, else LRU."""
+        """Return the option at no cost: the policy to change to now, with flags, else LRU."""
         return options[self._result.grade == "do-now" and not self._result.disagreeing]
 
     def _tier_to_add(
         self, options: Sequence[PlanOption]
     ) -> tuple[PlanOption | None, TierDoubt | None]:
-        """Return the option with the tier to add, or why there is none; neither if not asked for.
+        """Return the option with the tier to add, or the doubt; neither if no tier was requested.
 
-        With as many replicas as now, compared with what costs nothing: the policy to change to now,
-        else LRU. Where that misses
-        the SLO, the cheapest tier that meets it; if none does, the cheapest with about the lowest
-        percentile of those that save their price, or of all where none does; none that costs as
-        much as another replica. Where the SLO is met anyway, the one that saves most. None that
-        harms, or that would where pool, latency or copies are not as modelled.
+        With as many replicas as now, each tier is compared with the free option. If that misses the
+        SLO, take the cheapest tier that meets it; if none does, the cheapest of those near the
+        lowest percentile, of tiers that save their price if there are any; none at the price of
+        another replica or more. If the free option meets the SLO, take the tier with the largest
+        net saving. A tier must not break limits, not even at the ends of pool, latency and copy
+        times.
         """
         result, offer = self._result, self._tiers
         if offer is None or not offer.chooses:
@@ -588,7 +588,7 @@ class Planner:
         return None, first
 
     def _net_hour(self, free: PlanOption, option: PlanOption) -> float:
-        """Return what a tier saves an hour beyond its price, on the worse of both windows."""
+        """Return a tier's net saving per hour (GPU time less price), on the worse window."""
         if self._replica_hour is None:
             return -math.inf
         freed = min(
@@ -601,17 +601,16 @@ class Planner:
         return option.replicas * (freed * self._replica_hour - option.tier_hour)
 
     def _against(self, free: PlanOption, option: PlanOption) -> WindowTrial:
-        """Return a tier on the later requests, compared with what is free."""
+        """Return a tier's trial on the later requests, compared with the free option."""
         if free.policy.name == Lru.name:
             return option.judged.later
         return self._tuner.windows.later.against(free.judged.later, option.judged.later)
 
     def _fails_at(self, free: PlanOption, option: PlanOption, *, pays: bool) -> Iterator[str]:
-        """Yield the ends at which a tier harms, or saves less than its price if it is to pay.
+        """Yield the ends at which a tier breaks limits or, with `pays`, does not save its price.
 
-        Beside those of pool, latency and session starts: slow copies, and files that fill their
-        disk, as no engine deletes any. They are then no more than CPU memory whose misses are
-        looked up in vain.
+        Ends are those of pool, latency and session starts, slow copies, and a full disk, as no
+        engine deletes files: the tier is then CPU memory, and lookups of files miss.
         """
         result, tier = self._result, option.tier
         slow = End(f"copies {SLOW_COPIES:g}x as long")
@@ -637,7 +636,7 @@ class Planner:
                 yield end.name
 
     def _worth_blocks(self) -> int | None:
-        """Return the blocks that LRU needs beyond the present ones to be as fast as the choice."""
+        """Return how many more blocks LRU needs to match the choice, None if none suffice."""
         choice, capacity = self._result.choice, self._result.capacity_blocks
         if choice is None:
             return None
@@ -694,7 +693,7 @@ class Planner:
         )
 
     def _mean_replicas(self, scaling: Scaling) -> float:
-        """Return how many replicas serve the later requests on average."""
+        """Return the mean number of replicas over the later requests."""
         workload = self._tuner.windows.later.evaluator.workload
         arrival_s = workload.prompts.arrival_s
         first = first_counted(workload.prompts, workload.setting.definition)
@@ -704,9 +703,9 @@ class Planner:
 def _fewest_behind(
     sweep: FleetSweep, policy: Policy, most: int, router: Router
 ) -> tuple[tuple[int, float], OptionChange] | None:
-    """Return the fewest replicas behind a router that meet the SLO, with the sort key of the best.
+    """Return the fewest replicas behind a router that meet the SLO, as sort key and change.
 
-    None where `most` do not. With routers that draw, the seed is the worst one.
+    None if even `most` do not. For random routers, the worst seed counts.
     """
 
     def meets(replicas: int) -> bool:
@@ -724,7 +723,7 @@ def _fewest_behind(
 
 
 def _searched(router: Router) -> Iterator[Router]:
-    """Yield the router with each value that a parameter is searched with, one at a time."""
+    """Yield the router with each value to search of each parameter, one changed at a time."""
     for parameter in router.parameters:
         for value in parameter.search:
             if value != router.values[parameter.name]:

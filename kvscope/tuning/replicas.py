@@ -1,8 +1,8 @@
-"""One trace over several replicas, each with a cache of its own, behind a router.
+"""One trace over several replicas, each with its own cache, behind a router.
 
-Router `session` sees the order of requests alone, so each replica is a replay of its own. A
-conversation's replica stays the same when the trace grows; where conversations are inferred, as
-long as later requests do not change where they begin. Other routers are those of `kvscope fleet`.
+Router `session` needs only the order of requests, so each replica is an independent replay. A
+conversation's replica stays the same when the trace grows; inferred conversations must keep their
+starts for that. Other routers are those of `kvscope fleet`.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ SESSION: Router = Session()
 
 
 def router_of(where: ResolvedDeployment | None) -> Router:
-    """Return the router in front of a deployment's replicas: of ranks, vLLM's own balancer."""
+    """Return a deployment's router: for ranks of one engine vLLM's balancer, else session."""
     return SESSION if where is None or where.dp == 1 else VllmDp()
 
 
 def conversation_draws(prompts: Prompts, seed: int = 0) -> NDArray[np.float64]:
-    """Return a number from 0 to 1 for each request, the same for all of a conversation."""
+    """Return a random number from 0 to 1 for each request, equal within a conversation."""
     states = (prompts.conversation.astype(np.uint64) + np.uint64(seed + 1)) * STEP
     return np.asarray(fraction(mixed(states)))
 
 
 class Replica(Struct, frozen=True):
-    """The numbers of the requests that one replica serves, and the workload that they make."""
+    """The indices of the requests that one replica serves, and their workload."""
 
     requests: NDArray[np.int64]
     workload: Workload
 
 
 def split_over(workload: Workload, replicas: int) -> tuple[Replica, ...]:
-    """Return the replicas of a workload that serve any requests at all."""
+    """Return the replicas of a workload that serve at least one request."""
     prompts = workload.prompts
     if replicas == 1:
         return (Replica(np.arange(len(prompts.leaf)), workload),)
@@ -71,7 +71,7 @@ def split_over(workload: Workload, replicas: int) -> tuple[Replica, ...]:
 def replica_of(
     workload: Workload, replicas: int, router: Router, policy: Policy, capacity_blocks: int
 ) -> Int32s:
-    """Return the replica of each request (R); a rejected one counts as the first replica's."""
+    """Return the replica of each request (R); 0 for a rejected request."""
     if router.sees == "order":
         return assignment(workload.traffic, asked(workload.prompts), router, replicas)
     sweep = fleet_sweep(workload, capacity_blocks, Target(1.0))
@@ -79,23 +79,23 @@ def replica_of(
 
 
 def thinned(workload: Workload, share: float) -> Workload:
-    """Return the workload of a share (0-1) of the conversations.
+    """Return the workload of a random share (0-1) of the conversations, at least one.
 
-    A smaller share is part of a larger one. At least one conversation stays.
+    A smaller share is a subset of a larger one.
     """
     draws = conversation_draws(workload.prompts, seed=1)
     return _part(workload, np.flatnonzero(draws <= max(share, float(draws.min()))))
 
 
 def serve_replicas(replicas: Sequence[Replica], request: ReplayRequest) -> list[ServedRequests]:
-    """Return how each replica serves its requests, each replaying `request` by itself."""
+    """Return the results of each replica's requests, from independent replays of `request`."""
     return [serve_replay(replica.workload, request).served for replica in replicas]
 
 
 def together(
     workload: Workload, replicas: Sequence[Replica], parts: Sequence[ServedRequests]
 ) -> ServedRequests:
-    """Return how all requests of the workload are served, in their order."""
+    """Merge the replicas' results into those of the whole workload, in its order."""
     if len(parts) == 1 and parts[0].prompts is workload.prompts:
         return parts[0]
 
@@ -123,9 +123,9 @@ def fleet_sweep(
     target: Target,
     above: Callable[[EngineSettings], EngineSettings] | None = None,
 ) -> FleetSweep:
-    """Return fleets of a workload, each replica as the workload's setting has one engine.
+    """Return a sweep over fleets whose replicas are set up as the workload's one engine.
 
-    `above` puts it above a tier.
+    `above` adds a tier below each replica's pool.
     """
     setting, engine = workload.setting, None
     if setting.capacity_model == "engine":
@@ -148,9 +148,9 @@ def serve_fleet(
     above: Callable[[EngineSettings], EngineSettings] | None = None,
     split: PrefillSplit | None = None,
 ) -> ServedRequests:
-    """Return how a fleet serves all requests of a workload, each replica with so many blocks.
+    """Return the results of a workload's requests in a fleet, with `capacity_blocks` a replica.
 
-    `above` is that of `fleet_sweep`; with a `split` some replicas prefill and the others decode.
+    `above` is as in `fleet_sweep`; with a `split` some replicas prefill and the others decode.
     """
     sweep = fleet_sweep(workload, capacity_blocks, target, above)
     if split is None:
@@ -175,7 +175,7 @@ def _first(workload: Workload) -> int:
 
 
 def _part(workload: Workload, requests: NDArray[np.int64]) -> Workload:
-    """Return a workload of some of the requests; those counted are counted there."""
+    """Return the workload of some of the requests; it counts those that the whole one counts."""
     setting, first = workload.setting, int(np.searchsorted(requests, _first(workload)))
     share = min((first + 0.5) / len(requests), 1.0)  # half a request more gives `first` back
     setting = replace(

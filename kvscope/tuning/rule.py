@@ -1,7 +1,7 @@
-"""What a change of policy is worth, whatever the SLO: no harm, a gain, and how certain both are.
+"""Whether a change of policy pays, whatever the SLO: no harm, a gain, and the certainty of both.
 
 A change is judged on two later windows. The validation window chooses the settings and their order,
-the held-out window may reject; the intervals are of both together, since either alone has too few
+the held-out window may reject; intervals use both windows together, since either alone has too few
 late requests to show that nothing gets worse.
 """
 
@@ -30,9 +30,9 @@ _INTERVALS = {"attainment", "tel"}
 
 
 class Judged(Struct, frozen=True):
-    """One policy at one capacity, on the validation and the held-out window and on both together.
+    """One policy at one capacity, on the validation and held-out windows and on both together.
 
-    Compared with LRU there, unless it is LRU itself.
+    It is compared with LRU, unless it is LRU itself.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -54,24 +54,24 @@ class Judged(Struct, frozen=True):
 
     @property
     def keeps_up(self) -> bool:
-        """Return whether the queue grows over neither window."""
+        """Whether the queue stays bounded over both windows."""
         return self.validation.keeps_up and self.held_out.keeps_up
 
     @property
     def harms(self) -> tuple[Harm, ...]:
-        """The limits that it breaks: on both windows together, and by value on either."""
+        """The limits that the policy breaks: on both windows together, and by value on either."""
         broken = (*self.later.harms, *self.harms_by_value)
         return tuple({harm.figure: harm for harm in reversed(broken)}.values())
 
     @property
     def harms_by_value(self) -> tuple[Harm, ...]:
-        """The limits that its figures break on any window, not only an end of their intervals."""
+        """The limits that the figures break on any window, not only the ends of their intervals."""
         windows = self.later, self.held_out, self.validation
         return tuple(harm for window in windows for harm in window.by_value)
 
     @property
     def gains_twice(self) -> bool:
-        """Whether TEL or attainment is better on both windows: one alone rarely recurs."""
+        """Whether TEL or attainment gains on both windows: a gain on one alone rarely recurs."""
         return all(
             trial.gains["tel"].value > 0 or trial.attainment_gain.value > 0
             for trial in (self.validation, self.held_out)
@@ -85,11 +85,10 @@ class Judged(Struct, frozen=True):
         return "do-now" if self.later.likely >= CERTAIN else "canary"
 
     def requests_needed(self, target: Target, requests: int) -> int | None:
-        """Return how many requests like these `requests` would probably show no harm and the gain.
+        """Return how many requests would probably show no harm and a gain, given these `requests`.
 
-        None where more of them would not: what is worse, or no better, stays so. So many that each
-        interval that is too wide now is narrow enough in 80 % of the cases, rounded up to two
-        digits.
+        None if more requests would not help: a figure is worse, or no better. With that many, each
+        interval that is too wide now is narrow enough in 80 % of cases; rounded up to two digits.
         """
         trial, wider = self.later, 1.0
         gains = {"attainment": trial.attainment_gain, **trial.gains}
@@ -130,9 +129,9 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
 
     @property
     def choice(self) -> Judged | None:
-        """The first contender to change to now, else the first for a canary, None without either.
+        """The first contender to change to now, else the first for a canary; None without either.
 
-        One that the held-out window rejects gives way to the next.
+        If the held-out window rejects a contender, the next one is tried.
         """
         graded = {each.grade: each for each in reversed(self.contenders)}
         return graded.get("do-now", graded.get("canary"))
@@ -144,14 +143,14 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> Judged:
-        """What to run at the present capacity: the choice, else LRU."""
+        """The policy to run at the present capacity: the choice, else LRU."""
         return self.choice or self.lru
 
     @property
     def promising(self) -> tuple[Judged, int] | None:
-        """The contender that more requests would probably show to pay, and how many; else None.
+        """The contender that would probably pay with more requests, and how many; else None.
 
-        Only where none of those here is to be done now, or on a canary.
+        None as well if there is a choice already.
         """
         if self.choice is not None:
             return None
@@ -165,7 +164,7 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
 
 
 class LaterWindows:
-    """The validation and the held-out window, and the requests of both together.
+    """The validation window, the held-out window, and both together (`later`).
 
     `later` counts from the validation window on, over the same trace as `held_out`.
     """
@@ -174,7 +173,7 @@ class LaterWindows:
         self.validation, self.held_out, self.later = validation, held_out, later
 
     def judge(self, policy: Policy, capacity: int, lru: Judged | None = None) -> Judged:
-        """Return a policy on all windows, compared with LRU there where that is given."""
+        """Return a policy's trials on all windows, compared with `lru` if given."""
         validation = self.validation.measure(policy, capacity, lru.validation if lru else None)
         later = self.later.evaluator
         later.prepare([policy])
@@ -189,7 +188,7 @@ class LaterWindows:
     def judge_all(
         self, points: Sequence[PolicyAt], lru: Judged, advance: Advance | None = None
     ) -> list[Judged]:
-        """Return `judge` of each policy and capacity, computed on all cores."""
+        """Return `judge` for each policy and capacity, computed on all cores."""
         evaluator = self.later.evaluator
         evaluator.prepare([policy for policy, _ in points])
         before = map(evaluator.executor.shared, (self, lru))
@@ -200,12 +199,12 @@ class LaterWindows:
 
 
 def decide(target: Target, lru: Judged, choice: Judged | None, infinite: WindowTrial) -> Verdict:
-    """Return what to do with the present capacity.
+    """Return the verdict at the present capacity.
 
     `choice` is the contender to change to, or to try on a canary, None without any. `infinite` is
     an infinite cache on the validation window.
 
-    - switch: the choice is to be changed to now, wherever the SLO lies.
+    - switch: change to the choice now, whether or not the SLO is met.
     - overloaded: LRU does not keep up with the arrivals.
     - keep-lru: LRU meets the SLO on both windows.
     - unreachable: even an infinite cache misses it.
@@ -221,11 +220,11 @@ def decide(target: Target, lru: Judged, choice: Judged | None, infinite: WindowT
 
 
 def slo_answer(target: Target, judged: Judged, ends: Sequence[Trial]) -> SloAnswer:
-    """Return whether a policy meets the SLO; `ends` are its trials at the ends of what is unknown.
+    """Return whether a policy meets the SLO; `ends` are its trials at the ends of uncertain inputs.
 
     - overloaded: its queue grows over one of the windows.
-    - meets: on both windows and at all ends, the interval over both windows included.
-    - misses: on both windows and at all ends, the interval included.
+    - meets: on both windows and at all ends, and at the upper end of the 95 % interval.
+    - misses: on both windows and at all ends, and at the lower end of the interval.
     - undecided: otherwise.
     """
     if not judged.keeps_up:

@@ -51,8 +51,8 @@ def search(
 ) -> list[Contender]:
     """Return each variant with its best parameters by `rank`, the best variant first.
 
-    First every parameter's values one at a time, then REFINEMENTS times half-way between the best
-    one and its neighbours. Trials of all variants run in parallel.
+    First each parameter's values are tried one at a time, then REFINEMENTS times the values
+    half-way between the best and its neighbours. Trials of all variants run in parallel.
     """
     names = ", ".join(variant.policy.name for variant in variants)
 
@@ -87,10 +87,10 @@ def search(
 
 
 def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict[str, list[float]]:
-    """Return the values to try of each parameter that is not given, ascending.
+    """Return the values to try for each open parameter, ascending.
 
-    They are the policy's own, fractions and multiples of the SLO's xi, and `hints` by name;
-    parameters without any are left out.
+    They are the policy's own, fractions and multiples of the xi of the SLO, and `hints` by name;
+    parameters without values are left out.
     """
     chosen: dict[str, list[float]] = {}
     for parameter in variant.policy.parameters:
@@ -105,13 +105,13 @@ def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict
 
 
 def coarse(variant: Variant, estimates: Estimates, values: Values) -> list[Policy]:
-    """Return the policy with its usual parameters, and with each of them changed alone."""
+    """Return the policy with its default parameters, then with one parameter changed at a time."""
     start = bind(variant, estimates)
     return [start, *(with_value(start, name, value) for name in values for value in values[name])]
 
 
 def finer(best: Policy, tried: Values) -> Iterator[Policy]:
-    """Yield `best` with one parameter half-way to the next values tried on either side."""
+    """Yield `best` with one parameter half-way to the nearest tried value on either side."""
     for parameter in best.parameters:
         if parameter.name not in tried:
             continue
@@ -131,7 +131,7 @@ def with_value(policy: Policy, name: str, value: float) -> Policy:
 
 
 def _between(value: float, other: float) -> float:
-    """Return the middle by factors, as the values are spaced; by differences next to 0."""
+    """Return the geometric mean of two values, the arithmetic mean if one is 0."""
     return math.sqrt(value * other) if value > 0 and other > 0 else (value + other) / 2
 
 
@@ -154,16 +154,16 @@ def xi_hints(evaluator: Evaluator, capacity_blocks: int) -> dict[str, list[float
 
 
 def has_xi(policy: type[Policy]) -> bool:
-    """Return whether a policy has a xi."""
+    """Return whether a policy has the parameter xi."""
     return any(parameter.name == XI for parameter in policy.parameters)
 
 
 def over_xi(
     workload: Workload, variant: Variant, capacity_blocks: int, target: Target
 ) -> list[Policy]:
-    """Return the variant with every xi to try, ascending; other parameters as a replay binds them.
+    """Return the variant with every xi to try, ascending; other parameters as in a replay.
 
-    A xi that the variant gives is ignored. Its policy must have one (`has_xi`).
+    A xi that the variant states is ignored. Its policy must have the parameter (`has_xi`).
     """
     given = {name: value for name, value in variant.given.items() if name != XI}
     free = replace(variant, given=given)

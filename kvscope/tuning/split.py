@@ -27,11 +27,11 @@ _FIRST_TURNS = (2, 3, 4, 7)  # of the buckets after the first one
 
 
 class Split(Struct, frozen=True):
-    """The number of requests, in order of arrival, in each window, and when the last two begin.
+    """The number of requests, in order of arrival, in each window, and when the last two begin (s).
 
     Every replay starts at the trace's first request, so that the cache is warm. Parameters are
-    searched on the training window; the validation window orders the policies, each with its best
-    setting there; the held-out window rejects those that do harm. No step sees a later window.
+    searched on the training window; the validation window ranks the policies, each with its best
+    setting there; the held-out window rejects harmful ones. No step sees a later window.
     """
 
     warmup_requests: int
@@ -43,7 +43,7 @@ class Split(Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """The requests of all windows."""
+        """The number of requests in all windows."""
         later = self.validation_requests + self.held_out_requests
         return self.warmup_requests + self.training_requests + later
 
@@ -51,9 +51,9 @@ class Split(Struct, frozen=True):
 def split_windows(
     prompts: Prompts, warmup: float, validation: float, held_out: float, percentile: float
 ) -> Split:
-    """Split off the first share `warmup` and the last shares `validation` and `held_out`.
+    """Cut off the first share `warmup` and the last shares `validation` and `held_out`.
 
-    Raises UsageError for shares that leave a window empty, InputError where one of them has too few
+    Raises UsageError for shares that leave a window empty, InputError if a window has too few
     requests.
     """
     check_shares(warmup, validation, held_out)
@@ -87,7 +87,7 @@ def window_workloads(
 ) -> tuple[Workload, Workload, Workload]:
     """Return the workloads that end with the training, the validation and the held-out window.
 
-    Each counts the requests of that window alone.
+    Each counts only the requests of its last window.
     """
     training = split.warmup_requests + split.training_requests
     validation = training + split.validation_requests
@@ -104,21 +104,21 @@ def window_workloads(
 
 
 def later_workload(held_out: Workload, split: Split) -> Workload:
-    """Return the workload of the held-out window that counts the validation window, too."""
+    """Return the held-out workload, changed to count the validation window too."""
     first, prompts = split.warmup_requests + split.training_requests, held_out.prompts
     setting = counted_from(held_out.setting, first, len(prompts.leaf))
     return Workload(prompts, replace(setting, isolate=None), held_out.windows)  # isolated already
 
 
 def counted_from(setting: RunSetting, first: int, requests: int) -> RunSetting:
-    """Return the setting of a replay of so many requests that counts from request `first` on."""
+    """Return the setting of a replay of `requests` requests that counts from request `first` on."""
     # Half a request more, so that the share gives the very number back.
     share = min((first + 0.5) / requests, 1.0)
     return replace(setting, definition=replace(setting.definition, warmup=share))
 
 
 def first_requests(prompts: Prompts, count: int, lineage: Lineage) -> Prompts:
-    """Return the first `count` requests as ingest would read a trace of these alone."""
+    """Return the first `count` requests as if the trace had only those when it was ingested."""
     leaf = np.where(
         prompts.blocks > prompts.full_blocks, prompts.block_parent[prompts.leaf], prompts.leaf
     )
@@ -151,7 +151,7 @@ def first_requests(prompts: Prompts, count: int, lineage: Lineage) -> Prompts:
 
 
 def _categories(cut: Prompts, turn: NDArray[np.int32]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Return the category of each request, and their names; turns are `turn` if inferred."""
+    """Return each request's category, and the names; inferred turns are replaced by `turn`."""
     named = [name.rpartition(" ") for name in cut.categories]
     kinds, kind = np.unique([parts[0] for parts in named], return_inverse=True)
     bucket = np.searchsorted(_BUCKETS, [parts[2] for parts in named])[cut.category]

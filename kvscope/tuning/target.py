@@ -1,4 +1,4 @@
-"""What a tuning aims for: the share of requests that must meet the SLO, and what may not suffer."""
+"""The goal of a tuning: the share of requests that must meet the SLO, and allowed regressions."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def check_shares(warmup: float, validation: float, held_out: float) -> None:
 class Target(Struct, frozen=True):
     """At least a share `percentile` of the requests has a TTFT within `slo_s`, in a view.
 
-    Equally: at most a share 1 - percentile violates the SLO. `measure` ranks replays: by the TTFT
-    at the percentile, or by the share of violations. With a `tpot_slo_s`, the time per output token
-    at the percentile has to be within it too.
+    Equally: at most a share 1 - percentile violates the SLO. `measure` ranks replays by the TTFT at
+    the percentile or by the share of violations. With a `tpot_slo_s`, the time per output token at
+    the percentile must be within it too.
     """
 
     DOCUMENT: ClassVar[str] = "figure limit_ms=slo_s slo_ms percentile measure view tpot_slo_ms"
@@ -76,7 +76,7 @@ class Limits(Struct, frozen=True):
     -`attainment_loss`, those of the ratios of TEL and of the target's percentile not above
     `tail_ratio`. The median must not grow by more than `max_p50_regression`, mean TTFT not by more
     than `max_mean_regression`, prefill throughput not fall below `min_throughput` (shares of
-    LRU's). `bounds` says where the last ones are wider.
+    LRU's). `bounds` widens the limits of median and throughput in some cases.
     """
 
     attainment_loss: float = ATTAINMENT_LOSS
@@ -88,11 +88,11 @@ class Limits(Struct, frozen=True):
     def bounds(
         self, target: Target, p50_s: float = math.inf, utilization: float = 1.0
     ) -> dict[str, float]:
-        """Return how far each figure may change from LRU's, whose median is `p50_s`.
+        """Return the largest allowed change of each figure from LRU's; LRU's median is `p50_s`.
 
         The median may grow to half of the SLO, but not above twice LRU's: a jump from 15 to 19 ms
-        harms nobody's SLO of 200 ms. Prefills may take up to half of the time that replicas have to
-        spare, where they are in use for a share `utilization` (0-1) of it.
+        is no harm at an SLO of 200 ms. Prefills may take up to half of the replicas' idle time,
+        where LRU keeps them busy for a share `utilization` (0-1).
         """
         loose = min(P50_OF_SLO * target.slo_s / p50_s, P50_RATIO) - 1 if p50_s else P50_RATIO - 1
         busiest = utilization + SPARE_SHARE * (1 - utilization)

@@ -1,8 +1,8 @@
-"""Memory below the pool of every replica: what may be added, and which of it is worth an option.
+"""Memory below the pool of every replica: candidate sizes, and which become options of the plan.
 
-Each way to store is replayed at each size over the validation window, and its options, one after
-the other, over the training window. What is left are sizes that no cheaper one equals, and the one
-that saves most GPU time beyond its price. The plan judges them on the later requests.
+Each offload method is replayed at each size over the validation window, and its parameters, one
+after the other, over the training window. The sizes on the cost-latency front remain, and the one
+with the largest net saving. The plan judges them on the later requests.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writes_per_day: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     def hour(self, size_bytes: int, written_bytes_s: float = 0.0) -> float:
-        """Return the price of so many bytes for an hour, written to at such a rate."""
+        """Return the price of `size_bytes` for an hour, at a rate of `written_bytes_s`."""
         return size_bytes / _GIB * self.gib_hour * max(1.0, self.wear(size_bytes, written_bytes_s))
 
     def wear(self, size_bytes: int, written_bytes_s: float) -> float:
-        """Return the writes as a multiple of those that the memory is rated for; 0 for any."""
+        """Return the writes as a multiple of the memory's rating; 0 for memory without one."""
         if self.writes_per_day is None or not size_bytes:
             return 0.0
         return written_bytes_s * _DAY_S / size_bytes / self.writes_per_day
 
 
 class TierPrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The prices known, and the date on which their sources were read."""
+    """Memory prices, and the date on which their sources were read."""
 
     schema: int
     currency: str
@@ -68,7 +68,7 @@ class TierPrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def tier_prices() -> TierPrices:
-    """Return what `tier_prices.toml` says."""
+    """Return the prices in `tier_prices.toml`."""
     path = Path(__file__).with_name("tier_prices.toml")
     return msgspec.toml.decode(path.read_bytes(), type=TierPrices)
 
@@ -81,21 +81,21 @@ E = TypeVar("E")
 
 
 class OnGroups(Struct, frozen=True):
-    """The groups of a hybrid model's layers, None for other models, for which all is allowed.
+    """Checks of offloading against a hybrid model's layer groups; None (other models) allows all.
 
-    `EngineSettings` refuses what is not simulated, and what vLLM refuses: each is checked with it.
+    Each check builds `EngineSettings`, which refuses what vLLM or the simulation does not support.
     """
 
     groups: KvGroups | None
 
     def page_bytes(self, block_bytes: int, trace_block: int) -> int:
-        """Return the bytes of a block of the pool, by those of a block of `trace_block` tokens."""
+        """Return the bytes of a pool block; `block_bytes` are those of `trace_block` tokens."""
         if self.groups is None:
             return block_bytes
         return block_bytes * max(1, self.groups.block_tokens // trace_block)
 
     def require(self, spec: OffloadSpec) -> None:
-        """Raise UsageError for a way to offload that is refused."""
+        """Raise UsageError if the offload method is refused."""
         error = self._refusal(spec)
         if error is None:
             return
@@ -110,9 +110,9 @@ class OnGroups(Struct, frozen=True):
     def intervals(
         self, ways: Iterable[OffloadSpec], variants: Iterable[Variant]
     ) -> tuple[float, ...]:
-        """Return the retention intervals that `variants` name, or else all to try, but the default.
+        """Return the retention intervals of `variants`, or else all to try, without the default.
 
-        Raises UsageError for one that is named and refused.
+        Raises UsageError for a stated interval that is refused.
         """
         if self.groups is None or not self.groups.sparse:
             return ()
@@ -131,7 +131,7 @@ class OnGroups(Struct, frozen=True):
         return tuple(sorted(intervals - {_DEFAULT_INTERVAL}))
 
     def _refusal(self, spec: OffloadSpec, interval: float = _DEFAULT_INTERVAL) -> UsageError | None:
-        """Return why an engine with these groups and a way to offload is refused, None if not."""
+        """Return the error of an engine with these groups and an offload method, or None."""
         if self.groups is None:
             return None
         try:
@@ -146,12 +146,12 @@ HICACHE = "hicache"
 
 
 class TierCandidate(Struct, frozen=True):
-    """CPU memory of `size_bytes` below a pool; `offload` is how it works, as `--offload` takes it.
+    """CPU memory of `size_bytes` below a pool; `offload` is the method as in `--offload`.
 
-    Of SGLang it is HICACHE.
+    It is HICACHE for SGLang.
 
-    `files_bytes` are those of an SSD below, where vLLM keeps files; 0 without. With a `pool`, all
-    replicas share them, over a network, and `files_bytes` are those of all.
+    `files_bytes` is an SSD below, where vLLM keeps files; 0 without. With a `pool`, all replicas
+    share the files over a network, and `files_bytes` is the total.
     """
 
     DOCUMENT: ClassVar[str] = "offload gib files_gib"
@@ -161,7 +161,7 @@ class TierCandidate(Struct, frozen=True):
     pool: SharedPool | None = None
 
     def require_chunk(self, page_bytes: int, where: str) -> None:
-        """Raise UsageError where a tier holds no chunk of pages of so many bytes."""
+        """Raise UsageError if the tier is smaller than one chunk of pages of `page_bytes`."""
         chunk_bytes = self.spec.blocks_per_chunk * page_bytes
         least = min(size for _, size in self.tiers)
         if least < chunk_bytes:
@@ -172,9 +172,9 @@ class TierCandidate(Struct, frozen=True):
             )
 
     def below(self, block_bytes: int, gpus: int, copies: float = 1.0) -> EngineTier:
-        """Return the tiers below a replica's pool, whose copies take so many times as long.
+        """Return the tiers below a replica's pool, with copies `copies` times as slow.
 
-        `block_bytes` are those of a block over all `gpus`, each of which has a link of its own.
+        `block_bytes` is a block over all `gpus`, each of which has its own link.
         """
         tiers = []
         for kind, size_bytes in self.tiers:
@@ -188,7 +188,7 @@ class TierCandidate(Struct, frozen=True):
 
     @property
     def spec(self) -> OffloadSpec:
-        """How it works, with the files below."""
+        """The offload method, with the files below."""
         return OffloadSpec.parse(self.offload, files=self.files_bytes > 0)
 
     @property
@@ -203,7 +203,7 @@ class TierCandidate(Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """The memory next to the pool: `64 GiB CPU tier`, of SGLang `64 GiB HiCache`."""
+        """The memory in words: `64 GiB CPU tier`, for SGLang `64 GiB HiCache`."""
         name = "HiCache" if self.offload == HICACHE else "CPU tier"
         return f"{format_size(self.size_bytes)} {name}"
 
@@ -219,7 +219,7 @@ class TierCandidate(Struct, frozen=True):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Both sizes, to sort by."""
+        """Both sizes (bytes), as a sort key."""
         return self.size_bytes, self.files_bytes
 
     @property
@@ -230,13 +230,13 @@ class TierCandidate(Struct, frozen=True):
         return ("dram", self.size_bytes), *(below if self.files_bytes else ())
 
     def shared_by(self, replicas: int) -> Iterator[tuple[TierKind, int, int]]:
-        """Yield the kind and the size of each tier, and how many of the replicas share it."""
+        """Yield kind, size (bytes) and number of sharing replicas of each tier."""
         for kind, size in self.tiers:
             yield kind, size, replicas if kind == "shared" else 1
 
 
 class TierRejection(Struct, frozen=True):
-    """A tier under which requests of a window never start, and why."""
+    """A tier with which some requests of a window never start, and the reason."""
 
     DOCUMENT: ClassVar[str] = "*candidate reason"
     candidate: TierCandidate
@@ -244,12 +244,12 @@ class TierRejection(Struct, frozen=True):
 
 
 class TierOffer(Struct, frozen=True, kw_only=True):
-    """Memory that may be added below the pool of every replica, for each of which it is priced.
+    """Memory that may be added below the pool of every replica, with prices.
 
-    `block_bytes` are those of a block over all `gpus` of a replica. `replica_hour` is what another
-    replica costs, None for unknown. `options` of each way to store are searched, with values beside
-    its own, and `policies` in the pool: retention intervals of a hybrid model. Up to `rows` of the
-    `candidates` are options of the plan; with `chooses`, it says whether one is to be added.
+    `block_bytes` is a block over all `gpus` of a replica. `replica_hour` is the price of another
+    replica, None if unknown. `options` lists the parameters to search for each offload method,
+    `policies` the policies of the pool: a hybrid model's retention intervals. Up to `rows` of the
+    `candidates` become options of the plan; with `chooses`, the plan recommends one or none.
     """
 
     candidates: tuple[TierCandidate, ...]
@@ -265,19 +265,19 @@ class TierOffer(Struct, frozen=True, kw_only=True):
 
     @property
     def currency(self) -> str:
-        """The currency of all prices: of the list's, empty where none of them is used."""
+        """The currency of the price list; empty if all prices were stated."""
         kinds = {kind for each in self.candidates for kind, _ in each.tiers}
         stated = all(self.prices[kind].source == STATED for kind in kinds)
         return "" if stated else tier_prices().currency
 
     def below(self, candidate: TierCandidate, copies: float = 1.0) -> EngineTier:
-        """Return a candidate whose copies take so many times as long."""
+        """Return a candidate's tiers, with copies `copies` times as slow."""
         return candidate.below(self.block_bytes, self.gpus, copies)
 
     def runs(self, candidate: TierCandidate, policy: Policy) -> bool:
-        """Return whether an engine runs a policy above a tier, and loads what it stored.
+        """Return whether an engine with this policy and tier loads only the right blocks.
 
-        With all windows kept and outputs stored vLLM may load blocks of another request where those
+        With all windows kept and outputs stored, vLLM may load another request's blocks if blocks
         of windows are smaller than those of full attention (docs/offload.md).
         """
         smaller = self.groups is not None and self.groups.smaller_windows
@@ -285,7 +285,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         return not keeps_all or candidate.spec.offload_prompt_only
 
     def written_bytes_s(self, trial: Trial, workload: Workload) -> float:
-        """Return what a replay writes to the tiers a second; all of it reaches the files, too."""
+        """Return the bytes per second that a replay writes to the tiers, all of them to files."""
         arrival_s = workload.prompts.arrival_s
         span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
         return trial.stored_blocks * self.block_bytes / span_s
@@ -293,9 +293,9 @@ class TierOffer(Struct, frozen=True, kw_only=True):
     def price_hour(
         self, candidate: TierCandidate, replicas: int, written_bytes_s: float = 0.0
     ) -> float:
-        """Return the price of a replica's tiers for an hour, each worn by such a rate of writes.
+        """Return the price of a replica's tiers for an hour, including wear by writes.
 
-        Of a pool that all `replicas` share, it is a replica's part.
+        For a pool that all `replicas` share, it is one replica's part.
         """
         return sum(
             self.prices[kind].hour(size, sharing * written_bytes_s) / sharing
@@ -303,7 +303,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         )
 
     def wear(self, candidate: TierCandidate, replicas: int, written_bytes_s: float) -> float:
-        """Return the writes to what wears most, as a multiple of those that it is rated for."""
+        """Return the writes to the most worn memory, as a multiple of its rating."""
         return max(
             self.prices[kind].wear(size, sharing * written_bytes_s)
             for kind, size, sharing in candidate.shared_by(replicas)
@@ -315,7 +315,7 @@ TierAt = tuple[TierCandidate, Policy]
 
 
 class _Replayed(Struct, frozen=True):
-    """A tier on one window, and its price for an hour."""
+    """A tier's trial on one window, and its price for an hour."""
 
     candidate: TierCandidate
     policy: Policy
@@ -333,10 +333,10 @@ class TierSearch:
         self.rejected: dict[TierCandidate, TierRejection] = {}
 
     def worth_an_option(self, policy: Policy, alone: Trial, advance: Advance) -> list[TierAt]:
-        """Return the tiers to judge with a policy, whose trial without is `alone`.
+        """Return the tiers to judge with a policy; `alone` is its trial without a tier.
 
-        The first is the least size that meets the SLO; where none does, the least of those with
-        about the lowest percentile. None where only one is wanted and no size takes it down.
+        The first is the cheapest that meets the SLO; if none does, the cheapest near the lowest
+        percentile. Empty if only one row is wanted and no size lowers the percentile.
         """
         known: list[_Replayed] = []
         ways: dict[str, list[TierCandidate]] = {}
@@ -360,11 +360,11 @@ class TierSearch:
     def _searched(
         self, sizes: Sequence[TierCandidate], policy: Policy, alone: Trial, advance: Advance
     ) -> list[_Replayed]:
-        """Return all sizes of one way to store on the validation window, and those with options.
+        """Return one offload method's sizes on the validation window, and parameters that gain.
 
-        One after the other until one meets the SLO, where only one is wanted. Options are searched
-        at the size that would be chosen and the next smaller one; of a hybrid model that misses the
-        SLO with all of them, at the largest too: what an interval keeps takes room.
+        If one row is wanted, sizes are tried in turn until one meets the SLO. Parameters are
+        searched at the size that would be chosen and the next smaller one; for a hybrid model that
+        misses the SLO at all sizes, at the largest too: longer retention needs room.
         """
         tried: list[_Replayed] = []
         at_once = len(sizes) if self.offer.rows > 1 else 1
@@ -385,7 +385,7 @@ class TierSearch:
         return tried
 
     def _nearest(self, alone: Trial, known: Sequence[_Replayed]) -> _Replayed:
-        """Return the cheapest of those nearest to the SLO."""
+        """Return the cheapest of the candidates nearest to the SLO."""
         front = nearest(
             known,
             lambda each: each.trial.meets(self._target),
@@ -395,18 +395,17 @@ class TierSearch:
         return min(front, key=lambda each: (each.cost_hour, each.candidate.sizes))
 
     def _net_hour(self, alone: Trial, replayed: _Replayed) -> float:
-        """Return what a candidate saves an hour beyond its price; its price without a GPU's."""
+        """Return a candidate's net saving per hour; minus its price if no GPU price is known."""
         if self.offer.replica_hour is None:
             return -replayed.cost_hour
         freed = alone.utilization - replayed.trial.utilization
         return freed * self.offer.replica_hour - replayed.cost_hour
 
     def _varied(self, plain: _Replayed, advance: Advance) -> list[_Replayed]:
-        """Return a tier with the options that gain in training, on the validation window.
+        """Return a tier with the parameters that gain in training, on the validation window.
 
-        Empty where none gains: each option in turn keeps its own value unless another gains. A
-        retention interval is the first of them, with outputs stored too: those are hit at the
-        windows that it keeps alone.
+        Empty if none gains; parameters are searched one after the other. Retention intervals come
+        first, also with outputs stored: outputs are hit only at the windows that an interval keeps.
         """
         if not (own := self._replay(self._training, [(plain.candidate, plain.policy)], advance)):
             return []
@@ -431,7 +430,7 @@ class TierSearch:
         return [each for each in varied if _gains(each, plain)]
 
     def _better(self, chosen: _Replayed, pairs: Sequence[TierAt], advance: Advance) -> _Replayed:
-        """Return the tier among some that gains in training, else the one chosen before."""
+        """Return the best of `pairs` in training if it gains on `chosen`, else `chosen`."""
         able = [pair for pair in pairs if self.offer.runs(*pair)]
         for replayed in self._replay(self._training, able, advance):
             if _gains(replayed, chosen):
@@ -441,9 +440,9 @@ class TierSearch:
     def _replay(
         self, evaluator: Evaluator, pairs: Sequence[TierAt], advance: Advance
     ) -> list[_Replayed]:
-        """Return tiers replayed on all cores, without those under which requests never start.
+        """Return tiers replayed on all cores, without those with which requests never start.
 
-        Why they do not is kept.
+        Their rejections are kept in `rejected`.
         """
         evaluator.prepare([policy for _, policy in pairs])
         before = map(evaluator.executor.shared, (self.offer, evaluator))
@@ -466,10 +465,10 @@ def nearest(
     pays: Callable[[E], bool],
     target_s: Callable[[E], float],
 ) -> list[E]:
-    """Return those that meet the SLO; where none does, those with about the lowest percentile.
+    """Return the entries that meet the SLO; if none does, those near the lowest percentile.
 
-    Of these, those that save more than their price go before all others: memory is then no way to
-    the SLO, and only worth what it saves.
+    In that case entries that save more than their price are preferred: memory cannot meet the SLO
+    then, and is worth only its savings.
     """
     if meeting := [each for each in known if meets(each)]:
         return meeting
@@ -481,9 +480,9 @@ def nearest(
 def _trial_of(
     offer: TierOffer, evaluator: Evaluator, point: tuple[int, int], tier: TierAt
 ) -> Trial | TierRejection:
-    """Return a tier's trial at a capacity of so many replicas.
+    """Return a tier's trial at `point` (blocks, replicas), or the rejection of a tier with files.
 
-    Only with files do requests never start; other errors are raised.
+    Only files can keep requests from starting; other errors are raised.
     """
     (candidate, policy), (capacity_blocks, replicas) = tier, point
     try:
@@ -496,9 +495,9 @@ def _trial_of(
 
 
 def _gains(replayed: _Replayed, other: _Replayed) -> bool:
-    """Return whether one is better by more than does not matter.
+    """Return whether `replayed` beats `other` by more than ALIKE.
 
-    By the target's percentile; where that is alike by GPU time, and where both are by price.
+    They are compared by the target's percentile, then GPU time, then price.
     """
     figures = (
         (replayed.trial.target_s, other.trial.target_s),
@@ -514,7 +513,7 @@ def _gains(replayed: _Replayed, other: _Replayed) -> bool:
 
 
 def _front(known: Sequence[_Replayed]) -> list[_Replayed]:
-    """Return those that no cheaper one equals in the target's percentile, by price."""
+    """Return the cost-latency front: entries faster than all cheaper ones, by price."""
     front: list[_Replayed] = []
     for each in sorted(known, key=lambda replayed: (replayed.cost_hour, replayed.trial.target_s)):
         if not front or each.trial.target_s < front[-1].trial.target_s:
@@ -523,13 +522,13 @@ def _front(known: Sequence[_Replayed]) -> list[_Replayed]:
 
 
 def _spread(front: Sequence[_Replayed]) -> list[_Replayed]:
-    """Return the front, the largest and the smallest first, then those between."""
+    """Return the front reordered from both ends inwards: largest, smallest, next largest."""
     order = sorted(range(len(front)), key=lambda at: (min(at, len(front) - 1 - at), -at))
     return [front[at] for at in order]
 
 
 def _with(candidate: TierCandidate, name: str, values: Sequence[Any]) -> list[TierCandidate]:
-    """Return a candidate with other values of an option, none where it does not take it.
+    """Return the candidate with each other value of a parameter; none if it is not applicable.
 
     vLLM takes no `store_threshold` with files below.
     """
@@ -540,7 +539,7 @@ def _with(candidate: TierCandidate, name: str, values: Sequence[Any]) -> list[Ti
 
 
 def sizes_to_compare(pool_bytes: int, most_bytes: int, times: Sequence[float]) -> list[int]:
-    """Return multiples of a pool in bytes, whole GiB where it has some, up to the first `most`."""
+    """Return multiples of a pool (bytes; whole GiB from 1 GiB on) until `most_bytes` is reached."""
     gib, sizes = 1 << 30, []
     for factor in times:
         size = int(pool_bytes * factor)

@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class EngineTier(Struct, frozen=True):
-    """Tiers below every replica's pool; `offload` is how the engine stores in them."""
+    """Tiers below every replica's pool; `offload` is the engine's offload method."""
 
     offload: str
     block_bytes: int
@@ -51,31 +51,31 @@ class EngineTier(Struct, frozen=True):
 
     @property
     def pool(self) -> bool:
-        """Whether all replicas share one of them."""
+        """Whether all replicas share one of the tiers."""
         return any(tier.pool for tier in self.tiers)
 
     def under(self, engine: EngineSettings, block_size: int) -> EngineSettings:
-        """Return an engine above the tiers; a block of the trace has `block_size` tokens."""
+        """Return an engine with these tiers below its pool; `block_size` is the trace's."""
         each = blocks_each(engine.groups, block_size)
         tier = offload_settings(self.offload, self.tiers, each, self.block_bytes)
         return replace(engine, offload=tier)
 
     def request(self, policy: Policy, capacity_blocks: int) -> ReplayRequest:
-        """Return the replay of a policy in a pool of so many blocks above the tiers."""
+        """Return the replay of a policy in a pool of `capacity_blocks` with these tiers below."""
         return ReplayRequest.over(policy, (Tier("hbm", capacity_blocks), *self.tiers))
 
 
 class Trial(Struct, frozen=True):
-    """One policy at one capacity, and the results of a window's counted requests.
+    """One policy at one capacity, and its results over a window's counted requests.
 
-    `times_ms` are percentiles of TTFT and `target_s` the one that the target names, nearest rank;
-    a request without a token counts as infinitely late in both. They, `violation_share` (0-1), and
-    `tel_s` and `mean_s` (the sum of excess and the mean over requests that got a token) are in the
-    target's view. `tpot_s` is the time per output token at that percentile, None but for an engine.
-    `served_per_s` is the number of requests that an engine could prefill per second, a proxy for
-    throughput; `utilization` (0-1) is the share of the time that prefills take at the trace's
-    arrivals, 1 on an idle engine. `rejected` requests are longer than the pool; they violate every
-    SLO. `stored_blocks` were written to a tier by all requests, those of the warm-up included.
+    `times_ms` are percentiles of TTFT and `target_s` is the target's percentile (nearest rank); a
+    request without a token counts as infinitely late in both. These, `violation_share` (0-1),
+    `tel_s` (sum of excess) and `mean_s` (both over requests with a token) are in the target's view.
+    `tpot_s` is the time per output token at that percentile, None without an engine. `served_per_s`
+    is the number of requests that an engine could prefill per second, a proxy for throughput;
+    `utilization` (0-1) is the share of time spent on prefills at the trace's arrivals, 1 on an idle
+    engine. `rejected` requests are longer than the pool; they violate every SLO. `stored_blocks`
+    were written to a tier by all requests, including the warm-up.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -103,7 +103,7 @@ class Trial(Struct, frozen=True):
         return round(1 - self.violation_share, 12)  # 1 - 0.07 is below 0.93
 
     def meets(self, target: Target) -> bool:
-        """Return whether the SLO is met, as the target counts; that of output tokens too."""
+        """Return whether the SLO is met by the target's measure, and that of TPOT if stated."""
         slow = target.tpot_slo_s is not None and not (
             self.tpot_s is not None and self.tpot_s <= target.tpot_slo_s
         )
@@ -116,7 +116,7 @@ class Trial(Struct, frozen=True):
 
 
 def category_times_ms(outcome: Outcome, view: View) -> Percentiles:
-    """Return the percentiles of TTFT in a view, over requests that got a token."""
+    """Return the percentiles of TTFT in a view, over requests with a token."""
     queued = outcome.queued_ttft_ms if view == "queued" else None
     return queued or outcome.ttft_ms
 
@@ -144,7 +144,7 @@ def trial_of(
     target: Target,
     arrivals_per_s: float = math.inf,
 ) -> Trial:
-    """Return the trial of a replay; so many requests arrive at each replica."""
+    """Return the trial of a replay; each replica receives `arrivals_per_s` requests per second."""
     times = ttft_s(served, target)
     late = times[times > target.slo_s]
     with_token = times[np.isfinite(times)]
@@ -168,7 +168,7 @@ def trial_of(
 
 
 def _tpot_s(served: ServedRequests, percentile: float) -> float | None:
-    """Return the time per output token at the percentile, over requests with two tokens or more."""
+    """Return the time per output token at the percentile, over requests with two or more tokens."""
     if served.tpot_s is None:
         return None
     counted = served.tpot_s[served.first :]
@@ -177,9 +177,9 @@ def _tpot_s(served: ServedRequests, percentile: float) -> float | None:
 
 
 class RoutedReplicas(Struct, frozen=True):
-    """Replicas that are replayed together, behind a router; `seed` is for one that draws.
+    """Replicas that are replayed together behind a router; `seed` is for a random router.
 
-    With `scaling` they come and go; with a `split` some prefill and the others decode.
+    With `scaling` they start and stop with the load; with a `split` some prefill, others decode.
     """
 
     router: Router
@@ -190,11 +190,11 @@ class RoutedReplicas(Struct, frozen=True):
 
 
 class Evaluator:
-    """Replays policies at capacities over one workload, on all cores that memory suffices for.
+    """Replays policies at capacities over one workload, on as many cores as memory allows.
 
-    The workload is served by `replicas` behind `router`, each with the capacity to itself.
-    `trials` keeps every trial in the order of the first request for it. Once `stop` is set, replays
-    raise Stopped. The default executor are threads.
+    The workload is served by `replicas` behind `router`, each with the full capacity. `trials`
+    keeps every trial in the order of the first request for it. Once `stop` is set, replays raise
+    Stopped. The default executor uses threads.
     """
 
     def __init__(
@@ -227,9 +227,9 @@ class Evaluator:
         scaling: Scaling | None = None,
         split: PrefillSplit | None = None,
     ) -> Evaluator:
-        """Return an evaluator of so many replicas on the executor, each with a tier or without.
+        """Return an evaluator of `replicas` replicas on the same executor, with an optional tier.
 
-        They are behind the same router, where none is named; the others are as in RoutedReplicas.
+        The router defaults to this evaluator's; the other arguments are as in RoutedReplicas.
         """
         workload = workload or self.workload
         router = router or (self._routed.router if self._routed else SESSION)
@@ -246,17 +246,17 @@ class Evaluator:
         return self._with(workload=workload, _tier=tier, _routed=routed, _replicas=parts)
 
     def aiming(self, target: Target) -> Evaluator:
-        """Return the evaluator with another target."""
+        """Return a copy of the evaluator with another target."""
         return self._with(target=target)
 
     def _with(self, **changed: object) -> Evaluator:
-        """Return the evaluator with other attributes, without its trials."""
+        """Return a copy of the evaluator with changed attributes and no trials."""
         other = copy(self)
         other.__dict__ |= {"executor": self.executor, "_stop": self._stop, "trials": {}, **changed}
         return other
 
     def evaluate(self, points: Sequence[PolicyAt], advance: Advance | None = None) -> list[Trial]:
-        """Return a trial for each policy and capacity, in their order; `advance` counts replays."""
+        """Return a trial for each policy and capacity, in order; `advance` counts replays."""
         keys = [
             (policy.name, policy.evicts, tuple(policy.values.items()), blocks)
             for policy, blocks in points
@@ -270,7 +270,7 @@ class Evaluator:
         return [self.trials[key] for key in keys]
 
     def prepare(self, policies: Sequence[Policy]) -> None:
-        """Compute and compile what replays of `policies` share, before threads need it."""
+        """Compute and compile what replays of `policies` share, before threads start."""
         for replica in self._replicas:
             replica.workload.prepare(policies)
 
@@ -280,7 +280,7 @@ class Evaluator:
             raise Stopped("stopped before the search was finished")
 
     def shared(self) -> Self:
-        """Return what stands for this evaluator in many tasks (see `Executor.shared`)."""
+        """Return a handle of this evaluator to pass to many tasks (see `Executor.shared`)."""
         tables = sum(replica.workload.learned for replica in self._replicas)
         return self.executor.shared(self, tables)
 
@@ -292,9 +292,9 @@ class Evaluator:
         advance: Advance | None = None,
         on_result: Callable[[R], None] = lambda _: None,
     ) -> list[R]:
-        """Return `step(*before, item)` of each item, wherever the executor runs it.
+        """Return `step(*before, item)` for each item, computed by the executor.
 
-        `on_result` takes each as soon as it is known.
+        `on_result` is called with each result as soon as it is known.
         """
         results: dict[int, R] = {}
         each_bytes = replay_bytes(self.workload.traffic)
@@ -313,7 +313,7 @@ class Evaluator:
         return self.evaluate([(policy, capacity_blocks)])[0]
 
     def served(self, policy: Policy, capacity_blocks: int) -> ServedRequests:
-        """Replay and return the result of each request, which trials do not keep."""
+        """Replay and return the results of each request, which trials do not keep."""
         self.require_going()
         if self._routed is not None:
             routed = self._routed
@@ -331,7 +331,7 @@ class Evaluator:
 
     @property
     def arrivals_per_s(self) -> float:
-        """The counted requests a second at each replica, infinite on an idle engine."""
+        """Counted requests per second at each replica, infinite on an idle engine."""
         setting, prompts = self.workload.setting, self.workload.prompts
         arrival_s = prompts.arrival_s[first_counted(prompts, setting.definition) :]
         span_s = float(arrival_s[-1] - arrival_s[0])
@@ -341,7 +341,7 @@ class Evaluator:
         return len(arrival_s) / span_s / replicas
 
     def trial_at(self, policy: Policy, capacity_blocks: int) -> Trial:
-        """Replay and return the trial of one policy and capacity, without keeping it."""
+        """Replay and return the trial of one policy and capacity, without caching it."""
         served = self.served(policy, capacity_blocks)
         return trial_of(policy, capacity_blocks, served, self.target, self.arrivals_per_s)
 
@@ -349,7 +349,7 @@ class Evaluator:
         return self.trial_at(*point)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out what belongs to this process; replays elsewhere start no others."""
+        """Leave out state of this process; replays in other processes do not use its executor."""
         return self.__dict__ | {"trials": {}, "_stop": None, "executor": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The tuning itself: search, choose, judge, and the least capacity that meets the SLO."""
+"""The tuning itself: search, choose, judge, and find the least capacity that meets the SLO."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on 
 
 
 class End(Struct, frozen=True):
-    """One end of what is not known exactly: the capacity, how long prefill takes, session starts.
+    """One end of the uncertain inputs: capacity, prefill time, session starts.
 
-    Sessions without a common clock begin as `sessions` say; None: as the trace has them.
+    `prefill_times` scales prefill time; `sessions` starts sessions without a common clock, if
+    given.
     """
 
     name: str
@@ -74,12 +75,12 @@ class End(Struct, frozen=True):
 class TuningOptions(Struct, frozen=True):
     """The target, the variants that compete with LRU, and the capacities.
 
-    `capacity_blocks` is that of each of `replicas` behind `router`; None: where LRU gets half of
-    the possible hits, and at least the longest prompt. The least capacity is searched from
-    `lowest_blocks` to `highest_blocks`, None: to where LRU has all hits.
-    `shares` of the requests warm the cache, validate, and are held out. The verdict is repeated at
-    each of `ends`. With `scale_out`, what misses the SLO needs replicas, not a larger pool; behind
-    another router than `SESSION` they are ranks of one engine, and no other number is tried.
+    `capacity_blocks` is per replica, `replicas` behind `router`; None: where LRU gets half of the
+    possible hits, at least the longest prompt. The least capacity is searched from `lowest_blocks`
+    to `highest_blocks`, None: to where LRU has all hits. `shares` of the requests warm the cache,
+    validate, and are held out. The verdict is repeated at each of `ends`. With `scale_out`, a
+    missed SLO is met by more replicas, not a larger pool; with another router than `SESSION` the
+    replicas are ranks of one engine, and no other number is tried.
     """
 
     target: Target
@@ -107,8 +108,8 @@ class TuningOptions(Struct, frozen=True):
 class RequiredCapacity(Struct, frozen=True):
     """The least capacity that meets the SLO on the training window, and its held-out trial.
 
-    `would_need_blocks` is what the held-out window would have needed, where `held_out` does not
-    meet the SLO; None where it does, or where no capacity would.
+    If `held_out` misses the SLO, `would_need_blocks` is the least capacity that meets it there;
+    None if `held_out` meets it, or no capacity does.
     """
 
     training: Trial
@@ -117,11 +118,11 @@ class RequiredCapacity(Struct, frozen=True):
 
 
 class EndVerdict(Struct, frozen=True):
-    """The verdict at one end, the choice being the same; both trials are of the held-out window.
+    """The verdict at one end for the same choice; both trials are of the held-out window.
 
-    `eligible`: whether the choice harms nothing there, with an SLO that is as much longer as the
-    prefills are: the same requests are then near it. What a canary confirms may harm within its
-    interval. With other starts of sessions a gain has to be likely too. None without a choice.
+    `eligible`: the choice breaks no limit there, with the SLO scaled like prefill time, so that the
+    same requests are near it. For a canary, intervals may cross the limits. With other session
+    starts a gain must be likely too. None without a choice.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -137,20 +138,20 @@ class EndVerdict(Struct, frozen=True):
 
     @property
     def run(self) -> Trial:
-        """What is run: the choice, else LRU."""
+        """The policy run: the choice, else LRU."""
         return self.choice or self.baseline
 
 
 class TuningResult(PolicyComparison, frozen=True, kw_only=True):
-    """The verdict and all that it rests on.
+    """The verdict and its evidence.
 
-    `enough` meets the SLO at a larger capacity, None where that is not searched, or none
-    does. `recommended` is what to run on the held-out window: the choice, else `enough`, else LRU.
-    `infinite` is an infinite cache on the validation window, `limit` the same on both later
-    windows, as the `oracles` are, which know the future. `explored` are all trials on the training
-    window. `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on the later
-    requests with LRU and with the choice, None without `scale_out` and where replicas are ranks of
-    one engine (`of_ranks`); `replicas_tried` the most that were tried, where none were enough.
+    `enough` meets the SLO at a larger capacity, None if not searched or not found. `recommended` is
+    the held-out trial of what to run: the choice, else `enough`, else LRU. `infinite` is an
+    infinite cache on the validation window, `limit` the same on both later windows, like the
+    `oracles` (offline optimum). `explored` are all trials on the training window. `fewest_lru` and
+    `fewest_choice` are the fewest replicas that meet the SLO on the later requests with LRU and
+    with the choice, None without `scale_out` and for ranks of one engine (`of_ranks`);
+    `replicas_tried` is the most that may be tried.
     """
 
     setting: RunSetting
@@ -180,13 +181,13 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
 
     @property
     def replicas_needed(self) -> int | None:
-        """The fewest replicas that meet the SLO with LRU, where they are more than the present."""
+        """The fewest replicas that meet the SLO with LRU, if more than the present; else None."""
         needed = self.fewest_lru.replicas if self.fewest_lru else None
         return needed if needed is not None and needed > self.replicas else None
 
     @property
     def slo_met(self) -> SloAnswer:
-        """Whether what to run meets the SLO."""
+        """Whether the recommended policy meets the SLO."""
         return slo_answer(self.target, self.chosen, [end.run for end in self.ends])
 
     @property
@@ -201,7 +202,7 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
 
     @property
     def disagreeing(self) -> tuple[EndVerdict, ...]:
-        """The ends where the choice is not eligible; without one, those with another verdict."""
+        """The ends where the choice is not eligible; without one, where the verdict differs."""
         return tuple(
             end
             for end in self.ends
@@ -210,16 +211,16 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
 
     @property
     def layouts(self) -> tuple[EndVerdict, ...]:
-        """The ends with other starts of the sessions."""
+        """The ends with other session starts."""
         return tuple(end for end in self.ends if end.end.sessions)
 
 
 class Tuner:
     """The windows of a trace, and the search for a recommendation.
 
-    `lineage` is the origin of the trace's conversations. The default executor of replays are
-    threads. Raises InputError where the trace is too short to be split, or lacks the times that
-    queues need; UsageError for shares that cannot split it.
+    `lineage` is the origin of the trace's conversations. The default executor uses threads. Raises
+    InputError if the trace is too short to be split, or lacks the times that queues need;
+    UsageError for shares that cannot split it.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class Tuner:
         )
 
     def run(self) -> TuningResult:
-        """Return what to run at the present capacity or more, and what that rests on."""
+        """Return the recommendation at the present capacity or more, with its evidence."""
         target, options, capacity = self.target, self.options, self.capacity
         with self.progress("replaying LRU") as advance:
             lru = self.windows.judge(Lru(), capacity)
@@ -329,12 +330,12 @@ class Tuner:
         return replace(result, oracles=self._oracles(lru), ends=self._ends(result))
 
     def compare(self) -> PolicyComparison:
-        """Return what a change of policy is worth at the capacity; no answer to the SLO."""
+        """Return the policies compared at the present capacity, without an answer to the SLO."""
         lru = self.windows.judge(Lru(), self.capacity)
         return self._compared(self._searched(self.options.variants), lru)
 
     def _searched(self, variants: Sequence[Variant]) -> list[Contender]:
-        """Return each variant with its settings on the training window, the best first."""
+        """Return each variant with its trials on the training window, the best first."""
         capacity = self.capacity
         hints, rank = xi_hints(self.training, capacity), self._rank()
         return search(self.training, variants, self.estimates, hints, capacity, rank, self.progress)
@@ -342,8 +343,8 @@ class Tuner:
     def _compared(self, searched: Sequence[Contender], lru: Judged) -> PolicyComparison:
         """Return LRU and the preferred setting of each policy on the validation window.
 
-        The settings compared were the best in training. The preferred ones are judged on the later
-        windows too.
+        Only the best settings of the training window compete. The preferred ones are judged on the
+        later windows too.
         """
         capacity, leading = self.capacity, [each.trials[:_COMPARED] for each in searched]
         points = [(trial.policy, capacity) for trials in leading for trial in trials]
@@ -375,14 +376,14 @@ class Tuner:
             return tuple(self.windows.later.measure_all(points, lru.later, advance))
 
     def _ends(self, result: TuningResult) -> tuple[EndVerdict, ...]:
-        """Return the verdict at each end, for the policy that was chosen."""
+        """Return the verdict at each end, for the chosen policy."""
         before = map(self.training.executor.shared, (self, result))
         ends = self.options.ends
         with self.progress("judging at the ends of what is not known", len(ends)) as advance:
             return tuple(self.training.each(Tuner._end, ends, *before, advance=advance))
 
     def at_end(self, end: End) -> LaterWindows:
-        """Return the later windows at one end; the SLO is as much longer as the prefills are."""
+        """Return the later windows at one end; the SLO is scaled like prefill time."""
         windows = self.validation, self.held_out, self.windows.later
         workloads = [each.evaluator.workload for each in windows]
         if (starts := end.sessions) is not None:
@@ -426,7 +427,7 @@ class Tuner:
         )
 
     def _rank(self) -> Rank:
-        """Return the order of trials in training: what breaks no limit against LRU comes first."""
+        """Return the sort key of trials in training: trials that break no limit come first."""
         baseline = self.training.trial(Lru(), self.capacity)
 
         def rank(trial: Trial) -> tuple[float, ...]:
@@ -435,7 +436,7 @@ class Tuner:
         return rank
 
     def _broken(self, baseline: Trial, trial: Trial) -> tuple[Harm, ...]:
-        """Return the limits that a trial breaks by its figures, without their intervals."""
+        """Return the limits that a trial's figures break, without regard to intervals."""
         limits = bounds(self.target, self.options.limits, baseline)
         return harms(limits, changes(self.target, baseline, trial))
 
@@ -446,10 +447,10 @@ class Tuner:
         least_any: RequiredCapacity | None,
         least_lru: RequiredCapacity | None,
     ) -> WindowTrial | None:
-        """Return what meets the SLO in both windows at the least capacity beyond the present one.
+        """Return the trial at the least larger capacity that meets the SLO in both windows.
 
-        Another policy than LRU counts only if it is the choice. That the held-out window is looked
-        at for the capacity favours no policy.
+        Another policy than LRU counts only if it is the choice. Looking at the held-out window for
+        the capacity favours no policy.
         """
         for least in (least_any, least_lru):
             if least is None:
@@ -471,7 +472,7 @@ class Tuner:
     def _least_for_any(
         self, contenders: Sequence[Contender], lru: Trial | None, advance: Advance
     ) -> Trial | None:
-        """Search with the settings that did best at the present capacity, up to what LRU needs."""
+        """Return the trial at the least capacity, searched with the best settings up to LRU's."""
         settings = [
             trial.policy
             for contender in contenders[:_KEPT_POLICIES]
@@ -497,13 +498,13 @@ class Tuner:
 
     @property
     def _most(self) -> int:
-        """The most replicas to try; of ranks, whose pools depend on their number, no others."""
+        """The most replicas to try; ranks keep their number, on which their pools depend."""
         replicas = self.options.replicas
         return replicas if self.options.of_ranks else most_tried(replicas)
 
     @property
     def _lowest(self) -> int:
-        """The least capacity to search: an engine's rejects no more requests than may be late."""
+        """The least capacity to search: a smaller pool rejects more requests than may be late."""
         workload, lowest = self.training.workload, self.options.lowest_blocks
         if workload.setting.capacity_model != "engine":
             return lowest
@@ -523,7 +524,7 @@ class Tuner:
     def _fewest(self, judged: Judged) -> FewestReplicas | None:
         """Return the fewest replicas with a policy that meet the SLO on the later requests.
 
-        One that does is the fewest: nothing is replayed then, and nothing said of the interval.
+        If one replica meets it, nothing is replayed, and there is no interval.
         """
         if not self.options.scale_out or self.options.of_ranks:
             return None
@@ -539,10 +540,10 @@ class Tuner:
 
 
 def eligible_at(end: End, judged: Judged, before: Judged, grade: Grade) -> bool:
-    """Return whether a change of a grade may be recommended by what it does at one end.
+    """Return whether a change with this `grade` may be recommended by its results at one end.
 
-    It has to keep up with the arrivals where what runs `before` does. Where sessions begin
-    otherwise, a gain has to be likely too.
+    It must keep up with the arrivals if `before`, the present policy, does. With other session
+    starts, a gain must be likely too.
     """
     if not judged.keeps_up:
         return not before.keeps_up and not judged.harms_by_value
@@ -552,16 +553,16 @@ def eligible_at(end: End, judged: Judged, before: Judged, grade: Grade) -> bool:
 
 
 def _infinite(window: Window, baseline: WindowTrial | None = None) -> WindowTrial:
-    """Return a cache on a window that drops nothing which could be hit there."""
+    """Return the trial of a cache that never evicts a block before its last hit."""
     setting = window.evaluator.workload.setting
     policy = LruRetention() if setting.kv_groups else Lru()
     return window.measure(policy, lossless(window.evaluator), baseline)
 
 
 def lossless(evaluator: Evaluator) -> int:
-    """Return a capacity at which nothing that is reused is evicted.
+    """Return a capacity at which no block is evicted before its reuse.
 
-    For a cache without an engine, the least one.
+    Without an engine, it is the least such capacity.
     """
     workload = evaluator.workload
     if workload.setting.capacity_model == "engine":

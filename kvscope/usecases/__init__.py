@@ -1,4 +1,4 @@
-"""The use cases of kvscope, each one file: options, what it computes, its figures and sections.
+"""The use cases of kvscope, one file each: options, computation, figures and sections.
 
 A new one is a file that declares a `USE_CASE`, and a line here. The command line, the Python API
 and the JSON schemas are made of the declaration.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Listing(NamedTuple):
-    """What `kvscope --help` says of a use case; its function in Python and what that returns."""
+    """A use case's summary in `kvscope --help`, its Python function and that function's result."""
 
     summary: str
     function: str

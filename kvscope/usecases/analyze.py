@@ -52,7 +52,7 @@ _RETENTION = 1024  # tokens, between vLLM's default of 0 and all windows
 
 
 class AnalyzeOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
-    """What `analyze` takes."""
+    """Options of `analyze`."""
 
     beside_pool: ClassVar[bool] = True
     from_: float | None = opt.option(
@@ -75,10 +75,10 @@ class AnalyzeOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
 
 class AnalyzeRequest(Struct, frozen=True):
-    """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`.
+    """The request of an analysis; `from_s` to `until_s` limit the requests.
 
-    That of a dataset takes at most `memory_bytes` (None: half of what is free). With a deployment
-    LRU is `replayed` in its pools.
+    For a dataset, `memory_bytes` limits memory (None: half of what is free). With a deployment,
+    `replayed` is the replay of LRU in its pools.
     """
 
     definition: HitDefinition = standard()
@@ -93,19 +93,19 @@ class AnalyzeRequest(Struct, frozen=True):
 
 
 class RetentionIdeal(Struct, frozen=True):
-    """What an ample pool of a hybrid model hits; `interval_tokens` None keeps all windows."""
+    """The hit rate of a hybrid model's ample pool; `interval_tokens` None keeps all windows."""
 
     interval_tokens: int | None
     token_hit_rate: float
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
-    """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths.
+    """The result of `kvscope analyze`; for a trace of lengths, fields on reuse are null or empty.
 
-    `pool` is what LRU hits in the deployment's pools; `caching` knows no running requests.
-    `layouts` are other starts of sessions without a common clock, with the capacity for 90 % of the
-    ideal hits there. `retention` is what windows of a hybrid model let hit in an ample pool.
-    `causes` are those of misses in an infinite cache, where the trace says what messages repeat.
+    `pool` has LRU's hits in the deployment's pools; `caching` ignores running requests. `layouts`
+    are other starts of sessions without a common clock, each with the capacity for 90 % of its
+    ideal hits. `retention` has the hit rates of a hybrid model's ample pool. `causes` are those of
+    misses in an infinite cache, if the trace states which messages repeat.
     """
 
     trace: Trace
@@ -132,12 +132,12 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     @property
     def engine_replayed(self) -> bool:
-        """Whether `pool` counts the blocks of running requests: of vLLM, or on SGLang's tree."""
+        """Whether `pool` includes the blocks of running requests (vLLM, or SGLang's tree)."""
         caching = self.caching
         return self.pool is not None and caching is not None and caching.definition == standard()
 
     def exceeds(self, share_of_ideal: float) -> bool:
-        """Return whether the pool hits so much with less than the idle blocks that LRU needs."""
+        """Return whether the pool reaches this share of the ideal in fewer blocks than LRU."""
         caching, now, blocks = self.caching, self.present_rate, self.present_blocks
         if caching is None or now is None or blocks is None:
             return False
@@ -146,14 +146,14 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     @property
     def present_rate(self) -> float | None:
-        """What LRU hits with that memory, in the weight of the headline; None where not known."""
+        """LRU's hit rate with `present_blocks`, weighted as in the headline; None if unknown."""
         if self.caching is None or not (blocks := self.present_blocks):
             return None
         return self.pool.token_hit_rate if self.pool else float(self.caching.lru.rate(blocks))
 
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
-    """Return what the options of `analyze` ask for."""
+    """Return the request in the options of `analyze`."""
     if options.until is not None:
         from kvscope.ingest.time_range import check_range  # late: loads NumPy
 
@@ -191,9 +191,9 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
 
 
 class StartedCaching:
-    """The part of an analysis that needs only a trace's paths, under way in a thread of its own.
+    """The part of an analysis that needs only a trace's paths, running in its own thread.
 
-    So it can run while the trace is still being stored. `caching` is its future.
+    It can run while the trace is still being stored. `caching` is its future.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class StartedCaching:
         asked, block_size = self.request, self.paths.block_size
 
         def compute() -> Caching:
-            """Compute the part; a capacity that holds no block is refused with the result."""
+            """Return the part; a capacity that holds no block raises UsageError in the future."""
             named = asked.capacities.in_blocks(asked.model, block_size)
             return caching(self.paths, asked.definition, named)
 
@@ -227,9 +227,9 @@ def analyze(
 ) -> Analysis:
     """Characterize `trace` and compute LRU's curve over it; a dataset's shards one at a time.
 
-    What was `started` keeps the request that it was started with. `step` is called with the name of
-    each step, as in `characterize`; `monitor` sees how many shards are done. Raises UsageError for
-    a capacity that holds no block, and for less memory than a dataset takes.
+    `started`, if given, keeps its own request. `step` is called with the name of each step, as in
+    `characterize`; `monitor` receives the number of finished shards. Raises UsageError for a
+    capacity that holds no block, and for less memory than a dataset needs.
     """
     from kvscope.app.latency import latency_for
     from kvscope.app.traces import dataset_of, replayable
@@ -290,9 +290,9 @@ def analyze(
 def pool_hits(
     stores: Stores, trace: Trace, request: ExplainRequest, monitor: Monitor | None = None
 ) -> PoolHits | None:
-    """Return what LRU hits in the pools of a deployment, replayed.
+    """Return LRU's hits in the pools of a deployment, replayed.
 
-    None, with a note, where the replay does not fit into memory.
+    If the replay does not fit into memory, note that and return None.
     """
     from kvscope.app.monitor import Monitor
     from kvscope.app.traces import replayable
@@ -317,9 +317,9 @@ def pool_hits(
 
 
 def _causes(stores: Stores, trace: Trace) -> tuple[CauseTotal, ...]:
-    """Return why tokens miss an infinite cache, of a trace that says what messages repeat.
+    """Return the causes of misses in an infinite cache, if the trace states which messages repeat.
 
-    None of them where the prompts do not fit into memory, as the analysis itself did.
+    Empty if the prompts do not fit into memory, though the analysis itself did.
     """
     from kvscope.app.traces import replayable
     from kvscope.replay.attribution import attribute, lru_cache_lookups
@@ -343,12 +343,12 @@ def _causes(stores: Stores, trace: Trace) -> tuple[CauseTotal, ...]:
 
 
 def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
-    """Return a context that raises DiskFullError where a dataset's folder has too little space."""
+    """Return a context that raises DiskFullError if a dataset's folder has too little space."""
     return nullcontext() if work is None else space_in(work, "the dataset is as it was")
 
 
 def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterator[RetentionIdeal]:
-    """Yield what the deployment's vLLM would hit without eviction, where its model has windows."""
+    """Yield the hit rates of the deployment's vLLM without eviction, if its model is hybrid."""
     where = request.deployment
     groups = where.kv_groups_for(trace.block_size) if where else None
     counts_all = trace.has_hashes and replace(request.definition, warmup=0.0) == standard()
@@ -370,7 +370,7 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
 def _layouts(
     stores: Stores, trace: Trace, started: StartedCaching | None, definition: HitDefinition
 ) -> Iterator[LayoutCapacity]:
-    """Yield what LRU needs where sessions without a common clock begin otherwise."""
+    """Yield the capacity that LRU needs for other starts of sessions without a common clock."""
     import numpy as np
 
     from kvscope.ingest.build import NO_COMMON_CLOCK
@@ -391,7 +391,7 @@ def _layouts(
 
 
 def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
-    """Raise UsageError for a limit of memory where a store's traces are no dataset."""
+    """Raise UsageError for a memory limit if the store belongs to no dataset."""
     if request.memory_bytes is not None and not is_in_dataset(store.path):
         raise UsageError(
             f"{name!r} is no dataset, and is analyzed in memory",
@@ -401,7 +401,7 @@ def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
 
 
 def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
-    """Return the trace of the requests that `request` is about: this one, or a range of it."""
+    """Return the trace to analyze: this one, or the time range in `request`."""
     from kvscope.app.traces import dataset_of, load_range
 
     if request.from_s is None and request.until_s is None:
@@ -447,9 +447,9 @@ def resized(
     deployment: ResolvedDeployment | None = None,
     pool: PoolHits | None = None,
 ) -> Analysis:
-    """Return an analysis that was made without a model, with all sizes by this model.
+    """Return an analysis made without a model, with sizes for this model added.
 
-    With a deployment, `hbm_bytes` is the size of its pool, and `pool` what LRU hits there.
+    With a deployment, `hbm_bytes` is the size of its pool, and `pool` has LRU's hits there.
     """
     known = analysis.caching
     return replace(
@@ -469,7 +469,7 @@ def _sized_caching(
     hbm_bytes: int | None,
     deployment: ResolvedDeployment | None,
 ) -> Caching:
-    """Return capacities in bytes where a model is named, and in GPUs of a deployment."""
+    """Return the capacities with bytes, if a model is named, and with a deployment's GPUs."""
     from kvscope.replay.caching import Landmark
 
     def point(known: CurvePoint) -> CurvePoint:
@@ -491,7 +491,7 @@ def _sized_caching(
 
 
 def _sized(facts: Characterization, model: Model | None, hbm_bytes: int | None) -> Characterization:
-    """Return the facts with sizes in bytes, where a model is named."""
+    """Return the facts with sizes in bytes, if a model is named."""
     import dataclasses
 
     from kvscope.characterize.distributions import Summary
@@ -521,7 +521,7 @@ def _sized(facts: Characterization, model: Model | None, hbm_bytes: int | None) 
 
 
 def known_figures(request: AnalyzeRequest) -> Known:
-    """Return the figures of an infinite cache, and of LRU at one capacity."""
+    """Return the figure names of an infinite cache, and of LRU at one capacity."""
     if len(request.capacities.blocks) + len(request.capacities.sizes_bytes) == 1:
         return Known(("hit-rate", "lru.hit-rate"))
     missing = ("needs one capacity", "name one with --capacity-blocks or --capacity")
@@ -529,7 +529,7 @@ def known_figures(request: AnalyzeRequest) -> Known:
 
 
 def figures(analysis: Analysis) -> Figures:
-    """Return the figures of an analysis, in the weight of its headline."""
+    """Return the figures of an analysis, weighted as in its headline."""
     caching = analysis.caching
     if caching is None:
         return {}

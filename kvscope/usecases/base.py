@@ -1,4 +1,4 @@
-"""What a use case declares. This module loads neither NumPy nor a kernel."""
+"""The declaration of a use case. This module loads neither NumPy nor a kernel."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Result = TypeVar("Result")
 
 
 class Opened(Struct, frozen=True):
-    """The store, and the trace that a use case works on; `source` is what its user wrote.
+    """The store and the trace of a use case; `source` is the trace as its user wrote it.
 
-    `load` returns the trace, ingested first where the store lacks it; it hands a new one to its
-    argument before it is stored. `reading` says how a new one is read.
+    `load` returns the trace, ingested first if the store lacks it; its argument is called with a
+    new trace before that is stored. `reading` says how to read a new trace.
     """
 
     stores: Stores
@@ -39,17 +39,17 @@ class Opened(Struct, frozen=True):
 
     @property
     def trace(self) -> Trace:
-        """The trace of a use case that takes one."""
+        """The trace of a use case that takes a trace."""
         assert self.load is not None  # noqa: S101  (of a use case that takes none)
         return self.load(None)
 
 
 class ResultFile(Struct, Generic[Result], frozen=True):
-    """A file `of` something that a command writes, by default to `path`; - writes none.
+    """An output file of a command, by default at `path` (`-`: no file); `of` names its content.
 
-    `write` returns what was done; what is worth keeping it replaces only by `force`. The store
-    keeps `text` and `summary` with the report. `missing` says why there is none where the use case
-    answers something else `instead`.
+    `write` returns a sentence on the outcome; a file worth keeping is replaced only with `force`.
+    The store keeps `text` and `summary` with the report. `missing` explains why there is no file if
+    the use case returns its other answer, `instead`.
     """
 
     path: str
@@ -61,20 +61,19 @@ class ResultFile(Struct, Generic[Result], frozen=True):
 
 
 class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True):
-    """A use case: what it is asked, what it answers, and how that is shown.
+    """A use case: its request, its result, and how that is shown.
 
-    `check` refuses wrong options before anything heavy loads; `run` computes. The fields of its
-    result are the JSON document, version `schema`, all but those marked `Beside`; `table` is the
-    list that `to_polars` returns. `reporting` names the module of `kvscope.report` that shows the
-    result by its functions `screen` (by default all sections) and `sections`; one that is not of
-    one trace has a `heading`. `sections` are the names that `--section` takes. `known` has the
-    names of figures that `--fail-on` takes, None for no conditions. With `remembers`, the
-    deployment and the SLO that earlier commands on the trace stated are filled in; without
-    `takes_trace`, it works on the store alone, or without `takes_store` on neither. `stops`: Ctrl-C
-    ends `run` early, which then raises Stopped or says what is `unfinished`. `fails`: exit code 4
-    for this result. `keeps`: the store keeps the report. `instead` returns another answer where the
-    request leaves open what to compute. `file` is what it writes. `of_run` has the figures of a
-    stored run as a baseline.
+    `check` rejects wrong options before heavy imports; `run` computes. The result's fields are the
+    JSON document, version `schema`, except those marked `Beside`; `to_polars` returns the list
+    `table`. `reporting` names the module of `kvscope.report` whose functions `screen` (default: all
+    sections) and `sections` show the result; a result without a single trace has a `heading`.
+    `sections` are the names that `--section` takes. `known` returns the names of figures for
+    `--fail-on`, None for no conditions. With `remembers`, the deployment and the SLO of earlier
+    commands on the trace are filled in; without `takes_trace`, it works on the store alone, without
+    `takes_store` on neither. `stops`: Ctrl-C ends `run` early, which then raises Stopped or reports
+    what is `unfinished`. `fails`: whether this result exits with code 4. `keeps`: the store keeps
+    the report. `instead` returns another answer if the request leaves open what to compute. `file`
+    is the output file. `of_run` returns the figures of a stored run as a baseline.
     """
 
     name: str
@@ -101,11 +100,11 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
 
     @property
     def help(self) -> str | None:
-        """The command's: the docstring of the module."""
+        """The help of the command: the docstring of the module."""
         return import_module(f"kvscope.usecases.{self.name}").__doc__
 
     def report(self, result: Result) -> Report:
-        """Return a result in every form."""
+        """Return the report on a result: one screen, sections, HTML and JSON."""
         from kvscope.report.report import Report
         from kvscope.usecases.documents import document
 

@@ -33,7 +33,7 @@ OpenEngine = tuple["Measurable", "CalibratedEngine", int, int]
 
 
 class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
-    """What `calibrate` takes: the engine, and what is measured."""
+    """Options of `calibrate`: the engine, and what to measure."""
 
     backend: Literal["vllm", "torch"] = option(
         "What to start for --model: vLLM, or a plain torch decoder with random weights.",
@@ -64,9 +64,9 @@ def check(options: CalibrateOptions) -> CalibrateOptions:
 
 
 def run(opened: Opened, options: CalibrateOptions, monitor: Monitor) -> Calibration:
-    """Measure an engine and fit a latency profile; what was measured before a stop is kept.
+    """Measure an engine and fit a latency profile; a stop keeps the measurements made so far.
 
-    Raises EngineError where the engine cannot be reached, or fails before there is enough.
+    Raises EngineError if the engine cannot be reached, or fails before there are enough.
     """
     from kvscope.latency.calibration import calibrate as fit_profile
     from kvscope.latency.calibration import grid
@@ -171,7 +171,7 @@ def _torch(options: CalibrateOptions) -> Iterator[OpenEngine]:
 
 
 def _held(endpoint: Endpoint) -> int:
-    """Return the tokens that a server's pool holds; 0 where it does not say."""
+    """Return the tokens that a server's pool holds; 0 if it does not report them."""
     from kvscope.serving.client import block_pool
 
     pool = block_pool(endpoint.metrics())
@@ -185,7 +185,7 @@ def _limit(config: dict[str, object] | None) -> int | None:
 
 
 def _longest(requested: int | None, limit: int | None) -> int:
-    """Return the longest prompt to measure; one token is to come after it."""
+    """Return the longest prompt (tokens) to measure, with room for one output token."""
     if requested is None:
         return min(DEFAULT_LONGEST, limit - 1 if limit else DEFAULT_LONGEST)
     if limit is not None and requested >= limit:

@@ -1,4 +1,4 @@
-"""What kvscope and a store list: policies, routers, models, formats; traces, runs, soundness."""
+"""Lists of kvscope and of a store: policies, routers, models, formats; traces, runs, health."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ListedPolicy(Struct, frozen=True):
     """An eviction policy.
 
-    `engines` lists what can run it as it is or with kvscope's plugin; it is empty for policies that
-    only a simulation can run, such as the oracles (`hindsight`).
+    `engines` lists the engines that can run it, with or without kvscope's plugin; it is empty for
+    policies that only a simulation can run, such as the oracles (`hindsight`).
     """
 
     DOCUMENT: ClassVar[str] = "*policy engines parameters=policy.parameters"
@@ -45,10 +45,10 @@ class ListedPolicy(Struct, frozen=True):
 
 
 class ListedRouter(Struct, frozen=True):
-    """A router; the version whose rule it is, is part of the name.
+    """A router; its name includes the version of the program whose rule it follows.
 
-    `sees` is what a choice depends on, `needs` what a trace must have. A router that `draws` does
-    so at random. A `reference` knows what no router can. `flags` set it with its defaults.
+    `sees` is the information behind its choices, `needs` what a trace must have. `draws`: it
+    chooses at random. A `reference` knows what no real router can. `flags` set its defaults.
     """
 
     DOCUMENT: ClassVar[str] = "*router flags parameters=router.parameters"
@@ -56,7 +56,7 @@ class ListedRouter(Struct, frozen=True):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The launch flags of its defaults."""
+        """The router's launch flags with default parameters."""
         return self.router().flags()
 
 
@@ -71,7 +71,7 @@ class ListedModel(Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """Its attention layers."""
+        """The model's attention layers."""
         return _layers(self.model.shape)
 
 
@@ -86,18 +86,18 @@ class ListedLatency(Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """Its formula."""
+        """The profile's formula."""
         base, token = self.profile.base_s * 1e3, self.profile.per_token_s * 1e6
         return f"{base:.3g} ms + {token:.3g} us per uncached token"
 
     @property
     def model(self) -> str | None:
-        """The model that it was measured with."""
+        """The model of the measurements."""
         return MODELS.get(self.profile.name)
 
     @property
     def default(self) -> bool:
-        """Whether commands take it where none is named."""
+        """Whether it is the default of commands."""
         return self.profile.name == DEFAULT_PROFILE
 
 
@@ -136,7 +136,7 @@ def _layers(shape: HeadKv | LatentKv | UnlikeKv | CompressedKv) -> str:
 
 
 class StoredTrace(Struct, frozen=True):
-    """All that a store has of a trace itself."""
+    """A trace with all facts that a store has of it."""
 
     DOCUMENT: ClassVar[str] = (
         "*trace source=trace.source has_users=trace.has_users lines=trace.lines"
@@ -146,14 +146,14 @@ class StoredTrace(Struct, frozen=True):
 
 
 class IngestedTrace(StoredTrace, frozen=True):
-    """A trace that was read; `created` is false where the store had it already."""
+    """An ingested trace; `created` is false if the store had it already."""
 
     DOCUMENT: ClassVar[str] = f"{StoredTrace.DOCUMENT} created"
     created: bool
 
 
 class IngestedTraces(Struct, frozen=True):
-    """What `kvscope ingest` read, in the order of the paths; `trace` is the last one."""
+    """The traces that `kvscope ingest` read, in the order of the paths; `trace` is the last one."""
 
     DOCUMENT: ClassVar[str] = "trace ingested"
     ingested: tuple[IngestedTrace, ...]
@@ -165,9 +165,9 @@ class IngestedTraces(Struct, frozen=True):
 
 
 class CheckedStore(Struct, frozen=True):
-    """Whether a store is sound; `fault` is why its traces cannot be listed, or empty.
+    """The health of a store; `fault` is why its traces cannot be listed, or empty.
 
-    `saved` is what `--save-to` copied.
+    `saved` lists what `--save-to` copied.
     """
 
     DOCUMENT: ClassVar[str] = (

@@ -65,7 +65,7 @@ Compared = Annotated[
 
 
 class DiffOptions(Options, frozen=True, kw_only=True):
-    """What `diff` takes: two things, and in what to size the capacities of traces."""
+    """Options of `diff`: the two sides, and the model and HBM for sizes."""
 
     left: Compared
     right: Compared
@@ -75,7 +75,7 @@ class DiffOptions(Options, frozen=True, kw_only=True):
 
 
 class DiffRequest(Struct, frozen=True):
-    """Two things to compare; traces are analyzed as `analysis` says."""
+    """The two sides to compare; traces are analyzed by `analysis`."""
 
     left: str
     right: str
@@ -83,11 +83,11 @@ class DiffRequest(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """One figure of both sides, null where a side has none.
+    """One figure of both sides, null on a side that lacks it.
 
-    `quantity` is its unit: a share, seconds, per_second, or a number of what it names; `words` for
-    text. `change` is right - left for a share, right / left - 1 for another number, else null.
-    `noise` is the change that two samples of one traffic have by chance, null where not known.
+    `quantity` is its unit: share, seconds, per_second, a counted thing, or `words` for text.
+    `change` is right - left for a share, right / left - 1 for another number, else null. `noise` is
+    the change by chance between two samples of the same traffic, null if unknown.
     """
 
     topic: Topic
@@ -100,13 +100,13 @@ class Difference(Struct, frozen=True):
 
     @property
     def is_none(self) -> bool:
-        """Whether both sides are the same, or as near as chance explains."""
+        """Whether both sides are the same, or differ by no more than chance explains."""
         least = _SAME if self.noise is None else max(_SAME, self.noise)
         return self.left == self.right or (self.change is not None and abs(self.change) <= least)
 
 
 class SideFigure(NamedTuple):
-    """A figure of one side; one with a `key` is shown where the other side has another key."""
+    """A figure of one side; if it has a `key`, it is shown only where the sides' keys differ."""
 
     topic: Topic
     name: str
@@ -120,16 +120,16 @@ _Groups = dict[str, list[float]]
 
 
 class CategoryDifferences(Struct, frozen=True):
-    """The figure `name` by category, of those that both sides have."""
+    """The figure `name` for each category that both sides have."""
 
     name: str
     categories: tuple[Difference, ...]
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What `kvscope diff` finds: `differences`, what matters most first, and what is the `same`.
+    """The result of `kvscope diff`: `differences`, most important first, and `same` figures.
 
-    Of traces, changes within their `noise` are the same. `traces` are those of traces and runs,
+    For traces, changes within their `noise` count as same. `traces` are those of traces and runs,
     empty for recommendations.
     """
 
@@ -145,7 +145,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What differs by topic, what matters most first, and by its size."""
+        """The figures that differ: important topics first, then by size."""
 
         def rank(fact: Difference) -> tuple[int, float]:
             left, right, size = fact.left, fact.right, 0.0
@@ -157,12 +157,12 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def same(self) -> tuple[Difference, ...]:
-        """What does not differ."""
+        """The figures that do not differ."""
         return tuple(fact for fact in self.facts if fact.is_none)
 
     @property
     def heading(self) -> tuple[str, str]:
-        """What is compared, and how many figures differ."""
+        """The two sides, and the number of figures that differ."""
         total, differing = len(self.facts), len(self.differences)
         lead = f"all {total} figures are the same."
         if any(fact.noise is not None for fact in self.facts):
@@ -179,16 +179,16 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def diff_request(options: DiffOptions) -> DiffRequest:
-    """Return what the options of `diff` ask for."""
+    """Return the request in the options of `diff`."""
     sizes = {name: value for name, value in asdict(options).items() if name not in _SIDES}
     return DiffRequest(options.left, options.right, analyze_request(AnalyzeOptions(**sizes)))
 
 
 def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
-    """Compare what two names stand for.
+    """Compare two traces, runs or recommendations.
 
     `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
-    Raises UsageError for two of different kinds, InputError for what is not there.
+    Raises UsageError for two of different kinds, InputError for one that does not exist.
     """
     from kvscope.app.traces import file_of, load_trace, open_dataset
 
@@ -229,7 +229,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
 
 
 def _in_groups(stores: Stores, trace: Trace, request: DiffRequest, *, in_time: bool) -> _Groups:
-    """Return the figures of groups of a trace's conversations, by name."""
+    """Return the figures of random or consecutive groups of a trace's conversations, by name."""
     from kvscope.app.random_groups import random_groups
 
     values: _Groups = {}
@@ -252,9 +252,9 @@ def compare_traces(
     both: tuple[Analysis, Analysis],
     groups: Sequence[Sequence[_Groups]] = (),
 ) -> Comparison:
-    """Compare two analyses, their capacities in bytes where both have the same model.
+    """Compare two analyses; capacities are in bytes if both have the same model.
 
-    Pairs of `groups` have the figures of parts of both traces, which show what chance explains.
+    `groups` are pairs of figures from parts of both traces, which show the changes by chance.
     """
     left, right = (
         {row.category: row.share for row in each.characterization.categories} for each in both
@@ -276,7 +276,7 @@ def compare_traces(
 
 
 def _noise(fact: Difference, groups: Sequence[Sequence[_Groups]]) -> float | None:
-    """Return the change of a figure by chance: the larger one of the pairs of groups."""
+    """Return a figure's change by chance: the largest over the pairs of groups."""
     from kvscope.app.random_groups import noise
 
     # How long so many requests take varies as their rate does.
@@ -290,7 +290,7 @@ def _noise(fact: Difference, groups: Sequence[Sequence[_Groups]]) -> float | Non
 def compare_runs(
     names: tuple[str, str], both: tuple[Run, Run], traces: tuple[Trace, Trace] | None = None
 ) -> Comparison:
-    """Compare two runs, with their parts."""
+    """Compare two runs, including their categories and windows."""
     categories = [
         {part.category: part.outcome for part in run.parts if part.category is not None}
         for run in both
@@ -323,7 +323,7 @@ def compare_runs(
 def compare_recommendations(
     names: tuple[str, str], both: tuple[RecommendationTable, RecommendationTable]
 ) -> Comparison:
-    """Compare what two files of `kvscope tune` recommend, and expect on held-out requests."""
+    """Compare two recommendation files: the advice, and expected held-out figures."""
     facts = _side_by_side(_advice_figures(*both), _advice_figures(*reversed(both)))
     return Comparison(kind="recommendations", left=names[0], right=names[1], facts=facts)
 
@@ -331,7 +331,7 @@ def compare_recommendations(
 def _difference(
     topic: Topic, name: str, quantity: Quantity, left: Value, right: Value
 ) -> Difference:
-    """Return a figure of both sides."""
+    """Return the difference of a figure of both sides."""
     change = None
     if isinstance(left, int | float) and isinstance(right, int | float):
         if quantity == "share":
@@ -342,7 +342,7 @@ def _difference(
 
 
 def _side_by_side(left: Iterable[SideFigure], right: Iterable[SideFigure]) -> Facts:
-    """Return the figures of both sides, without those that neither has or whose keys are alike."""
+    """Return the differences of both sides' figures, without figures that have equal keys."""
     sides = [{figure.name: figure for figure in side} for side in (left, right)]
     known = []
     for name, figure in (sides[0] | sides[1]).items():
@@ -355,10 +355,10 @@ def _side_by_side(left: Iterable[SideFigure], right: Iterable[SideFigure]) -> Fa
 
 
 def _trace_figures(each: Analysis, other: Analysis) -> Iterator[SideFigure]:
-    """Yield what the Overview of a trace begins with, and how its blocks are reused.
+    """Yield the figures of a trace's Overview, and of its reuse.
 
-    Capacities are in bytes where the `other` side has the same model, hits of the memory there is
-    are left out where it has none.
+    Capacities are in bytes if the `other` side has the same model; hits in the present memory are
+    left out if that side has none.
     """
     facts, caching, block_size = each.characterization, each.caching, each.trace.block_size
     traffic = partial(SideFigure, "traffic")
@@ -397,7 +397,7 @@ def _trace_figures(each: Analysis, other: Analysis) -> Iterator[SideFigure]:
 
 
 def _run_figures(run: Run, trace: Trace | None) -> Iterator[SideFigure]:
-    """Yield policy and capacity, the settings in which runs differ, and what a run gave."""
+    """Yield a run's policy and capacity, its settings, and its results."""
     outcome, setting = run.outcome, run.setting
     if trace is not None:
         yield SideFigure("traffic", "trace", "words", trace.name, key=trace)
@@ -432,7 +432,7 @@ def _in_seconds(ms: float | None) -> float | None:
 
 
 def _parameters(params: Mapping[str, float]) -> Iterator[SideFigure]:
-    """Yield the parameters of a policy, each to be shown where the other side has another value."""
+    """Yield the parameters of a policy, each shown only if the other side's value differs."""
     for name, value in params.items():
         yield SideFigure("policy", name, "words", format_value(name, value), key=(value,))
 

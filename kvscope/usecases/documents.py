@@ -1,12 +1,13 @@
-"""The documents of `--json`: what they show of a use case's result.
+"""The documents of `--json`: which fields of a result they show.
 
-A record shows its fields, all but those marked `Beside`, or what its class states as `DOCUMENT`:
+A record shows its fields, except those marked `Beside`, or the fields that its `DOCUMENT` lists:
 
     DOCUMENT = "*outcome router=fleet.router.name slo_ms"
 
-are the fields of a record in it, an attribute of attributes (null where one of them is None), and
-seconds in milliseconds: `name_ms` also takes what is called `name_s`. Units are in the names, rates
-from 0 to 1. Fields are added, never renamed or removed. Infinities and NaN become null.
+`*outcome` adds the fields of a nested record, `router` is an attribute of attributes (null if one
+is None), and `slo_ms` converts seconds: `name_ms` also takes an attribute `name_s`. Units are in
+the names, rates from 0 to 1. Fields are added, never renamed or removed. Infinities and NaN become
+null.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _PLAIN = frozenset({NoneType, bool, datetime, float, int, str})
 
 
 class Shown(NamedTuple):
-    """A field of a document, and the path of the attribute that it shows.
+    """A field of a document, and the path of its attribute.
 
-    The fields of an `inline` record are fields of the document.
+    An `inline` record's fields become fields of the document.
     """
 
     name: str
@@ -39,11 +40,11 @@ class Shown(NamedTuple):
 
     @property
     def in_ms(self) -> bool:
-        """Whether the document has milliseconds where the attribute has seconds."""
+        """Whether the document converts the attribute from seconds to milliseconds."""
         return self.name.endswith("_ms") and self.path.endswith("_s")
 
     def value(self, record: Any) -> Any:
-        """Return the attribute, None where one on the way to it is None."""
+        """Return the attribute; None if an attribute on its path is None."""
         for name in self.path.split("."):
             if record is None:
                 return None
@@ -52,7 +53,7 @@ class Shown(NamedTuple):
 
 
 def is_record(kind: Any) -> bool:
-    """Return whether documents show an object with fields of such a value."""
+    """Return whether documents show a value of this type as an object with fields."""
     return isinstance(kind, type) and (
         issubclass(kind, Struct) or is_dataclass(kind) or hasattr(kind, "DOCUMENT")
     )
@@ -60,7 +61,7 @@ def is_record(kind: Any) -> bool:
 
 @cache
 def shown_fields(kind: type) -> tuple[Shown, ...]:
-    """Return what documents show of a record of this class."""
+    """Return the fields that documents show of this class."""
     annotations = {
         name: str(annotation)
         for each in reversed(kind.__mro__)
@@ -86,10 +87,10 @@ def shown_fields(kind: type) -> tuple[Shown, ...]:
 def document(
     command: str, result: Any, figures: Mapping[str, Any] | None = None, schema: int = 1
 ) -> dict[str, Any]:
-    """Return the document of a command's result: what all begin with, then its fields.
+    """Return the document of a command's result: the common fields, then the result's.
 
-    `figures` are what conditions of `--fail-on` compare, by their names there: seconds, shares,
-    requests per second, counts and the verdict. A figure that cannot be computed is null.
+    `figures` are those that `--fail-on` compares, by their names there: seconds, shares, requests
+    per second, counts and the verdict. A figure that cannot be computed is null.
     """
     head = {"kvscope": __version__, "schema": schema, "command": command}
     head["trace"] = getattr(result, "trace", None)
@@ -99,7 +100,7 @@ def document(
 
 
 def _fields(record: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that documents show of a record, and their values."""
+    """Yield name and value of each field that documents show of a record."""
     kind = record if isinstance(record, type) else type(record)
     for field in shown_fields(kind):
         value = field.value(record)
@@ -136,14 +137,14 @@ def to_json(document: Any) -> str:
 
 
 def to_dict(document: Any) -> dict[str, Any]:
-    """Return a document as a dictionary: what reading its JSON gives."""
+    """Return a document as a dictionary, equal to its JSON read back."""
     encoded = msgspec.json.encode(shown(document), enc_hook=_plain)
     plain: dict[str, Any] = msgspec.json.decode(encoded)
     return plain
 
 
 def _plain(value: object) -> object:
-    """Return numpy's scalars and arrays as Python's own."""
+    """Return a NumPy scalar or array as Python's own type."""
     convert = getattr(value, "tolist", None)
     if convert is None:
         raise TypeError(f"no JSON for {type(value).__name__}")

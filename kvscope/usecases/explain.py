@@ -44,7 +44,7 @@ MOST_REQUESTS = 10
 
 
 class ExplainOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
-    """What `explain` takes."""
+    """Options of `explain`."""
 
     request: str | None = opt.option(
         "Explain this request alone, by its number in order of arrival, from 0, or by its id"
@@ -69,10 +69,10 @@ class ExplainOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
 
 class ExplainRequest(Struct, frozen=True):
-    """The one replay whose misses to explain, and the number or id of a request, None for all.
+    """The replay whose misses to explain, and the number or id of a request, None for all.
 
-    Without a capacity nothing is evicted. `pooled`: one cache, also where the trace names workers.
-    `by` is what tells groups of requests apart that push out each other's blocks.
+    Without a capacity nothing is evicted. `pooled`: one cache, even if the trace names workers.
+    `by` is the attribute that groups requests, to show whose blocks evict whose.
     """
 
     replayed: SimulateRequest
@@ -84,10 +84,10 @@ class ExplainRequest(Struct, frozen=True):
 class Explanation(Struct, frozen=True, kw_only=True):
     """Why input tokens missed; `causes` add up to `missed_tokens`.
 
-    `capacity_blocks` is null for an infinite cache; each of several `workers` has one: those that
-    the trace names, or else the deployment's replicas behind `router`. `groups` are of requests,
-    where it was asked who evicts whom. `parts` are those in which most tokens are lost, of a trace
-    that names parts.
+    `capacity_blocks` is null for an infinite cache, and per worker if there are several `workers`:
+    those that the trace names, or else the deployment's replicas behind `router`. `groups` of
+    requests are set with `--by`. `parts` are the prompt parts that lose most tokens, if the trace
+    names parts.
     """
 
     trace: Trace
@@ -116,12 +116,12 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 class TraceEvidence(Struct, frozen=True):
-    """What the store knows of a trace's requests apart from their prompts.
+    """Facts of the store about a trace's requests, apart from their prompts.
 
-    `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
+    `tenants` are None if all requests share blocks. `measured_hit_tokens` (R entries, -1: not
     measured) are of the latest validation with the policy, on an engine with `measured_blocks`.
-    `request` is the number of the request that was asked for. A request's messages begin with the
-    first `repeated_tokens` (R entries) of the previous turn's prompt. `parts` are those of prompts.
+    `request` is the number of the request to explain. A request's messages begin with the first
+    `repeated_tokens` (R entries) of the previous turn's prompt. `parts` are the parts of prompts.
     """
 
     tenants: Tenants | None = None
@@ -133,7 +133,7 @@ class TraceEvidence(Struct, frozen=True):
 
 
 def explain_request(options: ExplainOptions) -> ExplainRequest:
-    """Return what the options of `explain` ask for."""
+    """Return the request in the options of `explain`."""
     named = stated_capacities(options.capacity, options.capacity_blocks)  # one cache has one
     options = with_any_latency(options)
     replayed = simulate_request(
@@ -170,7 +170,7 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
 
 
 def run(opened: Opened, request: ExplainRequest, monitor: Monitor) -> Explanation:
-    """Explain the misses of a trace by what the store knows of it."""
+    """Explain the misses of a trace with the evidence in the store."""
     from kvscope.app.traces import replayable
 
     trace = opened.trace
@@ -181,7 +181,7 @@ def run(opened: Opened, request: ExplainRequest, monitor: Monitor) -> Explanatio
 
 
 def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> TraceEvidence:
-    """Return what the store knows that explains misses.
+    """Return the store's evidence on misses.
 
     Raises UsageError for an unknown request, InputError for a dataset of several tenants.
     """
@@ -216,9 +216,9 @@ def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> Trac
 
 
 def request_number(store: Store, trace: Trace, request: str) -> int:
-    """Return the number of a request: its number itself, or the trace's id of it.
+    """Return the number of a request, given its number or its id in the trace.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     from kvscope.ingest.hash_ids import key
     from kvscope.store import traces
@@ -277,7 +277,7 @@ def explain(
     policy = bind(variant, estimates)
 
     def served(requests: Prompts, capacity: int | None = capacity) -> CacheLookups:
-        """Return what one cache of this capacity holds of these requests."""
+        """Return the lookups of these requests in one cache of this capacity."""
         on_blocks = setting.capacity_model == "cache" and not workload.on_tree(policy)
         if policy.name == BASELINE and on_blocks:
             return lru_cache_lookups(requests, setting.definition, capacity)
@@ -365,9 +365,9 @@ def served_by(
     *,
     pooled: bool,
 ) -> tuple[Int32s, str | None]:
-    """Return the worker of each request, and the router where the trace names no workers.
+    """Return the worker of each request, and the router if that assigns replicas as workers.
 
-    `pooled`: one, whatever the trace names. Workers have a policy and blocks as in `at`.
+    `pooled`: one worker, whatever the trace names. `at` is each worker's policy and blocks.
     """
     import numpy as np
 
@@ -384,12 +384,12 @@ def served_by(
 
 
 def known_figures(request: ExplainRequest) -> Known:
-    """Return the figures of any explanation."""
+    """Return the figure names of any explanation."""
     return Known(("hit-rate", "missed", *CAUSES))
 
 
 def figures(explanation: Explanation) -> Figures:
-    """Return the shares of the input tokens that hit, that missed, and that missed by cause."""
+    """Return the shares of input tokens that hit and that missed, in total and by cause."""
     counts = {"hit-rate": explanation.hit_tokens, "missed": explanation.missed_tokens}
     tokens = {each.cause: each.tokens for each in explanation.causes}
     counts |= {cause: tokens[cause] for cause in CAUSES}

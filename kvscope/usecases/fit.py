@@ -31,7 +31,7 @@ DEFAULT_EXPORT = "gittins"
 
 
 class FitOptions(opt.Options, frozen=True, kw_only=True):
-    """What `fit` takes; all from `policy` on need `export`."""
+    """Options of `fit`; all from `policy` on need `export`."""
 
     window: float | None = opt.Time(
         "Length of a sliding window, for example 1h.", default="1h, or a fifth of a shorter trace"
@@ -55,14 +55,14 @@ class FitOptions(opt.Options, frozen=True, kw_only=True):
 
 
 class FitRequest(Struct, frozen=True):
-    """How to fit, and the policy to write to the options' `export`, None for none."""
+    """The options, and the policy to write to `options.export`, None for none."""
 
     options: FitOptions
     exported: Variant | None
 
 
 def fit_request(options: FitOptions) -> FitRequest:
-    """Return what the options of `fit` ask for."""
+    """Return the request in the options of `fit`."""
     hit_definition(None, "carried", options.warmup)  # the same bounds as everywhere
     if options.export is not None:
         return FitRequest(options, _exported(options))
@@ -73,7 +73,7 @@ def fit_request(options: FitOptions) -> FitRequest:
 
 
 def _exported(options: FitOptions) -> Variant:
-    """Return the policy to write: one that the plugin runs, with one value per parameter."""
+    """Return the policy to write: one that the plugin supports, with one value per parameter."""
     from kvscope.learning.learners import reads_fit
     from kvscope.policies.registry import check_required
     from kvscope.vllm_plugin.eviction_controller import lane_policy
@@ -104,8 +104,8 @@ def _exported(options: FitOptions) -> Variant:
 def run(opened: Opened, request: FitRequest, monitor: Monitor) -> Fit:
     """Return the fit of the trace's models, which the store keeps; write the `exported` policy.
 
-    Raises InputError for a trace that lacks what the options need, OutOfMemoryError for one that is
-    too large for this machine's memory.
+    Raises InputError if the trace lacks what the options need, OutOfMemoryError if it does not fit
+    into this machine's memory.
     """
     from kvscope.app.traces import require_hashes
     from kvscope.learning.learners import reads_fit
@@ -145,7 +145,7 @@ def run(opened: Opened, request: FitRequest, monitor: Monitor) -> Fit:
 def write_export(
     stores: Stores, trace: Trace, variant: Variant, path: Path, capacity_blocks: int | None
 ) -> None:
-    """Write a policy, with its table fitted to the whole trace, as the vLLM plugin reads it."""
+    """Write a policy with its table, fitted to the whole trace, in the vLLM plugin's format."""
     from kvscope.app.traces import replayable
     from kvscope.learning.offline.learners import fit_for
     from kvscope.replay.parameter_estimates import bind, estimate_parameters

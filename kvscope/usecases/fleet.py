@@ -70,7 +70,7 @@ _FIGURES = ("replicas", *PERCENTILES, "tpot-p95", "attainment", "hit-rate")
 
 
 class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
-    """What `fleet` takes."""
+    """Options of `fleet`."""
 
     slo: opt.SloToMeet = None
     percentile: opt.Percentile = None
@@ -131,7 +131,7 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
 
 
 def fleet_request(options: FleetOptions) -> FleetRequest:
-    """Return what the options of `fleet` ask for."""
+    """Return the request in the options of `fleet`."""
     from kvscope.fleet.options import parse_routers, router_variants, split_assignments
     from kvscope.fleet.outcome import Slo
     from kvscope.policies.registry import check_required
@@ -228,7 +228,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
 
 
 def _setting(options: FleetOptions, profile: LatencyProfile, slo_s: float) -> RunSetting:
-    """Return how requests count and arrive. Raises UsageError for think times at another rate."""
+    """Return the run setting. Raises UsageError for a rate scale with a closed loop."""
     if options.closed_loop and options.rate_scale != 1:
         raise UsageError(
             "in closed loop, arrivals follow think times",
@@ -240,7 +240,7 @@ def _setting(options: FleetOptions, profile: LatencyProfile, slo_s: float) -> Ru
 
 
 def _check_ranks(where: ResolvedDeployment, replicas: tuple[int, ...]) -> None:
-    """Raise UsageError for numbers of replicas where these are the ranks of one engine."""
+    """Raise UsageError for several numbers of replicas if these are ranks of one engine."""
     if where.dp > 1 and replicas not in {_COUNTS, (where.dp,)}:
         raise UsageError(
             f"the replicas are the {where.dp} ranks of one engine (--dp)",
@@ -255,7 +255,7 @@ def _check_variations(
     model: Model | None,
     where: ResolvedDeployment | None,
 ) -> None:
-    """Raise UsageError where the answer's fleet is to be varied in a way that is not simulated."""
+    """Raise UsageError for autoscaling or disaggregation that is not simulated here."""
     asked = varied(options.autoscale, options.disaggregate)
     needs = "" if time_model == "engine" else "take --time-model engine, and no other engine"
     check_varied(asked, where, model, needs)
@@ -269,7 +269,7 @@ def _check_variations(
 def _check_engine_runs(
     variants: Sequence[Variant], options: FleetOptions, *, on_sglang: bool
 ) -> None:
-    """Raise UsageError for policies that simulated engines cannot run, or another loop."""
+    """Raise UsageError for policies or a closed loop that simulated engines do not support."""
     if not on_sglang:
         check_engine_runs(variants, "--policy")
         return
@@ -286,7 +286,7 @@ def _usual_time_model(
     routers: Sequence[type[Router]],
     policies: Sequence[type[Policy]],
 ) -> opt.TimeModel:
-    """Return "engine" for a deployment on vLLM, with routers and policies that it can simulate."""
+    """Return "engine" for a deployment on vLLM whose routers and policies can be simulated."""
     from kvscope.policies.base import LanePolicy  # late: loads NumPy
 
     simulated = where is not None and where.engine.name == VLLM
@@ -299,7 +299,7 @@ def _usual_time_model(
 def _engine_limits(
     options: FleetOptions, time_model: opt.TimeModel, where: ResolvedDeployment | None
 ) -> EngineSettings | None:
-    """Return the limits of a simulated vLLM, its blocks aside; None where none is simulated."""
+    """Return the limits of a simulated vLLM, without its blocks; None if none is simulated."""
     from kvscope.vllm_sim import EngineSettings
 
     if where.engine.name != VLLM if where else time_model == "queue":
@@ -319,7 +319,7 @@ def _engine_limits(
 class FleetLine(Struct, frozen=True):
     """A router with a policy, at every number of replicas, ascending.
 
-    `fewest` is the fewest of them that meet the SLO, null where none do.
+    `fewest` is the fewest replicas that meet the SLO, null if none do.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -331,7 +331,7 @@ class FleetLine(Struct, frozen=True):
 
     @property
     def fewest(self) -> int | None:
-        """The fewest replicas that meet the SLO, by the rule of all commands; None for none."""
+        """The fewest replicas that meet the SLO, by the rule of all commands; None if none do."""
         from kvscope.tuning.least import fewest
 
         meets = {run.fleet.replicas: run.meets for run in self.runs}
@@ -343,16 +343,16 @@ class FleetLine(Struct, frozen=True):
         return self.router.flags()
 
     def at(self, replicas: int) -> FleetRun | None:
-        """Return the run with so many replicas."""
+        """Return the run with this number of replicas, None if there is none."""
         return next((run for run in self.runs if run.fleet.replicas == replicas), None)
 
 
 class Loop(Struct, frozen=True):
-    """When requests arrive: `open`, at the trace's times, or `closed`, by think times.
+    """When requests arrive: `open`, at the trace's times, or `closed`, after think times.
 
-    Counts are of requests that follow another: their think time was `stated` by the trace,
-    `recorded` (gap less the trace's duration) or `estimated` (gap less service on an idle replica);
-    `floored` ones are 0.
+    The counts are of follow-up requests, by think time: `stated` by the trace, `recorded` (gap less
+    the trace's duration) or `estimated` (gap less service on an idle replica); `floored` ones are
+    0.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -368,7 +368,7 @@ class Loop(Struct, frozen=True):
 
 
 class CapacityCurve(Struct, frozen=True):
-    """LRU's hit rate by the blocks of a replica: exact, behind a router that sees the order alone.
+    """LRU's exact hit rate by a replica's blocks, behind a router that needs only request order.
 
     Points from a sixteenth to sixteen times the present capacity, at the chosen number of replicas.
     """
@@ -379,19 +379,19 @@ class CapacityCurve(Struct, frozen=True):
 
 
 class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
-    """What `kvscope fleet` finds; `lines` are ranked, the answer first, references last.
+    """The result of `kvscope fleet`; `lines` are ranked, the answer first, references last.
 
-    `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null where no
-    number of replicas meets the SLO; `chosen` is then the largest one. `fewest_interval` is its 95
-    % interval, null in it for more than were tried, null itself without a fewest. `pooled` is the
-    reference of one cache for the chosen number of replicas. `on_engines`: an answer of queues that
-    meets the SLO, replayed on a deployment's simulated vLLMs; its hybrid model's layers are in
-    `groups`. `tier` is below each replica's pool, `pooled` and the curves have none; a pool that is
-    shared is replayed in several `pool_sizes`, ascending. `autoscaled`, where asked for, has the
-    answer's router and policy with replicas that come and go, `disaggregated` with prefill and
-    decode apart. What a policy learns it learns of the whole fleet's traffic. `lru_curves` are over
-    every capacity of a replica, by router: of those that see the order alone, in open loop;
-    `pooled_curve` is over that of one cache. `think` is None in open loop.
+    `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null if no
+    number of replicas meets the SLO; `chosen` is then the largest. `fewest_interval` is its 95 %
+    interval: null inside means more than were tried, null itself no fewest. `pooled` is the
+    reference of one cache for the chosen replicas. `on_engines`: an answer of queues that meets the
+    SLO, replayed on the deployment's simulated vLLMs; a hybrid model's layers are in `groups`.
+    `tier` is below each replica's pool; `pooled` and the curves have none. A shared pool is
+    replayed in several `pool_sizes`, ascending. `autoscaled` and `disaggregated`, if requested,
+    have the answer's router and policy with autoscaling, or with separate prefill and decode
+    replicas. Policies learn from the whole fleet's traffic. `lru_curves` are over a replica's
+    capacity, for routers that need only request order, in open loop; `pooled_curve` is over one
+    cache's. `think` is None in open loop.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -435,12 +435,12 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def best(self) -> FleetLine:
-        """The line that needs the fewest replicas, a reference only where all are."""
+        """The line that needs the fewest replicas; a reference only if all lines are references."""
         return self.ranked[0]
 
     @property
     def fewest(self) -> int | None:
-        """The fewest replicas that meet the SLO; of a reference only where all routers are one."""
+        """The fewest replicas that meet the SLO on the best line; None if none do."""
         return self.best.fewest
 
     @property
@@ -457,7 +457,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS."""
+        """The verdict, one of VERDICTS."""
         if self.fewest is not None:
             holds = self.on_engines is None or self.on_engines.meets
             return MEETS if holds else MISSES_ON_ENGINES
@@ -465,7 +465,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def of_ranks(self) -> bool:
-        """Whether the replicas are the ranks of one engine, whose number is given."""
+        """Whether the replicas are the ranks of one engine, so that their number is fixed."""
         return self.request.deployment is not None and self.request.deployment.dp > 1
 
     @property
@@ -491,12 +491,12 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def capacity_bytes(self) -> int | None:
-        """The bytes of them, None without a model."""
+        """The bytes that a replica caches, None without a model."""
         return self.request.model.bytes_for(self.capacity_tokens) if self.request.model else None
 
     @property
     def time_model(self) -> str:
-        """What replicas are simulated by: `queue`, `engine`, or SGLang's `tree`."""
+        """The simulation of replicas: `queue`, `engine`, or SGLang's `tree`."""
         request = self.request
         on_trees = request.time_model == "queue" and request.setting.on_tree
         return "tree" if on_trees and self.think is None else request.time_model
@@ -515,7 +515,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def fleets(self) -> tuple[FleetRun, ...]:
-        """Every fleet, of the best line first."""
+        """Every fleet, those of the best line first."""
         runs = (run for line in self.ranked for run in line.runs)
         return tuple(run if run.fleet.replicas == self.chosen else run.without_sent for run in runs)
 
@@ -533,7 +533,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
 
 def run(opened: Opened, request: FleetRequest, monitor: Monitor) -> FleetStudy:
-    """Return what every router, policy and number of replicas gives."""
+    """Return the results of every router, policy and number of replicas."""
     from kvscope.app.traces import replayable
 
     trace = opened.trace
@@ -541,7 +541,7 @@ def run(opened: Opened, request: FleetRequest, monitor: Monitor) -> FleetStudy:
 
 
 def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monitor) -> FleetStudy:
-    """Return what every router, policy and number of replicas gives.
+    """Return the results of every router, policy and number of replicas.
 
     Raises Stopped once the monitor's `stop` is set; UsageError for more replicas than requests, for
     a router that needs sessions which the trace lacks, and for a capacity that holds no block;
@@ -642,7 +642,7 @@ def _write_perfetto(path: str, study: FleetStudy, sweep: FleetSweep, monitor: Mo
 def _above(
     tier: TierCandidate, engine: EngineSettings, request: FleetRequest, block_size: int
 ) -> EngineSettings:
-    """Return a replica with a tier below its pool. Raises UsageError for one without a chunk."""
+    """Return a replica with a tier below its pool. Raises UsageError if it holds no chunk."""
     from kvscope.replay.sweep import blocks_each
 
     block_bytes, gpus = request.block_bytes(engine, block_size)
@@ -653,7 +653,7 @@ def _above(
 def _with_references(
     study: FleetStudy, sweep: FleetSweep, engine: EngineSettings | None, monitor: Monitor
 ) -> FleetStudy:
-    """Return the study with what its answer is compared with, and how certain that is."""
+    """Return the study with references for its answer, and the interval of the fewest replicas."""
     from kvscope.fleet.autoscaled import AutoscaledFleet
     from kvscope.fleet.disaggregated import DisaggregatedFleet, Link
     from kvscope.fleet.options import router_label
@@ -737,7 +737,7 @@ def fleet_figures(study: FleetStudy) -> Figures:
 
 
 def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:
-    """Return the fewest replicas of a line, and its figures at the chosen number of them."""
+    """Return a line's fewest replicas, and its figures at the chosen number."""
     run = line.at(replicas)
     if run is None:
         return dict.fromkeys(_FIGURES)

@@ -26,7 +26,7 @@ CURVE_POINTS = 48
 
 
 class RetentionOptions(Options, frozen=True, kw_only=True):
-    """What `retention` takes."""
+    """Options of `retention`."""
 
     model: Model = None
     kv_dtype: KvDtype = None
@@ -34,7 +34,7 @@ class RetentionOptions(Options, frozen=True, kw_only=True):
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """Times to live (TTL): what each hits and holds, in all and by category, and prices.
+    """Times to live (TTL): hits and memory of each, overall and by category, and prices.
 
     A `ttl_s` of null means forever.
     """
@@ -51,12 +51,12 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 def retention_request(options: RetentionOptions) -> RetentionRequest:
-    """Return what counts as a hit, and the model whose blocks memory is stated in."""
+    """Return the hit definition, and the model for sizes in memory."""
     return hit_definition(None, options.outputs, 0.0), kv_model(options.model, options.kv_dtype)
 
 
 def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retention:
-    """Return what every TTL gives, and what providers would charge.
+    """Return the results of every TTL, and the charges of providers.
 
     Raises InputError for a trace whose sessions have no common clock.
     """

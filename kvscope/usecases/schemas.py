@@ -1,4 +1,4 @@
-"""JSON schemas of the documents of `--json`, made of the types of what they show."""
+"""JSON schemas of the documents of `--json`, derived from the types of the shown records."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _Figures = Mapping[str, float | str | None]
 
 
 def result_type(case: AnyUseCase) -> type[Struct]:
-    """Return the class of what a use case returns."""
+    """Return the class of a use case's result."""
     kind: type[Struct] = _hints(case.run)["return"]
     return kind
 
 
 def _document_of(command: str, result: type, version: int = 1, *, gated: bool = False) -> type:
-    """Return the class of a command's documents: what all begin with, and those of its result."""
+    """Return the class of a command's documents: common fields, then those of its result."""
     hints = dict(_field_types(result))
     fields: list[Any] = [
         ("kvscope", str),
@@ -49,7 +49,7 @@ def _document_of(command: str, result: type, version: int = 1, *, gated: bool = 
 
 
 def _list_of(command: str, kind: type) -> type:
-    """Return the class of the documents of a command that lists records of class `kind`."""
+    """Return the document class of a command that lists records of class `kind`."""
     about = {"__doc__": f"What `kvscope {command}` lists."}
     listed = msgspec.defstruct(command.title(), [(command, tuple[kind, ...])], namespace=about)  # type: ignore[valid-type]
     return _document_of(command, listed)
@@ -57,7 +57,7 @@ def _list_of(command: str, kind: type) -> type:
 
 @cache
 def _record(kind: type) -> type[Struct]:
-    """Return the class of what documents show of a record of class `kind`."""
+    """Return a class with the fields that documents show of class `kind`."""
     about = {"__doc__": kind.__doc__}
     return msgspec.defstruct(kind.__name__, list(_field_types(kind)), namespace=about)
 
@@ -82,7 +82,7 @@ def empty(kind: type, path: str) -> dict[str, Any]:
 
 
 def _type_at(kind: Any, path: str) -> Any:
-    """Return the type of an attribute of attributes."""
+    """Return the type of the attribute at a dotted path."""
     hint, optional = kind, False
     for name in path.split("."):
         owner, maybe = _without_none(hint)
@@ -99,7 +99,7 @@ def _type_at(kind: Any, path: str) -> Any:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return the one class in a type, and whether the type also has None."""
+    """Return the class in an optional type, and whether the type allows None."""
     parts = get_args(hint) if get_origin(hint) in {Union, UnionType, type} else (hint,)
     known = [part for part in parts if part is not type(None)]
     return known[0], len(known) < len(parts)
@@ -107,7 +107,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 @cache
 def _hints(annotated: Any) -> dict[str, Any]:
-    """Return annotations, with the types that modules import for type checkers only."""
+    """Return annotations, with types resolved that modules import only for type checkers."""
     names: dict[str, Any] = {}
     for each in getattr(annotated, "__mro__", (annotated,)):
         names |= _typing_imports(each.__module__)
@@ -116,7 +116,7 @@ def _hints(annotated: Any) -> dict[str, Any]:
 
 @cache
 def _typing_imports(module: str) -> dict[str, Any]:
-    """Return what a module of kvscope imports for type checkers only, by name."""
+    """Return the names that a module of kvscope imports only for type checkers."""
     names: dict[str, Any] = {}
     if module.startswith("kvscope."):
         for statement in ast.parse(inspect.getsource(sys.modules[module])).body:
@@ -127,7 +127,7 @@ def _typing_imports(module: str) -> dict[str, Any]:
 
 
 def _shown_type(hint: Any) -> Any:
-    """Return the type of what documents show of a value of this type."""
+    """Return the type that documents show for a value of type `hint`."""
     if is_record(hint):
         return _record(hint)
     origin = get_origin(hint)

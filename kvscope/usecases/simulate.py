@@ -54,7 +54,7 @@ _QUEUED_FIGURES = tuple(f"{QUEUED}{name}" for name in (*PERCENTILES, *BY_SLO))
 
 
 class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
-    """What `simulate` takes."""
+    """Options of `simulate`."""
 
     policy: str | None = opt.Names(
         "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
@@ -107,7 +107,7 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
 
 def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:
-    """Return what the options of `simulate` ask for; of one engine, unless `replicas` may be."""
+    """Return the request in the options of `simulate`; of one engine, unless `replicas`."""
     recommended = _recommendation(options)
     where = None if recommended else resolved_deployment(options)
     if where is not None:
@@ -185,7 +185,7 @@ def _named(
     model: Model | None,
     setting: RunSetting,
 ) -> list[Variant]:
-    """Return the policies of `--policy`, with guards where `tune` would set them."""
+    """Return the policies of `--policy`, guarded as `tune` would guard them."""
     groups = model.kv_groups(1) if model is not None else None
     hybrid = setting.capacity_model == "engine" and groups is not None
     policies = policies_for(setting, options.policy, hybrid=hybrid)
@@ -201,7 +201,7 @@ def _named(
 
 
 def _check_tiers(setting: RunSetting, model: Model | None) -> None:
-    """Raise UsageError for tiers that cannot be replayed, whatever the blocks of the trace are."""
+    """Raise UsageError for tiers that cannot be replayed, whatever the trace's blocks are."""
     from kvscope.replay.tier_spec import parse_tiers  # late: loads NumPy
     from kvscope.replay.tiers import read_s
 
@@ -213,10 +213,10 @@ def _check_tiers(setting: RunSetting, model: Model | None) -> None:
 def _estimated(
     options: SimulateOptions, variants: list[Variant], definition: HitDefinition
 ) -> list[Variant]:
-    """Return the variants whose hit rates a sample estimates.
+    """Return the variants whose hit rates can be estimated from a sample.
 
     Raises UsageError for a sample that is too small, for a definition or tenants that it cannot
-    estimate, and where a policy was named that is not one.
+    estimate, and for a named policy that cannot be estimated.
     """
     from kvscope.replay.sampling import LEAST_RATE, require_estimable  # late: loads NumPy
 
@@ -253,7 +253,7 @@ def _engine(
 ) -> ResolvedDeployment | EngineTable | None:
     """Return the deployment whose engine is replayed, None for a cache alone.
 
-    Raises UsageError for a recommendation that is for several replicas.
+    Raises UsageError for a recommendation for several replicas.
     """
     table = recommended.deployment if recommended else None
     if table is not None and table.replicas > 1:
@@ -287,9 +287,9 @@ def _check_simulated(
 
 
 def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
-    """Return the recommendation in the file that the options name, if they name one.
+    """Return the recommendation in the file that the options name, None without one.
 
-    Raises UsageError for options that say what the file settles.
+    Raises UsageError for options that the file determines.
     """
     path = options.recommendation
     if path is None:
@@ -312,7 +312,7 @@ def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
 
 
 def _with_lru(recommended: RecommendationFile) -> list[Variant]:
-    """Return LRU, and what is recommended where that is another policy; above a tier that alone."""
+    """Return LRU and the recommended policy; above a tier, or if it is LRU, the latter alone."""
     from kvscope.policies.lru import Lru
 
     policy = recommended.policy
@@ -322,7 +322,7 @@ def _with_lru(recommended: RecommendationFile) -> list[Variant]:
 
 
 def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulation:
-    """Return the runs that are wanted: from the store, or replayed and stored."""
+    """Return the requested runs: from the store, or replayed and stored."""
     from kvscope.app.simulate import simulate
     from kvscope.app.traces import sampleable
 
@@ -334,7 +334,7 @@ def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulatio
 
 
 def known_figures(request: SimulateRequest) -> Known:
-    """Return what conditions on replays at one capacity may name.
+    """Return the names that conditions on replays at one capacity may use.
 
     A name without a policy means the only one, or the recommended one.
     """
@@ -369,7 +369,7 @@ def known_figures(request: SimulateRequest) -> Known:
 
 
 def _capacities(request: SimulateRequest) -> int:
-    """Return how many capacities are replayed."""
+    """Return the number of replayed capacities."""
     if request.setting.tiers:
         return 1
     named = request.capacities
@@ -380,9 +380,9 @@ def _capacities(request: SimulateRequest) -> int:
 
 
 def run_figures(runs: Sequence[Run]) -> Figures:
-    """Return the figures of the policies that have one run as `POLICY.NAME`.
+    """Return the figures of policies with exactly one run, as `POLICY.NAME`.
 
-    Those of the only policy, or of the only one besides LRU, also stand under the name alone.
+    Figures of the only policy, or of the only one besides LRU, also have their plain names.
     """
     settings = Counter(run.policy for run in runs)
     figures: dict[str, float | None] = {}
@@ -399,10 +399,9 @@ def run_figures(runs: Sequence[Run]) -> Figures:
 
 
 def _of_run(run: Run) -> dict[str, float | None]:
-    """Return what one replay gave.
+    """Return the figures of one replay.
 
-    A rejected request has no TTFT and does not meet the SLO: a percentile that falls on one is
-    None.
+    A rejected request has no TTFT and misses the SLO: a percentile that falls on one is None.
     """
     outcome = run.outcome
     answered = outcome.requests - (run.turned_away or 0)

@@ -59,7 +59,7 @@ _FIGURES = (*RUN_FIGURES, "mismatched")
 
 
 class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
-    """What `validate` takes: the engine, what is sent to it, and what is compared."""
+    """Options of `validate`: the engine, the requests to send, and what to compare."""
 
     replay: Literal["both", "lru", "recommendation"] = opt.option(
         "What to run: LRU, the recommendation, or both by turns.", value="both"
@@ -113,11 +113,11 @@ class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
 
 
 class ValidatedReplica(Struct, frozen=True):
-    """The one engine of a deployment that a validation stands for.
+    """The replica of a deployment that a validation's one engine stands for.
 
-    It serves `share` of the trace. A replica's pool holds `tokens`, None where nothing states them;
-    `scale` of it is taken, 1 unless another share was stated. `block_size` is None where vLLM's
-    default for the device holds; `flags` are what else vLLM is started with.
+    It serves `share` of the trace. A replica's pool holds `tokens` (None: not stated), of which the
+    engine gets `scale`, 1 unless another share was stated. `block_size` is None for vLLM's default
+    on the device; `flags` are vLLM's further flags.
     """
 
     stated: Deployment | None
@@ -131,10 +131,10 @@ class ValidatedReplica(Struct, frozen=True):
 
 
 class ValidateRequest(Struct, frozen=True):
-    """What the options of `validate` ask for, with all that they and the files here settle.
+    """The options of `validate`, with everything that they and files of this folder determine.
 
-    `profile` is None where nothing says what requests take. `python` is the interpreter with the
-    vLLM to start, None for a server that runs. `notes` say which files of this folder are used.
+    `profile` is None if no latency is known. `python` is the interpreter with the vLLM to start,
+    None for a running server. `notes` say which files of this folder are used.
     """
 
     options: ValidateOptions
@@ -149,8 +149,8 @@ class ValidateRequest(Struct, frozen=True):
 class EngineAtHand(Struct, frozen=True):
     """The engine to replay on: its facts, how to open it, and the requests that it can serve.
 
-    `overlapped`: it schedules the next step while one runs, as vLLM does on a GPU. `groups` are
-    those of a hybrid model.
+    `overlapped`: it schedules the next step during the current one, as vLLM does on a GPU. `groups`
+    are those of a hybrid model.
     """
 
     facts: EngineFacts
@@ -161,16 +161,16 @@ class EngineAtHand(Struct, frozen=True):
 
     @property
     def hash_tokens(self) -> int:
-        """Tokens of a block of the requests' hashes: the engine's, less where hits end within."""
+        """Tokens per hash block of the requests: the engine's, or fewer if hits end inside them."""
         hits = self.groups.hit_tokens if self.groups is not None else self.facts.block_size
         return min(self.facts.block_size, hits)
 
 
 def validate_request(options: ValidateOptions) -> ValidateRequest:
-    """Return what the options of `validate` ask for.
+    """Return the request in the options of `validate`.
 
-    Raises UsageError for options that contradict each other, and for a vLLM without a size of its
-    cache; EngineError where there is no vLLM to start.
+    Raises UsageError for options that contradict each other, and for a vLLM without a cache size;
+    EngineError if there is no vLLM to start.
     """
     from kvscope.serving.interpreter import with_vllm
 
@@ -212,9 +212,9 @@ def _check_options(options: ValidateOptions) -> None:
 
 
 def run(opened: Opened, request: ValidateRequest, monitor: Monitor) -> Validation:
-    """Replay a trace on the engine, compare, and store what was measured.
+    """Replay a trace on the engine, compare, and store the measurements.
 
-    Raises UsageError where the engine's blocks are unknown, EngineError where there is no engine.
+    Raises UsageError if the engine's blocks are unknown, EngineError if there is no engine.
     """
     from kvscope.store import results
     from kvscope.store.file import CANNOT_STORE
@@ -236,7 +236,7 @@ def validate(
 ) -> Validation:
     """Replay `trace` on the engine with each policy, and compare with the prediction.
 
-    What was measured until the engine died or the monitor's `stop` was set is judged.
+    If the engine dies or the monitor's `stop` is set, the measurements so far are judged.
     """
     from kvscope.app.latency import latency_for
     from kvscope.app.traces import replayable
@@ -331,7 +331,7 @@ def validate(
 
 
 def _deployment(options: opt.ReplicaOptions) -> ResolvedDeployment | None:
-    """Return what follows from the deployment that a file states, None without one."""
+    """Return the resolved deployment of a file, None without one."""
     where = resolved_deployment(options) if file_states(options) else None
     if where is not None and where.engine.name != VLLM:
         raise UsageError(
@@ -354,7 +354,7 @@ def _replica(
     where: ResolvedDeployment | None,
     advice: PolicyFile | None,
 ) -> ValidatedReplica:
-    """Return the replica to stand for: as the options say, the deployment, or the advice."""
+    """Return the replica that the engine represents, by options, deployment or advice."""
     from kvscope.tuning.flags import stated_words
 
     tuned = advice.deployment if advice else None
@@ -385,7 +385,7 @@ def _own_vllm(
     *,
     forced: bool,
 ) -> EngineAtHand:
-    """Return a vLLM that is started for each policy. Raises EngineError where there is none."""
+    """Return a vLLM that is started for each policy. Raises EngineError if there is none."""
     from kvscope.serving.server import Launch, config_of, model_folder
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import own_vllm
@@ -431,7 +431,7 @@ def _own_vllm(
 
 
 def _version(reported: str | None) -> Engine:
-    """Return the vLLM of a version that an engine reports, the newest for one that says nothing."""
+    """Return vLLM in the version that an engine reports, the newest if it reports none."""
     try:
         return parse_engine(f"vllm@{reported}" if reported else DEFAULT_ENGINE)
     except UsageError:  # no version, such as "dev"
@@ -439,7 +439,7 @@ def _version(reported: str | None) -> Engine:
 
 
 def _drafter(request: ValidateRequest) -> Drafter | None:
-    """Return what drafts tokens in a server that runs already; one that is started has none."""
+    """Return the drafter of a running server; a server that is started has none."""
     if request.python is not None:
         return None
     if request.where is not None:
@@ -451,10 +451,10 @@ def _drafter(request: ValidateRequest) -> Drafter | None:
 def _running_server(
     options: ValidateOptions, choose: Choose, advice: PolicyFile | None
 ) -> EngineAtHand:
-    """Return the server that runs already; its blocks as stated, or as its metrics have them.
+    """Return the running server; its blocks are as stated, or as its metrics report them.
 
-    A recommendation says in which groups its model's layers are. It schedules ahead, as vLLM does
-    on all but CPUs.
+    A recommendation names the groups of its model's layers. The server is taken to schedule ahead,
+    as vLLM does on all devices but CPUs.
     """
     from kvscope.serving.client import Endpoint, block_pool
     from kvscope.validate.result import EngineFacts
@@ -492,12 +492,12 @@ def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:
 
 
 def _longest(limit: object, tokens: int) -> int:
-    """Return the longest request, in tokens, that a context limit and a cache of `tokens` allow."""
+    """Return the longest request (tokens) that a context limit and a cache of `tokens` allow."""
     return min(limit - 1, tokens) if isinstance(limit, int) else tokens
 
 
 def _advice(options: ValidateOptions, note: Note) -> PolicyFile | None:
-    """Return the policy file that is named, or the recommendation in this folder, if any."""
+    """Return the named policy file, else the recommendation in this folder, if there is one."""
     from kvscope.tuning.file import read_policy_file
 
     if options.replay == "lru" and options.recommendation is None:
@@ -531,7 +531,7 @@ def _advice_path(options: ValidateOptions) -> Path:
 
 
 def _profile(latency: str | None, advice: PolicyFile | None, note: Note) -> LatencyProfile | None:
-    """Return the profile that is named, that of the advice, or that in this folder, if any."""
+    """Return the named profile, else the advice's, else that in this folder, if there is one."""
     if latency is not None:
         return latency_profile(latency)
     if advice is not None and advice.profile is not None:
@@ -550,7 +550,7 @@ def _runs(
     pace: Pace,
     engine: EngineAtHand,
 ) -> list[PolicyRun]:
-    """Return the policies to run: LRU, what is recommended, or both."""
+    """Return the policies to run: LRU, the recommended one, or both."""
     from kvscope.validate.validate import PolicyRun, recommended_run
 
     if options.url is not None and options.replay == "both":  # it runs what it was started with
@@ -575,7 +575,7 @@ def _runs(
 def known_figures(request: ValidateRequest) -> Known:
     """Return the verdict and measured figures.
 
-    A name without a policy means the recommended one, or LRU where it ran alone.
+    A name without a policy means the recommended one, or LRU if that ran alone.
     """
     from kvscope.validate.result import Verdict  # loads NumPy
 
@@ -583,7 +583,7 @@ def known_figures(request: ValidateRequest) -> Known:
 
 
 def validation_figures(validation: Validation) -> Figures:
-    """Return the verdict and what was measured of each policy, over all its repeats."""
+    """Return the verdict and the measured figures of each policy, over all its repeats."""
     by_policy: dict[str, list[RunFacts]] = {}
     for run in validation.runs:
         by_policy.setdefault(run.policy, []).append(run)

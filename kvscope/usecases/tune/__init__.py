@@ -62,7 +62,7 @@ _MemoryPrice = partial(opt.option, metavar="PRICE", parse=values.memory_price)
 
 
 class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
-    """What `tune` takes."""
+    """Options of `tune`."""
 
     slo: opt.SloToMeet = None
     percentile: opt.Percentile = None
@@ -183,13 +183,13 @@ class TierRequest(Struct, frozen=True):
 
 
 class TuneRequest(Struct, frozen=True):
-    """What to tune, for which target; without a deployment it is a study of a cache alone.
+    """The tuning request; without a deployment it is a study of a cache alone.
 
     `shares` of the requests warm the cache, validate, and are held out; `range_bytes` bounds the
-    search for the least capacity. `given` names the options that the user chose: the others are
-    listed as assumptions. `tiers` and `routers` are to be compared too; with `routers_named`,
-    routers that need sessions are not left out where the trace has none. `machines` are
-    common GPUs to show LRU on where no machine is known.
+    search for the least capacity. `given` names the options that the user stated: the others are
+    listed as assumptions. `also` (machines), `tiers` and `routers` are compared too; without
+    `routers_named`, routers that need sessions are left out if the trace has none. `machines` has a
+    request for each common GPU if no machine is known.
     """
 
     target: Target
@@ -215,7 +215,7 @@ class TuneRequest(Struct, frozen=True):
 
 
 def tune_request(options: TuneOptions) -> TuneRequest:
-    """Return what the options of `tune` ask for."""
+    """Return the request in the options of `tune`."""
     if options.percentile is not None and options.max_violations is not None:
         raise UsageError(
             "both state the target",
@@ -305,7 +305,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
 def _others(
     options: TuneOptions, where: ResolvedDeployment | None
 ) -> tuple[ResolvedDeployment, ...]:
-    """Return the deployment on each other machine, its pool and latency derived."""
+    """Return the deployment on each machine of --also, with derived pool and latency."""
     if options.also is None:
         return ()
     if where is None or where.engine.name != VLLM:
@@ -335,15 +335,15 @@ def _others(
 
 
 def _price_known(where: ResolvedDeployment, gpu: str) -> float | None:
-    """Return the price of a GPU where it is the deployment's, else None."""
+    """Return the deployment's GPU price if `gpu` is the same GPU, else None."""
     same = where.gpu is not None and resolve_gpu(gpu).name == where.gpu.name
     return where.stated.gpu_hour if same else None
 
 
 def machine_requests(options: TuneOptions) -> list[TuneRequest]:
-    """Return a request for each common GPU that holds the model; none where a machine is known.
+    """Return a request for each common GPU that holds the model; none if a machine is known.
 
-    The model is COMMON_MODEL where none is stated. Raises UsageError if none of the GPUs holds it.
+    The default model is COMMON_MODEL. Raises UsageError if none of the GPUs holds the model.
     """
     if not names_no_machine(options):
         return []
@@ -364,10 +364,10 @@ def machine_requests(options: TuneOptions) -> list[TuneRequest]:
 def _routers(
     options: TuneOptions, where: ResolvedDeployment | None
 ) -> tuple[tuple[Router, ...], list[str]]:
-    """Return the routers to compare, none without --fleet, and what --param sets of policies.
+    """Return the routers to compare (none without --fleet), and the policies' part of --param.
 
-    By default every router that is no reference. Raises UsageError for a reference, and where
-    replicas are not known.
+    By default all routers except references. Raises UsageError for a reference, and if replicas are
+    not known.
     """
     params = list(options.param or ())
     if not options.fleet:
@@ -403,7 +403,7 @@ def _routers(
 
 
 def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> TierRequest | None:
-    """Return the memory to compare, None for none. Raises UsageError for what is not simulated."""
+    """Return the memory to compare, None for none. Raises UsageError if it is not simulated."""
     if not options.compare_tiers:
         for name in _OF_TIERS:
             if getattr(options, name) is not None:
@@ -447,7 +447,7 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
 
 
 def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:
-    """Return the price of each kind of memory: as stated, or as the data file has it."""
+    """Return the price of each kind of memory: the stated one, or that of the data file."""
     from kvscope.tuning.tiers import STATED, tier_prices
 
     def stated(price: TierPrice, own: float | None) -> TierPrice:
@@ -499,12 +499,12 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
 
 
 def check(options: TuneOptions) -> TuneRequest:
-    """Return what the options ask for, with common GPUs where no machine is known."""
+    """Return the request in the options, with common GPUs if no machine is known."""
     return replace(tune_request(options), machines=tuple(machine_requests(options)))
 
 
 def run(opened: Opened, request: TuneRequest, monitor: Monitor) -> Recommendation:
-    """Return the recommendation, and all that it rests on."""
+    """Return the recommendation with its evidence."""
     from kvscope.app.traces import replayable
     from kvscope.usecases.tune.recommend import tune
 
@@ -513,9 +513,9 @@ def run(opened: Opened, request: TuneRequest, monitor: Monitor) -> Recommendatio
 
 
 def on_machines(opened: Opened, request: TuneRequest, monitor: Monitor) -> Report | None:
-    """Return LRU on common GPUs and the command that names one; None where a machine is known.
+    """Return a report of LRU on common GPUs, with a next command; None if a machine is known.
 
-    And for a trace without arrival times, of which a cache alone is studied.
+    None also for a trace without arrival times, which allows only a cache study.
     """
     if not request.machines:
         return None
@@ -545,7 +545,7 @@ def known_figures(request: TuneRequest) -> Known:
 
 
 def tune_figures(tuned: Recommendation) -> Figures:
-    """Return the verdict and what is recommended gave on the held-out requests."""
+    """Return the verdict, and the recommendation's figures on the held-out requests."""
     trial = tuned.recommended
     return {
         VERDICT: tuned.verdict,

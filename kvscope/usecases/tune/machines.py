@@ -1,4 +1,4 @@
-"""LRU on common GPUs: what `tune` answers while it knows neither GPU, capacity nor latency."""
+"""LRU on common GPUs: the answer of `tune` without a known GPU, capacity or latency."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kvscope.usecases.tune import COMMON_GPUS, TuneRequest
 
 
 class GpuTrial(Struct, frozen=True):
-    """One replica on one GPU with LRU, on the later requests; `note` says what its TTFT is."""
+    """One replica on one GPU with LRU, on the later requests; `note` is the source of its TTFT."""
 
     DOCUMENT: ClassVar[str] = "*trial gpu=name slo_met deployment"
     deployment: ResolvedDeployment
@@ -42,15 +42,15 @@ class GpuTrial(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The GPU as `--gpu` takes it."""
+        """The GPU as written for `--gpu`."""
         return str(self.deployment.stated.gpu)
 
 
 class MachineStudy(Struct, frozen=True):
     """LRU on common GPUs, on the later requests: the last two windows of `split`.
 
-    No policy is searched and nothing is recommended. `ask` is the command that names a machine.
-    `source` names the trace as this command did, None for the last one.
+    No policy is searched and nothing is recommended. `ask` is a `tune` command that names a
+    machine. `source` is the trace as the user wrote it, None for the last used one.
     """
 
     DOCUMENT: ClassVar[str] = "trace target split ask machines"
@@ -62,12 +62,12 @@ class MachineStudy(Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """The model as `--model` takes it."""
+        """The model as written for `--model`."""
         return str(self.machines[0].deployment.stated.model)
 
     @property
     def ask(self) -> str:
-        """The command that names a machine."""
+        """A `tune` command that names a machine."""
         slo = units.format_duration(self.target.slo_s)
         gpu = self.machines[-2:][0].name  # h100, or else one that holds the model
         named = ("--slo", slo, "--gpu", gpu, "--model", self.model)
@@ -120,7 +120,7 @@ def _machine(
 
 
 def report(study: MachineStudy) -> Report:
-    """Return the GPUs in every form."""
+    """Return a report on the GPUs."""
     return Report(
         "kvscope tune",
         study.trace,

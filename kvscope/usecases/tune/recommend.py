@@ -71,11 +71,11 @@ _TIER_OPTIONS: Options = (
 def tune(
     trace: Trace, prompts: Prompts, request: TuneRequest, monitor: Monitor | None = None
 ) -> Recommendation:
-    """Return the recommendation for `request`, and all that it rests on.
+    """Return the recommendation for `request`, with its evidence.
 
     Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
-    split or whose TTFTs do not determine the latency that they were to, UsageError for shares that
-    cannot split it and for a capacity that holds no block.
+    split or whose TTFTs do not determine a requested fit, UsageError for shares that cannot split
+    it and for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
     if request.deployment is not None:
@@ -170,7 +170,7 @@ def tune(
 def _machines(
     where: ResolvedDeployment | None, request: TuneRequest, block_size: int
 ) -> Iterator[ReplicaMachine]:
-    """Yield the other machines: the same one with all its memory first, where a log states it."""
+    """Yield the other machines; first the present one with all KV memory, if a log states that."""
     if where is not None and (fits := where.pool.fitting_bytes) is not None:
         filled = replace(where, pool=where.pool.filling_the_gpu)
         yield ReplicaMachine.of(filled, block_size, fits)
@@ -179,7 +179,7 @@ def _machines(
 
 
 def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) -> float | None:
-    """Return LRU's hit rate on the later requests without the drafter, in the pool of that."""
+    """Return LRU's hit rate on the later requests without the drafter, in a pool without it."""
     if not where.engine.shortens_hits:
         return None
     later = tuner.windows.later.evaluator
@@ -194,7 +194,7 @@ def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) 
 
 
 def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:
-    """Yield what the reader has to know before the verdict."""
+    """Yield what to know before reading the verdict."""
     tuning, trace = tuned.tuning, tuned.trace
     if latency.note:
         yield latency.note
@@ -236,10 +236,10 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
 
 
 def engine_fit(tuned: Recommendation) -> FittedTable | None:
-    """Return the table that the recommended policy needs in an engine, fitted to the whole trace.
+    """Return the recommended policy's table for an engine, fitted to the whole trace.
 
-    None for a policy without one. An engine goes on fitting where it can, as the replays did that
-    the policy was judged by.
+    None for a policy without a table. If possible, the engine refits it, as the replays behind the
+    recommendation did.
     """
     recommended, setting = tuned.recommended, tuned.tuning.setting
     prompts = tuned.prompts
@@ -253,7 +253,7 @@ def engine_fit(tuned: Recommendation) -> FittedTable | None:
 
 
 def recommendation_text(tuned: Recommendation) -> str | None:
-    """Return recommendation.toml, None for a switch without flags, which no engine is to run."""
+    """Return recommendation.toml; None for a switch without flags, which no engine should run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
         write_recommended(path, tuned)
@@ -261,10 +261,10 @@ def recommendation_text(tuned: Recommendation) -> str | None:
 
 
 def write_recommended(path: Path, tuned: Recommendation, *, force: bool = False) -> str:
-    """Write recommendation.toml to `path`, with what an engine needs; return what was done.
+    """Write recommendation.toml to `path`; return a sentence on the outcome.
 
-    Unless by `force`, a switch that gets no flags for its deployment is not written, since an
-    engine would run it, and a recommendation to switch is not replaced by another verdict.
+    Without `force`, a switch without flags for its deployment is not written, since an engine would
+    run it, and a recommendation to switch is not replaced by another verdict.
     """
     why = tuned.why_no_flags
     if tuned.deployment is not None and tuned.tuning.choice and why and not force:
@@ -292,7 +292,7 @@ def write_recommended(path: Path, tuned: Recommendation, *, force: bool = False)
 
 
 def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumption, ...]:
-    """Return what was taken for the options that are not `given`, and why."""
+    """Return the values assumed for options that are not `given`, with reasons."""
     tuning, profile, split = tuned.tuning, tuned.profile, tuned.tuning.split
     windows = (split.warmup_requests, split.validation_requests, split.held_out_requests)
     line = f"{units.duration_in_words(profile.base_s)} + {profile.per_token_s * 1e6:.3g} µs a token"
@@ -331,11 +331,11 @@ def ends_of(
     request: TuneRequest,
     pool: KvPool | None = None,
 ) -> Iterator[End]:
-    """Yield both ends of latency and pool, and other starts of sessions without a common clock.
+    """Yield the ends of latency and pool, and other starts of sessions without a common clock.
 
-    Without a deployment, those of a latency that was not named are prefill times halved and
-    doubled. `pool` is the deployment's in blocks of the trace, None where another capacity is
-    stated. The smaller pool goes with the slower prefill.
+    Without a deployment and a stated latency, the ends are prefill times halved and doubled. `pool`
+    is the deployment's in blocks of the trace, None if another capacity is stated. The smaller pool
+    is paired with the slower prefill.
     """
     where, fit = latency.deployment, latency.fit
     slow = fast = 1.0
@@ -363,9 +363,9 @@ def tier_offer(
     where: ResolvedDeployment,
     kv_groups: str,
 ) -> TierOffer | None:
-    """Return the memory to compare below the deployment's pools; None where none is simulated.
+    """Return the memory to compare below the deployment's pools; None if none is simulated.
 
-    Raises UsageError for ways to offload that are refused, and for sizes that hold no chunk.
+    Raises UsageError for offload methods that are refused, and for sizes that hold no chunk.
     """
     model, asked = request.model or where.model, request.tiers
     if model is None:

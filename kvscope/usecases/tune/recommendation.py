@@ -1,4 +1,4 @@
-"""What `tune` recommends: the record whose fields are the document of `--json`."""
+"""The recommendation of `tune`: the record whose fields are the document of `--json`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CALLED = {XI: ", ξ ", "threshold_tokens": " "}  # what stands before a paramet
 
 
 class Assumption(Struct, frozen=True):
-    """A value that was assumed, and why."""
+    """An assumed value, and the reason for it."""
 
     name: str
     value: str
@@ -51,10 +51,10 @@ class Assumption(Struct, frozen=True):
 
 
 class RecordedLater(Struct, frozen=True):
-    """What the trace says of the later requests: TTFT at the target's percentile, and hits.
+    """The trace's own record of the later requests: TTFT at the target's percentile, and hits.
 
-    `requests` have a TTFT. `hit_rate` is the share of the input tokens that were cached, of the
-    requests that say so; None where none does.
+    `requests` counts those with a TTFT. `hit_rate` is the cached share of the input tokens of
+    requests that report it; None if none does.
     """
 
     requests: int
@@ -63,7 +63,7 @@ class RecordedLater(Struct, frozen=True):
 
     @classmethod
     def of(cls, prompts: Prompts, split: Split, target: Target) -> RecordedLater | None:
-        """Return what was recorded; None where fewer than FEWEST requests have a TTFT."""
+        """Return the recorded figures; None if fewer than FEWEST requests have a TTFT."""
         measured = prompts.measurements
         if measured is None:
             return None
@@ -86,13 +86,13 @@ class CategoryGain(Struct, frozen=True):
 
 
 class RowTier(Struct, frozen=True):
-    """Memory below the pool of each replica; `offload` is how it works, as `--offload` has it.
+    """Memory below the pool of each replica; `offload` is the method as in `--offload`.
 
-    Of SGLang it is `hicache`.
+    For SGLang it is `hicache`.
 
-    `files_gib` are those of an SSD below CPU memory, or of a pool that all replicas share with
-    `shared` (0: none), which files fill in `full_s`. A replica's price for an hour is
-    `price_hour`, and `wear` times what its memory is rated for is written.
+    `files_gib` is the size of an SSD below CPU memory, or of a pool that all replicas share
+    (`shared`); 0: none. Files fill it in `full_s`. `price_hour` is a replica's price per hour,
+    `wear` the writes as a multiple of the memory's rating.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -105,12 +105,12 @@ class RowTier(Struct, frozen=True):
 
 
 class RowChange(Struct, frozen=True):
-    """What a row changes: `tp` GPUs a replica; `router` is null for one replica, `tier` for none.
+    """A row's change: `tp` GPUs a replica; `router` is null for one replica, `tier` for none.
 
-    `prefill` of the `replicas` prefill and the others decode; null where all do both. With
-    autoscaling, `replicas` is the largest number and `mean_replicas` the mean; null without.
-    `gpu`, `tp` and `weight_dtype` are null in a cache study; `params` has `xi_ms` beside
-    `xi_tokens`. `kv_cache_bytes` are for vLLM's `--kv-cache-memory`, null where it decides.
+    `prefill` of the `replicas` prefill and the others decode; null if all do both. With
+    autoscaling, `replicas` is the largest number and `mean_replicas` the mean; null without. `gpu`,
+    `tp` and `weight_dtype` are null in a cache study; `params` has `xi_ms` next to `xi_tokens`.
+    `kv_cache_bytes` is for vLLM's `--kv-cache-memory`, null if vLLM decides.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -127,13 +127,13 @@ class RowChange(Struct, frozen=True):
 
 
 class PolicyWorth(Struct, frozen=True):
-    """What the policy to change to is worth.
+    """The value of the recommended policy change.
 
-    LRU needs `lru_gib` (`lru_blocks`) more to be as fast: null where no LRU cache is. It needs
-    `lru_replicas` more to meet the SLO, null where that is not known. `unguarded_ms` is the
-    policy's percentile without its guard, null where it has none that can be left out.
-    `category_share` (0-1) of the tail excess latency saved is of one `category`, null where there
-    is one alone.
+    LRU needs `lru_gib` (`lru_blocks`) more capacity to be as fast; null if no LRU cache is. It
+    needs `lru_replicas` more to meet the SLO; null if unknown. `unguarded_ms` is the policy's
+    percentile without its guard; null if it has no removable guard. The `category` with the largest
+    gain has `category_share` (0-1) of the tail excess latency saved; null if there is only one
+    category.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -146,13 +146,13 @@ class PolicyWorth(Struct, frozen=True):
 
 
 class PlanRow(Struct, frozen=True):
-    """One option on the later requests, compared with the first row: the deployment as it is.
+    """One option on the later requests, compared with the first row, the present deployment.
 
-    `ttft_ms` has p50 and, with its 95 % interval, the target's percentile. `gain` has shares by
-    which a figure is below the first row's, the difference of `attainment`, and by which share
-    `throughput` is above. `price_per_hour` is null where prices are not known, `saves_per_hour` the
-    price of the GPU time that the present machine computes less. `worth` is of the policy to change
-    to, null in other rows. `slo` is meets, misses, undecided or overloaded.
+    `ttft_ms` has p50 and, with its 95 % interval, the target's percentile. `gain` has the relative
+    reductions of figures, the difference of `attainment`, and the relative increase of
+    `throughput`. `price_per_hour` is null if prices are unknown, `saves_per_hour` the price of the
+    GPU time saved on the present machine. `worth` belongs to the policy to change to, null in other
+    rows. `slo` is meets, misses, undecided or overloaded.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -173,12 +173,12 @@ class PlanRow(Struct, frozen=True):
 
     @property
     def later(self) -> WindowTrial:
-        """Its figures on the later requests."""
+        """The option's figures on the later requests."""
         return self.option.judged.later
 
 
 class PricedReplicas(Struct, frozen=True):
-    """The fewest replicas that meet the SLO, and their price: `extra_price_hour` above now's."""
+    """The fewest replicas that meet the SLO, their price, and the extra price over the present."""
 
     DOCUMENT: ClassVar[str] = "*fewest price_hour extra_price_hour"
     fewest: FewestReplicas
@@ -187,19 +187,18 @@ class PricedReplicas(Struct, frozen=True):
 
 
 class ToRun(Struct, frozen=True):
-    """What to run, what it gives on the held-out window, and why.
+    """What to run, its results on the held-out window, and why.
 
     `lru` and `choice`, the policy chosen on the validation window, have all figures of both
     windows; `choice` is null if no policy may be recommended. `grade` says whether to change the
-    policy now (do-now), on a canary first, or not (no), wherever the SLO lies; `slo_met` whether
-    what is to be run meets it, `lru_slo_met` whether LRU does, `certain` whether the verdict is the
-    same at all ends. Without a change, `requests_needed` would probably show that one pays, null
-    where more requests than the `requests` of the trace would not. `enough` meets the SLO at a
-    larger capacity. `why_no_flags` is empty where there are flags. `capacity_hbm` is a multiple of
-    the GPU memory. `replicas_at_least` meet the SLO with LRU, or at least keep up, at
-    `replicas_price_hour`: `extra_price_hour` more than now, which a switch saves. Up to
-    `replicas_tried` were tried. `fewest` are those of a deployment that meet the SLO, with LRU and
-    with the choice.
+    policy now (do-now), on a canary first, or not (no), whatever the SLO; `slo_met` whether the
+    recommendation meets the SLO, `lru_slo_met` whether LRU does, `certain` whether the verdict is
+    the same at all ends. Without a change, `requests_needed` would probably show a gain; null if
+    more than the present `requests` would not help. `enough` meets the SLO at a larger capacity.
+    `why_no_flags` is empty if there are flags. `capacity_hbm` is a multiple of the GPU memory.
+    `replicas_at_least` meet the SLO with LRU, or at least keep up, at `replicas_price_hour`:
+    `extra_price_hour` more than now, which a switch saves. Up to `replicas_tried` were tried.
+    `fewest` are the deployment's replicas that meet the SLO, with LRU and with the choice.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -229,7 +228,7 @@ class ToRun(Struct, frozen=True):
 
 
 class RowDoubt(Struct, frozen=True):
-    """Why no tier is to be added, and the row that comes nearest; `ends` are where it harms."""
+    """Why no tier is to be added, the nearest row, and the `ends` at which that fails."""
 
     why: TierReason
     row: int | None
@@ -291,19 +290,19 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def uncertain(self) -> bool:
-        """Whether the change of policy does not hold at both ends of what is uncertain."""
+        """Whether the policy change fails at one of the ends of uncertain inputs."""
         tuning = self.tuning
         judged = self.deployment is not None and tuning.choice is not None
         return judged and bool(tuning.disagreeing)
 
     @property
     def recommended(self) -> WindowTrial:
-        """What to run, on the held-out window."""
+        """The held-out trial of the recommendation."""
         return self._tier.held_out if self._tier else self.tuning.recommended
 
     @property
     def canary(self) -> Canary | None:
-        """What confirms the gain; None without a change."""
+        """The canary test of the gain; None without a change."""
         return self.plan.tier_canary if self._tier else self.tuning.canary
 
     @property
@@ -324,7 +323,7 @@ class Recommendation(Struct, frozen=True):
         )
 
     def bytes_in(self, blocks: int) -> int | None:
-        """Return the bytes of so many blocks, None without a model."""
+        """Return the bytes of `blocks` blocks, None without a model."""
         return self.model.bytes_for(blocks * self.trace.block_size) if self.model else None
 
     @property
@@ -334,7 +333,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def flags(self) -> Flags:
-        """Flags for the deployment's engine, none where a switch is not safe to recommend."""
+        """Flags for the deployment's engine; none if a switch is not safe to recommend."""
         where = self.deployment
         if where is None or self.why_no_flags:
             return Flags(None, None)
@@ -348,7 +347,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def why_no_flags(self) -> str:
-        """Why no flags are given; empty where they are."""
+        """Why there are no flags; empty if there are."""
         where, choice, why = self.deployment, self.tuning.choice, ""
         if where is None:
             why = "A cache study: name the deployment (--gpu, --model) for an engine's flags."
@@ -371,7 +370,7 @@ class Recommendation(Struct, frozen=True):
         return why
 
     def price_hour(self, replicas: int | None, besides: int = 0) -> float | None:
-        """Return the price of replicas for an hour `besides` others, None where it is not known."""
+        """Return the price per hour of `replicas` less `besides` replicas; None if unknown."""
         where = self.deployment
         if where is None or replicas is None:
             return None
@@ -379,9 +378,9 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def deciding(self) -> CategoryGain | None:
-        """What the category gains whose requests gain most by the change.
+        """The category whose requests gain most by the change, and its share of the gain.
 
-        None without a change or a gain, and where all requests have one category.
+        None without a change or a gain, and if all requests have one category.
         """
         choice = self.tuning.choice
         if choice is None or len(choice.later.categories) < 2:
@@ -401,19 +400,19 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def ttft(self) -> str:
-        """What the target calls TTFT: as on an idle engine, or queued."""
+        """The name of the target's TTFT: as on an idle engine, or queued."""
         idle = self.tuning.target.view == "unloaded"
         return "TTFT" if idle or self.deployment else "queued TTFT"
 
     @property
     def target_name(self) -> str:
-        """The latency that decides: p95 TTFT."""
+        """The name of the target's latency: p95 TTFT."""
         return f"{units.format_percentile(self.tuning.target.percentile)} {self.ttft}"
 
     def called(self, policy: Policy) -> str:
-        """Return `gittins, ξ 1,585`: a policy, its xi, and what is neither usual nor estimated.
+        """Return `gittins, ξ 1,585`: a policy, its xi, and values neither default nor estimated.
 
-        That it has a guard goes without saying.
+        A guard is not mentioned.
         """
         usual = {(parameter.name, parameter.default) for parameter in policy.parameters}
         estimates = self.tuning.estimates.items()
@@ -428,7 +427,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def counted(self) -> SettingFacts:
-        """What the numbers count and assume."""
+        """The definitions and assumptions behind the numbers."""
         return SettingFacts(self.tuning.setting)
 
     @property
@@ -440,7 +439,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def to_run(self) -> ToRun:
-        """What to run."""
+        """The recommendation of what to run."""
         tuning, trial = self.tuning, self.recommended
         size = self.bytes_in(trial.capacity_blocks)
         needed = tuning.replicas_needed or tuning.load.replicas_at_least
@@ -510,7 +509,7 @@ class Recommendation(Struct, frozen=True):
         return PolicyWorth(self, None if size is None else size / GIB, more)
 
     def _params(self, trial: Trial) -> dict[str, float]:
-        """Return a policy's parameters, and the prefill time that ξ stands for."""
+        """Return a policy's parameters, and `xi_ms`, the prefill time of ξ tokens."""
         params = dict(trial.policy.values)
         if XI in params:
             params["xi_ms"] = float(self.profile.ttft_s(int(params[XI]), 0)) * 1e3
@@ -547,7 +546,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def tier_doubt(self) -> RowDoubt | None:
-        """Why no tier is to be added."""
+        """Why no tier is to be added; None if one is, or none was requested."""
         doubt = self.plan.tier_doubt
         if doubt is None:
             return None
@@ -560,17 +559,17 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def requests_needed(self) -> int | None:
-        """How many requests would probably show that a change pays."""
+        """The number of requests that would probably show a gain; None if unknown."""
         return self.tuning.promising[1] if self.tuning.promising else None
 
     @property
     def enough_requests(self) -> Mapping[Literal["have", "need"], int | None]:
-        """The requests of the trace, and how many would probably show that a change pays."""
+        """The requests of the trace, and the number that would probably show a gain."""
         return {"have": self.tuning.split.requests, "need": self.requests_needed}
 
     @property
     def least_capacity(self) -> Mapping[Literal["lru", "best"], RequiredCapacity | None]:
-        """The least capacity of a cache study that meets the SLO: with LRU, and any policy."""
+        """The least capacity that meets the SLO in a cache study: with LRU, and with any policy."""
         return {"lru": self.tuning.least_lru, "best": self.tuning.least_any}
 
 
