@@ -18,7 +18,7 @@ from kvscope.vllm_sim.state import NONE, Machine
 
 @called_by_kernels
 def arrive(machine: Machine) -> None:
-    """Queue the requests that have arrived by now, and take the policy's table of that time."""
+    """Queue the requests that have arrived by now; switch to the policy's table of that time."""
     requests, state = machine.requests, machine.state[0]
     while state.arrived < len(requests) and requests[state.arrived].arrival_s <= state.now_s:
         state.arrived += 1
@@ -61,7 +61,7 @@ def write_front(machine: Machine, request: int) -> None:
 
 @called_by_kernels
 def enter_running(machine: Machine, request: int) -> None:
-    """Move the front request of the waiting queue to the running ones; its path comes along."""
+    """Move the front request from the waiting queue to the running ones, with its path."""
     record, path, state = machine.requests[request], machine.path, machine.state[0]
     record.slot = machine.slots[state.max_num_seqs - state.running - 1]
     machine.running[state.running] = request
@@ -85,9 +85,9 @@ def note_admission(machine: Machine, request: int, hits: int) -> None:
 
 @called_by_kernels
 def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
-    """Let the policy adapt to the uncached tokens of its next request.
+    """Let the policy adapt to the uncached tokens of a request.
 
-    Requests are numbered as they run first.
+    `number` counts requests by first admission.
     """
     if machine.state[0].adaptive and machine.functions.adapts(machine.p):
         note_recent(machine.recent, number, uncached_tokens)
@@ -98,7 +98,7 @@ def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
 
 @callable_in_kernels
 def look_up_front(machine: Machine, request: int) -> int:
-    """Return the tokens of the front request that are hits, and note where prompts part."""
+    """Return the hit tokens of the front request, and note its junction (where prompts part)."""
     record, size = machine.requests[request], machine.state[0].block_size
     look = record.look if record.hits == NONE else (known_tokens(machine, request) - 1) // size
     hit, record.junction = look_up(machine, look * size)
@@ -107,7 +107,7 @@ def look_up_front(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def note_written(machine: Machine, request: int, hit: int) -> None:
-    """Note how much of the front request was ever cached, and would be a hit without eviction."""
+    """Note how much of the front request was ever cached, and would hit without eviction."""
     record, state = machine.requests[request], machine.state[0]
     record.written = max(count_written(machine, record.look), hit // state.block_size)
     record.kept = record.written

@@ -32,7 +32,7 @@ RANKS_EACH = 1 << 24  # more than a request has chunks
 
 @callable_in_kernels
 def sentinel(off: Offload, place: int) -> int:
-    """Return the sentinel of a list, or behind the last list that of the tracker."""
+    """Return the sentinel of list `place` (T1, T2, B1, B2); LISTS: of the tracker."""
     return len(off.chunks) - LISTS - 1 + place
 
 
@@ -47,7 +47,7 @@ def chunk_at(off: Offload, path: Int32s, at: int) -> int:
 
 @called_by_kernels
 def chunk_of_groups(off: Offload, path: Int32s, at: int) -> int:
-    """Return the node that stands for a chunk where there are several groups."""
+    """Return the node that stands for a chunk of a model with several groups."""
     state = off.state[0]
     group = state.groups - 1 - at % state.groups
     node = path[(at // state.groups + 1) * state.unit_nodes - 1]
@@ -56,13 +56,13 @@ def chunk_of_groups(off: Offload, path: Int32s, at: int) -> int:
 
 @callable_in_kernels
 def is_held(off: Offload, node: int) -> bool:
-    """Return whether the tier has a chunk, or is about to."""
+    """Return whether the tier holds a chunk, or a store of it is under way."""
     return ABSENT < off.chunks[node].place < B1  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def resize(off: Offload, place: int, change: int) -> None:
-    """Count the chunks of ARC's lists."""
+    """Add `change` to the number of chunks in one of ARC's lists."""
     state = off.state[0]
     if not state.arc:
         return
@@ -111,9 +111,9 @@ def move_to_end(off: Offload, node: int, place: int) -> None:
 
 @called_by_kernels
 def rank_provisionally(off: Offload, request: int, node: int, at: int) -> None:
-    """Give a chunk, the request's at place `at`, its rank: its tail is older than its head.
+    """Rank a request's chunk `at` in LRU's list: a request's tail chunks are older than its head.
 
-    It belongs near the one that was ranked so last, if that is still where it was.
+    The search begins at the request's previously ranked chunk, if that is still nearby.
     """
     chunks, member = off.chunks, off.members[request]
     rank, highest = member.rank * RANKS_EACH - (at + 1), member.rank * RANKS_EACH
@@ -133,7 +133,7 @@ def rank_provisionally(off: Offload, request: int, node: int, at: int) -> None:
 
 @callable_in_kernels
 def take_rank(off: Offload, request: int) -> None:
-    """Give a request its provisional rank, if it has none."""
+    """Assign the next provisional rank to a request that has none."""
     if off.members[request].rank == 0:
         off.state[0].ranks += 1
         off.members[request].rank = off.state[0].ranks
@@ -141,7 +141,7 @@ def take_rank(off: Offload, request: int) -> None:
 
 @called_by_kernels
 def see(off: Offload, request: int, path: Int32s, at: int) -> None:
-    """Note that a request accesses a chunk of its; its first access ranks it in 0.33's LRU."""
+    """Note a request's access to its chunk `at`; the first access ranks it in 0.33's LRU."""
     mark = off.members[request].access + at
     if off.marks[mark] & SEEN:
         return
@@ -158,7 +158,7 @@ def see(off: Offload, request: int, path: Int32s, at: int) -> None:
 
 @callable_in_kernels
 def reuse(off: Offload, request: int, at: int) -> None:
-    """Note that a request found a chunk of its, if it did not write it itself."""
+    """Mark a request's chunk `at` as reused, unless the request stored it itself."""
     mark = off.members[request].access + at
     if not off.marks[mark] & INSERTED:
         off.marks[mark] |= REUSED
@@ -166,7 +166,7 @@ def reuse(off: Offload, request: int, at: int) -> None:
 
 @callable_in_kernels
 def track(off: Offload, node: int) -> None:
-    """Make a chunk the one that was offered last."""
+    """Make a chunk the tracker's most recently offered one."""
     chunks = off.chunks
     end = sentinel(off, LISTS)
     chunks[chunks[node].older].newer = chunks[node].newer
@@ -191,7 +191,7 @@ def untrack(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def count_offers(off: Offload, path: Int32s, count: int) -> None:
-    """Count an offer of `count` chunks, the tracker's oldest other ones making room."""
+    """Count an offer of `count` chunks; a full tracker drops its oldest that are not in it."""
     chunks, state, protected = off.chunks, off.state[0], 0
     for at in off.offered[:count]:
         node = chunk_at(off, path, at)
@@ -216,7 +216,7 @@ def count_offers(off: Offload, path: Int32s, count: int) -> None:
 
 @callable_in_kernels
 def adapt_target(off: Offload, node: int) -> None:
-    """Move ARC's target for T1 where a chunk is in one of its ghost lists."""
+    """Adjust ARC's target size of T1 if a chunk is in one of the ghost lists."""
     state, place = off.state[0], off.chunks[node].place
     if place == B1:
         state.target = min(state.target + max(1.0, state.b2 / state.b1), float(state.capacity))
@@ -228,7 +228,7 @@ def adapt_target(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def next_victim(off: Offload, node: int, place: int) -> int:
-    """Return the first chunk of a list behind `node` that may be evicted, or its sentinel."""
+    """Return a list's first evictable chunk behind `node`, or the list's sentinel."""
     end, offer = sentinel(off, place), off.state[0].offers
     at = off.chunks[node].after
     while at != end and (off.chunks[at].users != 0 or off.chunks[at].offer == offer):
@@ -238,9 +238,9 @@ def next_victim(off: Offload, node: int, place: int) -> int:
 
 @callable_in_kernels
 def choose_victims(off: Offload, wanted: int) -> bool:
-    """Write the next `wanted` chunks to evict into `victims`; return False where too few may be.
+    """Write the next `wanted` chunks to evict into `victims`; return False if there are too few.
 
-    Chunks of the offer in hand stay.
+    Chunks of the current offer stay.
     """
     state, size = off.state[0], off.state[0].t1
     ends = sentinel(off, T1), sentinel(off, T2)
@@ -289,7 +289,7 @@ def evict_chunks(off: Offload, count: int) -> None:
 
 @callable_in_kernels
 def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
-    """Add a chunk of a request, whose store is under way."""
+    """Add a request's chunk, whose store is under way."""
     node = chunk_at(off, path, at)
     if off.state[0].provisional:
         take_rank(off, request)
@@ -305,7 +305,7 @@ def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
 def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
     """Write into `fresh` which of the offered chunks the tier lacks and admits; return how many.
 
-    All of them are protected from eviction by this offer.
+    No chunk of the offer can be evicted by it.
     """
     chunks, state, fresh = off.chunks, off.state[0], 0
     for at in off.offered[:count]:
@@ -341,9 +341,9 @@ def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int)
 
 @called_by_kernels
 def offer_chunks(off: Offload, request: int, path: Int32s, count: int) -> int:
-    """Offer the first `count` chunks of `offered`, places of a request; return how many are stored.
+    """Offer the first `count` places of `offered`, a request's chunks; return how many are stored.
 
-    Those are in `fresh`. -1: the tier refused them all, since too few may be evicted.
+    Their places are in `fresh`. -1: the tier refused all, since too few chunks can be evicted.
     """
     state = off.state[0]
     state.offers += 1
@@ -382,7 +382,7 @@ def pin_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def unpin_chunk(off: Offload, node: int) -> None:
-    """Count one load less that reads a chunk, or the end of its store."""
+    """Count one load fewer that reads a chunk, or the end of its store."""
     chunk = off.chunks[node]
     chunk.users = 0 if chunk.users == PENDING else chunk.users - 1
     if chunk.users == 0:
@@ -391,9 +391,9 @@ def unpin_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def commit_accesses(off: Offload, request: int, path: Int32s, chunks: int) -> None:
-    """Count what a request that ended did with its chunks, the tail first.
+    """Apply a finished request's accesses to LRU's or ARC's lists, the tail first.
 
-    Of those that end together, the last group's are first in both orders.
+    Of chunks that end at the same token, the last group's come first.
     """
     access, groups = off.members[request].access, off.state[0].groups
     for first in range(chunks - groups, -1, -groups):

@@ -13,17 +13,17 @@ from kvscope.vllm_sim.state import Machine, has_tier
 
 
 def runner(machine: Machine) -> Callable[[int, int, float], bool]:
-    """Return what runs `machine` by compiled code: `run_steps`, whose other arguments it takes."""
+    """Return the compiled `run_steps` of `machine`; it takes (steps, finished, until_s)."""
     return partial(_run, engine_function(machine), Opaque(machine))
 
 
 def engine_function(machine: Machine) -> Function:
-    """Return the step loop of machines with the array types of `machine`; kernels share it."""
+    """Return the compiled step loop for machines with the array types of `machine`."""
     return Function(run_above_tier if has_tier(machine) else run_steps, _contract, machine)
 
 
 def _contract(machine: Any, steps: int, finished: int, until_s: float) -> bool:
-    """Name the types of `run_steps`."""
+    """Declare the types of the arguments and the result of `run_steps`."""
     raise NotImplementedError
 
 

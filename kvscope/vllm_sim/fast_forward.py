@@ -23,7 +23,7 @@ def next_arrival_s(machine: Machine) -> float:
 
 @callable_in_kernels
 def admits_any(machine: Machine) -> bool:
-    """Return whether the next step may admit a request besides the running ones."""
+    """Return whether the next step has a free sequence and token budget for another request."""
     state = machine.state[0]
     tokens = state.running * (1 + state.draft_tokens)
     return state.running < state.max_num_seqs and tokens < state.max_num_batched_tokens  # type: ignore[no-any-return]
@@ -38,9 +38,9 @@ def is_queue_empty(machine: Machine) -> bool:
 
 @callable_in_kernels
 def decode_steps(machine: Machine, coming: int) -> int:
-    """Return how many steps all running requests decode in, none of them its last token.
+    """Return how many steps every running request decodes in before its last token.
 
-    0 if one of them does not decode next; each has `coming` tokens on their way before a step.
+    0 if a request does not decode next; each has `coming` tokens in flight before a step.
     """
     steps = ALWAYS
     for at in range(machine.state[0].running):
@@ -57,7 +57,7 @@ def decode_steps(machine: Machine, coming: int) -> int:
 
 @callable_in_kernels
 def set_progress(machine: Machine, request: int, computed: int, coming: int) -> None:
-    """Set how far a decoding request is before the next step."""
+    """Set a decoding request's computed and generated tokens before the next step."""
     record, steps = machine.requests[request], machine.state[0].steps
     record.computed = computed
     record.generated = computed + 1 - coming - record.prompt
@@ -66,7 +66,7 @@ def set_progress(machine: Machine, request: int, computed: int, coming: int) -> 
 
 @callable_in_kernels
 def decode_cost_s(machine: Machine, step: int) -> float:
-    """Return how long a step takes after `step` ones, added up as `plan` does it."""
+    """Return how long the `step`th decode step takes, adding in the same order as `plan`."""
     state, computed = machine.state[0], machine.batch[1]
     cost_s = state.base_s
     for at in range(state.running):
@@ -77,7 +77,7 @@ def decode_cost_s(machine: Machine, step: int) -> float:
 
 @callable_in_kernels
 def end_decodes(machine: Machine, coming: int, steps: int) -> None:
-    """Set how far requests are after so many steps, of which row 1 of `batch` has their begin."""
+    """Advance all requests by `steps` decoded tokens; row 1 of `batch` has their tokens before."""
     for at in range(machine.state[0].running):
         request = machine.running[at]
         if steps > 0:
@@ -90,10 +90,10 @@ def end_decodes(machine: Machine, coming: int, steps: int) -> None:
 
 @callable_in_kernels
 def first_change(machine: Machine, coming: int) -> int:
-    """Find out when the blocks of running requests change next.
+    """Return the number of steps until any running request's blocks change.
 
-    Fill row 0 of `batch` with the number of steps until then, and row 1 with their computed tokens.
-    Return the least number, NONE if a step may change more than blocks.
+    Fill row 0 of `batch` with that number for each request, row 1 with their computed tokens. NONE
+    if a step may change more than blocks.
     """
     running, changes, computed = machine.running, machine.batch[0], machine.batch[1]
     first = ALWAYS
@@ -109,9 +109,9 @@ def first_change(machine: Machine, coming: int) -> int:
 
 @callable_in_kernels
 def change_blocks(machine: Machine, coming: int, step: int) -> int:
-    """Change the blocks of the requests that are due at a step.
+    """Allocate, hash and free the blocks of requests that are due at a step.
 
-    Return when the next ones are; NONE, and nothing has changed, if too few blocks are free.
+    Return the next step with a change; NONE if too few blocks are free, and then nothing changes.
     """
     state, running = machine.state[0], machine.running
     changes, computed = machine.batch[0], machine.batch[1]
@@ -133,11 +133,11 @@ def change_blocks(machine: Machine, coming: int, step: int) -> int:
 
 @called_by_kernels
 def fast_forward(machine: Machine, steps: int, until_s: float, settled: bool) -> int:
-    """Take all steps up to the next one that is more than decodes, and return how many.
+    """Run decode-only steps until another kind of step is due, and return how many.
 
-    That is behind a step in which all requests that run got one token: at most so many steps, and
-    none at `until_s` or later. `settled`: that step tried to admit those that wait, and no request
-    has ended since.
+    At most `steps` of them, none at `until_s` or later. The step before decoded one token of each
+    running request; `settled`: it also tried to admit the waiting ones, and no request has ended
+    since.
     """
     state, coming = machine.state[0], int(machine.state[0].in_progress > 0)
     admits, empty = admits_any(machine), is_queue_empty(machine)

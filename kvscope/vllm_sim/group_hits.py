@@ -13,7 +13,7 @@ from kvscope.vllm_sim.state import NONE, Machine
 
 @callable_in_kernels
 def blocks_for(tokens: int, block_size: int) -> int:
-    """Return the number of blocks for so many tokens, the last one perhaps partial."""
+    """Return the number of blocks that hold `tokens` tokens, the last one perhaps partial."""
     return (tokens + block_size - 1) // block_size
 
 
@@ -35,7 +35,7 @@ def content_after(machine: Machine, row: int, group: int, tokens: int) -> int:
 
 @callable_in_kernels
 def was_held(machine: Machine, content: int) -> bool:
-    """Return whether a block ever had a content, or a state was written for it."""
+    """Return whether a content was ever in a block, or a state was written for it."""
     written = len(machine.written) > 0 and machine.written[content] > 0
     return written or machine.holders[content] != 0  # type: ignore[no-any-return]
 
@@ -44,8 +44,8 @@ def was_held(machine: Machine, content: int) -> bool:
 def look_up(machine: Machine, tokens: int) -> tuple[int, int]:
     """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
 
-    The junction is the longest prefix that a part of the groups has, 0 if none has more than the
-    hit: where prompts part, windows and states are worth keeping.
+    The junction is the longest prefix that only some of the groups have cached, 0 if it is no
+    longer than the hit. Prompts part there, so windows and states are worth keeping.
     """
     if machine.state[0].hybrid:
         hit, junction = machine.grouped.look_up(machine, tokens, False)
@@ -59,9 +59,9 @@ def look_up(machine: Machine, tokens: int) -> tuple[int, int]:
 
 @callable_in_kernels
 def count_written(machine: Machine, most: int) -> int:
-    """Return how many leading nodes of the front path, at most `most`, full attention ever held.
+    """Return how many of the front path's first `most` nodes full attention ever held.
 
-    Of a model without full attention its first group counts.
+    For a model without full attention, its first group counts.
     """
     front, group = len(machine.path) - 1, machine.specs[0].begin
     nodes, parts = machine.groups[group].nodes_per_block, machine.groups[group].blocks_per_node

@@ -40,14 +40,14 @@ from kvscope.vllm_sim.state import (
 
 @callable_in_kernels
 def known_tokens(machine: Machine, request: int) -> int:
-    """Return the tokens of a request that are known, prompt and output."""
+    """Return the number of a request's prompt and output tokens known so far."""
     record = machine.requests[request]
     return record.prompt + record.generated  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def skipped_blocks(machine: Machine, group: int, tokens: int) -> int:
-    """Return how many leading blocks of a group no token after the first `tokens` looks at."""
+    """Return how many leading blocks of a group no token after the first `tokens` attends to."""
     layout = machine.groups[group]
     if layout.kind == FULL:
         return 0
@@ -68,9 +68,9 @@ def first_held(machine: Machine, request: int, group: int) -> int:
 
 @called_by_kernels
 def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
-    """Free those of blocks begin..end of a block table that go in front: the last one goes first.
+    """Free the unhashed ones of blocks begin..end of a block table; the last is allocated first.
 
-    Linear attention lacks some.
+    Rows of linear attention have gaps.
     """
     for at in range(begin, end):
         block = machine.table[row, at]
@@ -91,15 +91,15 @@ def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int
 
 @callable_in_kernels
 def planned_step(machine: Machine) -> int:
-    """Return how a node notes that a block gets its content in the step being planned."""
+    """Return the value that `written` takes for states hashed in the step being planned."""
     return machine.state[0].steps + 2  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def hash_filled(machine: Machine, request: int, tokens: int, written: int) -> None:
-    """Hash the blocks that `tokens` tokens fill, up to where a hit may end, that groups keep.
+    """Hash the blocks that `tokens` tokens fill and that groups keep, up to where a hit may end.
 
-    The contents of states are noted as `written`. Most steps fill none: a test here is much
+    States are noted as `written` in that step. Most steps fill no block, and this check is much
     cheaper than a call.
     """
     state = machine.state[0]
@@ -124,7 +124,7 @@ def hash_full(machine: Machine, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def hash_planned(machine: Machine, request: int, tokens: int) -> None:
-    """Hash what a request fills in the step being planned, and note how far it is before."""
+    """Hash the blocks that a request fills in the planned step, and note its progress before it."""
     hash_filled(machine, request, tokens, planned_step(machine))
     record = machine.requests[request]
     record.planned_step = machine.state[0].steps + 1
@@ -133,9 +133,9 @@ def hash_planned(machine: Machine, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def last_boundary(machine: Machine, tokens: int, unit: int) -> int:
-    """Return the last multiple of `unit` before the end of `tokens` tokens where a hit can end.
+    """Return the last multiple of `unit` within `tokens` tokens where a hit can end.
 
-    The last token is computed again; for a drafter, the last block of a hit is.
+    The last token is always computed again; with a drafter, the last block of the hit is, too.
     """
     if machine.state[0].draft_tokens > 0:
         return max(0, tokens // unit - 1) * unit
@@ -144,14 +144,14 @@ def last_boundary(machine: Machine, tokens: int, unit: int) -> int:
 
 @callable_in_kernels
 def prefill_end(machine: Machine, request: int) -> int:
-    """Return where the prompt of a request ends, or what it computed before its preemption."""
+    """Return the tokens to prefill: the prompt, or all tokens computed before a preemption."""
     record = machine.requests[request]
     return max(record.prompt, record.prompt + record.generated - 1)  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def columns(machine: Machine, request: int, group: int) -> int:
-    """Return how many blocks of its row a running request has taken or passed in a group."""
+    """Return the used length of a running request's row in a group's block table, with gaps."""
     record, layout = machine.requests[request], machine.groups[group]
     ahead, scratch = layout.ahead_tokens, layout.scratch
     if not record.reserves:
@@ -161,14 +161,14 @@ def columns(machine: Machine, request: int, group: int) -> int:
 
 @callable_in_kernels
 def unverified(machine: Machine, request: int) -> int:
-    """Return how many drafts a step computes beside known tokens, with those of one in progress."""
+    """Return the draft tokens of a request's next step and of its step in progress."""
     record = machine.requests[request]
     return record.drafts + (record.drafted if record.coming > 0 else 0)  # type: ignore[no-any-return]
 
 
 @called_by_kernels
 def lose_new_contents(machine: Machine, request: int) -> None:
-    """Have the blocks that a request wrote, and no other one uses, lose their content."""
+    """Remove the hashes of blocks that a request wrote and that no other request uses."""
     record, size = machine.requests[request], machine.state[0].block_size
     for at in range(record.hits, record.hashed // size):
         block = machine.table[record.slot, at]
@@ -178,7 +178,7 @@ def lose_new_contents(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def turn_of(machine: Machine, request: int, part: int) -> Turn:
-    """Return a request as policies see it, with the category of a part of its path."""
+    """Return a request as policies see it, with the category of part `part` of its path."""
     record = machine.requests[request]
     return Turn(
         request,
@@ -191,7 +191,7 @@ def turn_of(machine: Machine, request: int, part: int) -> Turn:
 
 @called_by_kernels
 def last_part(machine: Machine, request: int, finished: bool) -> int:
-    """Return the part of a path that its last block is in; of one that is preempted the first."""
+    """Return the part of a path that its last block lies in, 0 for a preempted request."""
     end = columns(machine, request, 0) - 1 if finished else 0
     return int(np.searchsorted(machine.cuts[request], end, side="right"))
 
@@ -200,7 +200,7 @@ def last_part(machine: Machine, request: int, finished: bool) -> int:
 def free_to_lanes(machine: Machine, request: int, finished: bool) -> None:
     """Free all blocks of full attention to the lanes of the policy, the tail first.
 
-    A request that has not finished will be back at once, so none of its blocks are evicted early.
+    A preempted request is readmitted soon, so none of its blocks is evicted early.
     """
     record, size, cuts = machine.requests[request], machine.state[0].block_size, machine.cuts
     known, p, row = machine.functions, machine.p, record.slot
@@ -249,9 +249,9 @@ def release(machine: Machine, request: int, finished: bool) -> None:
 
 @called_by_kernels
 def note_release(machine: Machine, request: int, finished: bool) -> None:
-    """Note that a request leaves the pool: the tier still stores the blocks of one that ended.
+    """Note that a request leaves the pool: after it has finished, the tier still stores its blocks.
 
-    What a preempted one has the tier store has to be stored before its blocks are given away.
+    The stores of a preempted request must end before its blocks are reused.
     """
     off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
     if finished:
@@ -269,7 +269,7 @@ def note_release(machine: Machine, request: int, finished: bool) -> None:
 
 @callable_in_kernels
 def keep_table(machine: Machine, request: int, number: int) -> None:
-    """Keep the blocks of the `number`th request that ended; those it has left are freed first."""
+    """Copy the block table of the `number`th ended request for its stores; free skipped blocks."""
     off, record, groups = machine.offload, machine.requests[request], len(machine.groups)
     for group in range(groups):
         if machine.groups[group].kind == LINEAR:
@@ -288,11 +288,10 @@ def keep_table(machine: Machine, request: int, number: int) -> None:
 
 @callable_in_kernels
 def quiet_until(machine: Machine, request: int, coming: int) -> int:
-    """Return how many tokens a request that decodes has computed when its blocks change next.
+    """Return a decoding request's computed tokens when its blocks may next change, a lower bound.
 
-    Or earlier; it has `coming` tokens on their way before a step. It allocates blocks, hashes some
-    or frees some. Where hits end within blocks, and where states are rehashed, the end of a step
-    hashes too: NONE.
+    A change is an allocation, a hash or a free; `coming` tokens are in flight before each step.
+    NONE if the end of a step may hash, too: where hits end within blocks or states are rehashed.
     """
     record, state = machine.requests[request], machine.state[0]
     if state.alignment_tokens < state.state_tokens:
@@ -321,7 +320,7 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
 
 @callable_in_kernels
 def free_copied(machine: Machine) -> None:
-    """Free the blocks that the planned step copies, and the copies, where no request has them."""
+    """Release the planned step's references to the blocks it copies and to the copies."""
     if machine.state[0].alignment_tokens < machine.state[0].state_tokens:  # hits end within blocks
         machine.grouped.free_copied(machine)
 
@@ -330,7 +329,7 @@ def free_copied(machine: Machine) -> None:
 def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
     """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
 
-    `capped`: at most what the request holds at any time, not what it would without freeing.
+    `capped`: windows count at most the blocks that they hold at a time.
     """
     if machine.state[0].hybrid:
         return machine.grouped.blocks_missing(machine, request, begin, tokens, capped)  # type: ignore[no-any-return]
@@ -341,10 +340,10 @@ def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capp
 
 @called_by_kernels
 def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserved: int) -> bool:
-    """Return whether the pool has the blocks that a waiting request takes for its first `end`.
+    """Return whether the pool has the blocks of a waiting request's first `end` tokens.
 
-    Of these tokens `hit` are a hit, and those up to `cached` are loaded; others have `reserved`
-    some blocks. With `reserve_full_prompt` so has it for all its tokens.
+    `hit` of these tokens are a hit, those up to `cached` are loaded; `reserved` blocks are kept for
+    other requests. With `reserve_full_prompt` all its known tokens must fit.
     """
     state, row, layout = machine.state[0], machine.path[len(machine.path) - 1], machine.groups[0]
     if state.hybrid:
@@ -361,7 +360,7 @@ def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserv
 
 @called_by_kernels
 def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the cached blocks that a request needs after `cached` tokens; `hit` are a hit."""
+    """Pin the `hit` tokens' cached blocks that a request reads once `cached` tokens are cached."""
     if machine.state[0].hybrid:
         machine.grouped.use_hits(machine, request, hit, cached)
         return
@@ -398,10 +397,10 @@ def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> Non
 
 @called_by_kernels
 def extend(machine: Machine, request: int, tokens: int) -> bool:
-    """Allocate and hash for so many more tokens of a running request; False: too few are free.
+    """Allocate and hash for a running request's next `tokens` tokens; False if too few are free.
 
-    Free what no token looks at any more. A step in progress still looks at the blocks that its
-    tokens need.
+    Blocks that fell out of their window are freed, except those that a step in progress still
+    reads.
     """
     record, state = machine.requests[request], machine.state[0]
     if record.computed >= record.skips_at:

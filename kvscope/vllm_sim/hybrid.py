@@ -60,7 +60,7 @@ from kvscope.vllm_sim.state import (
 
 
 def free_skipped(machine: Any, request: int, tokens: int) -> None:
-    """Free what no token after the first `tokens` looks at, and note when that is more."""
+    """Free blocks that no token after the first `tokens` attends to; note when more will be."""
     record = machine.requests[request]
     record.skips_at = ALWAYS
     for group in range(len(machine.groups)):
@@ -82,7 +82,7 @@ def free_skipped(machine: Any, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def ends_segment(machine: Machine, group: int, at: int) -> bool:
-    """Return whether a hit at the end of a segment, as the retention counts them, needs a block."""
+    """Return whether a hit at the end of a retention interval needs block `at` of a group."""
     layout, interval = machine.groups[group], machine.state[0].segment_tokens
     if interval == 0:
         return False
@@ -93,7 +93,7 @@ def ends_segment(machine: Machine, group: int, at: int) -> bool:
 
 @callable_in_kernels
 def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
-    """Return whether a group keeps block `at` of a request for later ones, by the retention."""
+    """Return whether a group keeps a request's block `at` for later ones, by the retention."""
     record, layout, state = machine.requests[request], machine.groups[group], machine.state[0]
     if layout.kind not in (SLIDING, LINEAR):
         return True
@@ -117,7 +117,7 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
 
 @callable_in_kernels
 def note_states(machine: Machine, request: int, at: int, written: int) -> None:
-    """Note the states in blocks `at` of a request as `written`, where it holds them."""
+    """Note the step in which states were `written`, for a request's blocks `at` that it holds."""
     slot = machine.requests[request].slot
     for group in range(len(machine.groups)):
         if machine.groups[group].kind != LINEAR or at < first_held(machine, request, group):
@@ -128,7 +128,7 @@ def note_states(machine: Machine, request: int, at: int, written: int) -> None:
 
 @callable_in_kernels
 def rehash_state(machine: Machine, request: int, filled: int, written: int) -> None:
-    """Note the state before a prompt's end as `written`, where so many tokens fill its block."""
+    """Note the last state before a prompt's end as `written`, if `filled` tokens fill its block."""
     size, prompt = max(1, machine.state[0].state_tokens), machine.requests[request].prompt
     if filled // size == last_boundary(machine, prompt, size) // size:
         note_states(machine, request, filled // size - 1, written)
@@ -136,9 +136,9 @@ def rehash_state(machine: Machine, request: int, filled: int, written: int) -> N
 
 @callable_in_kernels
 def hashed_blocks(machine: Machine, group: int, tokens: int) -> int:
-    """Return how many blocks of a group are hashed where a request has filled so many tokens.
+    """Return how many leading blocks of a group are hashed once `tokens` tokens are filled.
 
-    Those up to where a hit may end, and of a drafter's window one more.
+    Hashes reach as far as a hit may end, for a drafter's window one block further.
     """
     layout, alignment = machine.groups[group], machine.state[0].alignment_tokens
     size = layout.block_tokens
@@ -152,7 +152,7 @@ def hashed_blocks(machine: Machine, group: int, tokens: int) -> int:
 def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
     """Hash blocks as `hash_filled` does.
 
-    With `rehashes_states` so is the state before a prompt's end as long as the request holds it.
+    With `rehashes_states`, the last state before a prompt's end is noted again while it is held.
     """
     record, state = machine.requests[request], machine.state[0]
     filled, exported = tokens // state.hash_tokens * state.hash_tokens, NONE
@@ -191,9 +191,9 @@ def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
 def hash_prompt_end(
     machine: Machine, request: int, tokens: int, exported: int, written: int
 ) -> None:
-    """Hash the blocks of a request in which hits of its prompt can end, when it has `tokens`.
+    """Hash a request's blocks in which hits on its prompt can end, after `tokens` tokens.
 
-    A state that the step exports is in block `exported`.
+    Block `exported` of linear attention gets the state that the step exports (NONE: none).
     """
     record, state = machine.requests[request], machine.state[0]
     boundary = (record.prompt - 1) // state.alignment_tokens * state.alignment_tokens
@@ -224,7 +224,7 @@ def hash_prompt_end(
 
 @callable_in_kernels
 def hash_exports(machine: Machine, request: int, tokens: int, exported: int, written: int) -> None:
-    """Hash the states that a step to `tokens` exports into block `exported` of each group."""
+    """Hash the state that a step to `tokens` writes into block `exported` of each linear group."""
     for group in range(len(machine.groups)):
         if machine.groups[group].kind == LINEAR:
             row = machine.requests[request].slot * len(machine.groups) + group
@@ -235,7 +235,7 @@ def hash_exports(machine: Machine, request: int, tokens: int, exported: int, wri
 def hash_export(
     machine: Machine, request: int, group: int, tokens: int, block: int, written: int
 ) -> None:
-    """Hash the block of the state that a step to `tokens` exports, if a hit can end there."""
+    """Hash `block`, with the state that a step to `tokens` exports, if a hit can end there."""
     record, size = machine.requests[request], machine.state[0].state_tokens
     unit = machine.state[0].alignment_tokens
     exported = last_boundary(machine, tokens, unit)
@@ -249,7 +249,7 @@ def hash_export(
 def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: bool) -> int:
     """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
 
-    `capped`: at most what the request holds at any time, not what it would without freeing.
+    `capped`: windows count at most the blocks that they hold at a time.
     """
     missing = 0
     states = 1 + exported_states(machine, request, begin, tokens)
@@ -267,7 +267,7 @@ def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: 
 
 @called_by_kernels
 def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
-    """Return whether the step begin..end can write the last state before `known` tokens, too."""
+    """Return whether the step begin..end can also write the last state before `known` tokens."""
     state = machine.state[0]
     if state.export_tokens == 0:
         return False
@@ -283,9 +283,9 @@ def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
 
 @callable_in_kernels
 def exported_states(machine: Machine, request: int, begin: int, end: int) -> int:
-    """Return 1 if the step begin..end takes a block for the state before its last block, else 0.
+    """Return 1 if the step begin..end takes a block to export the state before its last, else 0.
 
-    Where few states are kept, only the step that ends a prompt does.
+    At a retention interval of 0, only the step that ends a prompt exports one.
     """
     if machine.state[0].segment_tokens == 0 and end < prefill_end(machine, request):
         return 0
@@ -294,9 +294,9 @@ def exported_states(machine: Machine, request: int, begin: int, end: int) -> int
 
 @callable_in_kernels
 def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
-    """Return a group's cached block `at` of the path in `row`, of which `hit` tokens are a hit.
+    """Return a group's cached block `at` of the path in `row`, for a hit of `hit` tokens.
 
-    Full attention may have more of it, as the last look-up says.
+    Full attention may have more tokens cached in it than the hit, by the last look-up.
     """
     layout = machine.groups[group]
     cached = machine.specs[0].cached_tokens if layout.kind == FULL else hit
@@ -306,13 +306,13 @@ def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
 
 
 def fits(machine: Any, request: int, hit: int, cached: int, end: int, reserved: int) -> bool:
-    """Return whether the pool has the blocks that a waiting request takes for its first `end`.
+    """Return whether the pool has the blocks of a waiting request's first `end` tokens.
 
-    Of these tokens `hit` are a hit, and those up to `cached` are loaded; others have `reserved`
-    some blocks. With `reserve_full_prompt` so has it for all its tokens, at most what it holds at
-    any time. A state that is computed in the step being planned can be read in the next one only:
-    no pool is enough. A block in which the hit ends is copied. The state at the end of a hit counts
-    also where a later one is loaded.
+    `hit` of these tokens are a hit, those up to `cached` are loaded; `reserved` blocks are kept for
+    other requests. With `reserve_full_prompt` all its known tokens must fit, windows with what they
+    hold at a time. False while the state at the hit's end is still being computed in the planned
+    step. A block in which the hit ends takes one more for its copy. The state at the end of the hit
+    counts even if a later one is loaded.
     """
     state, front = machine.state[0], len(machine.path) - 1
     total, needed, needed_whole = known_tokens(machine, request), reserved, 0
@@ -349,7 +349,7 @@ def fits(machine: Any, request: int, hit: int, cached: int, end: int, reserved: 
 
 
 def use_hits(machine: Any, request: int, hit: int, cached: int) -> None:
-    """Pin the cached blocks that a request needs after `cached` tokens; `hit` are a hit."""
+    """Pin the `hit` tokens' cached blocks that a request reads once `cached` tokens are cached."""
     record, state, partial = machine.requests[request], machine.state[0], False
     for group in range(len(machine.groups)):
         row = record.slot * len(machine.groups) + group
@@ -405,7 +405,7 @@ def cut(machine: Any, request: int, computed: int, tokens: int) -> int:
 
 @callable_in_kernels
 def move_contents(machine: Machine, source: int, copy: int) -> None:
-    """Have a copy of a state take its hash over; it can be read in the next step only."""
+    """Move the hash of a state to its copy, which requests can read from the next step on."""
     content = machine.blocks[source].content
     if content != ROOT:
         lose_content(machine, source)
@@ -414,7 +414,7 @@ def move_contents(machine: Machine, source: int, copy: int) -> None:
 
 
 def free_copied(machine: Any) -> None:
-    """Free the blocks that the planned step copies, and the copies, where no request has them."""
+    """Release the planned step's references to the blocks it copies and to the copies."""
     groups, copies = machine.groups, machine.copies
     for group in range(len(groups) - 1, -1, -1):  # to the front, as in `free_unhashed`
         for at in range(groups[group].copied - 1, -1, -1):
@@ -438,10 +438,10 @@ def take_cleared(machine: Machine, again: bool) -> int:
 
 @callable_in_kernels
 def copy_block(machine: Machine, request: int, group: int, admitted: bool) -> None:
-    """Have the step being planned copy the block of a group in which a hit ends.
+    """Plan a copy of the block in which a request's hit or prompt ends.
 
-    A new request (`admitted`) writes to the copy; one that has computed to the end of its prompt
-    keeps the block, and the copy is for later requests.
+    An admitted request writes to the copy. A request at the end of its prompt keeps the block, and
+    the copy keeps the hash for later requests.
     """
     record, layout = machine.requests[request], machine.groups[group]
     row = record.slot * len(machine.groups) + group
@@ -459,9 +459,9 @@ def copy_block(machine: Machine, request: int, group: int, admitted: bool) -> No
 
 @callable_in_kernels
 def pass_states(machine: Machine, request: int, group: int, end: int) -> int:
-    """Leave no blocks for states before block `end`; return where the row of the group ends then.
+    """Fill a linear group's row up to block `end` with gaps; return the row's new length.
 
-    A drafter's scratch blocks are the last of the row: those before `end` move behind it.
+    A drafter's scratch blocks stay last in the row: those before `end` move behind it.
     """
     record, table = machine.requests[request], machine.table
     row, before = record.slot * len(machine.groups) + group, columns(machine, request, group)
@@ -509,7 +509,7 @@ def allocate(machine: Any, request: int, tokens: int, admitted: bool) -> None:
 
 @callable_in_kernels
 def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> None:
-    """Note when a request got its blocks begin..end; those before `first` it has left already."""
+    """Note the plan in which a request got blocks begin..end; NONE for those before `first`."""
     off = machine.offload
     for at in range(begin, end):
         off.since[row, at] = off.state[0].plan if at >= first else NONE
@@ -517,20 +517,20 @@ def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> 
 
 @callable_in_kernels
 def second_of(machine: Machine, block: int) -> int:
-    """Return the second record of a block."""
+    """Return the index of a block's second record, for its second hash."""
     return block + machine.state[0].blocks + machine.state[0].lanes + 1  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def block_of(machine: Machine, content: int) -> int:
-    """Return the oldest block with a content."""
+    """Return the oldest block with a content, under either of its two hashes."""
     record, state = holder_of(machine, content), machine.state[0]
     return record if record < state.blocks else record - state.blocks - state.lanes - 1
 
 
 @callable_in_kernels
 def forget(machine: Machine, block: int) -> None:
-    """Remove all hashes of a block."""
+    """Remove both hashes of a block."""
     if machine.blocks[block].content != ROOT:
         lose_content(machine, block)
     second = second_of(machine, block)
@@ -542,7 +542,7 @@ def forget(machine: Machine, block: int) -> None:
 def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) -> bool:
     """Return whether all groups of a spec have the front path's block that ends at node `depth`.
 
-    It is the `part`th block of that node, from 0 on. `ever`: or had it.
+    `part` numbers the blocks within that node from 0. With `ever`, evicted blocks count, too.
     """
     last = machine.path[len(machine.path) - 1, depth - 1]
     for group in range(machine.specs[spec].begin, machine.specs[spec].end):
@@ -555,7 +555,7 @@ def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) ->
 
 @callable_in_kernels
 def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, after which a state is cached."""
+    """Return the longest prefix, at most `tokens`, with a cached state at its end."""
     alignment, size = machine.state[0].alignment_tokens, machine.state[0].block_size
     for end in range(tokens // alignment * alignment, 0, -alignment):
         if is_cached(machine, spec, end // size, 0, ever):
@@ -565,9 +565,9 @@ def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
 
 @callable_in_kernels
 def look_up_sliding(machine: Machine, spec: int, tokens: int, drops: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, before whose end a window is cached.
+    """Return the longest prefix, at most `tokens`, whose last window of blocks is cached.
 
-    With `drops` blocks (of a drafter, 1 or 0) more of them are, which do not count.
+    A drafter needs `drops` (0 or 1) further cached blocks, which do not count as a hit.
     """
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, parts, run = layout.block_tokens, layout.blocks_per_node, 0
@@ -584,7 +584,7 @@ def look_up_sliding(machine: Machine, spec: int, tokens: int, drops: int, ever: 
 
 @callable_in_kernels
 def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, that is cached; of a chunk, from its start."""
+    """Return the longest prefix, at most `tokens`, cached from its (or its last chunk's) start."""
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, at = layout.block_tokens, 0
     if layout.kind == CHUNKED:
@@ -604,14 +604,14 @@ def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int
 
 @callable_in_kernels
 def whole_tokens(machine: Machine) -> int:
-    """Return the tokens of the front request that fill blocks of the trace."""
+    """Return the front request's tokens in full blocks of the trace."""
     record, size = machine.requests[machine.state[0].front], machine.state[0].block_size
     return (record.prompt + record.generated) // size * size  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: bool) -> int:
-    """Return how many of `tokens` the groups of a spec have cached, without those `dropped`."""
+    """Return the leading tokens that a spec's groups have cached, less a drafter's `dropped`."""
     kind = machine.groups[machine.specs[spec].begin].kind
     if kind == SLIDING:
         return look_up_sliding(machine, spec, tokens, int(dropped > 0), ever)
@@ -622,7 +622,7 @@ def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: b
 
 @callable_in_kernels
 def note_verified(machine: Machine, spec: int, dropped: bool) -> None:
-    """Note that a spec has dropped a drafter's block, or that a shorter hit voids all of that."""
+    """Mark that a spec `dropped` its drafter's block, or clear all marks after a shorter hit."""
     if dropped:
         machine.specs[spec].verified = 1
         return
@@ -633,10 +633,9 @@ def note_verified(machine: Machine, spec: int, dropped: bool) -> None:
 def look_up_groups(machine: Any, tokens: int, ever: bool) -> tuple[int, int]:
     """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
 
-    The junction is the longest prefix that a part of the groups has, 0 if none has more than the
-    hit: where prompts part, windows and states are worth keeping. `ever`: as if nothing had been
-    evicted. Of what a drafter's groups have, the last block is computed again: beside others, they
-    look one further.
+    The junction is the longest prefix that only some of the groups have cached, 0 if it is no
+    longer than the hit. With `ever`, evicted blocks count as cached. The last block of a drafter's
+    groups is computed again; next to other groups, they are looked up one block further.
     """
     specs = machine.specs
     single = len(machine.groups) == 1
@@ -668,7 +667,7 @@ def look_up_groups(machine: Any, tokens: int, ever: bool) -> tuple[int, int]:
 
 
 def group_functions(machine: Machine | None) -> GroupFunctions:
-    """Return the functions for machines like this one; without one, their places."""
+    """Return the functions compiled for machines like this one; null addresses for None."""
     calls = (
         *(look_up_groups, hash_kept, use_hits, fits, allocate, blocks_missing, cut),
         *(free_skipped, free_copied),

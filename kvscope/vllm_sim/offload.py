@@ -104,7 +104,7 @@ def reserved_blocks(machine: Machine) -> int:
 
 @callable_in_kernels
 def take_slot(machine: Machine, request: int) -> None:
-    """Give the front request a block table; its path comes along, and it leaves the queue."""
+    """Move the front request from the waiting queue to a block table, with its path."""
     record, path, state = machine.requests[request], machine.path, machine.state[0]
     free = len(machine.slots) - state.running - machine.offload.state[0].loading
     record.slot = machine.slots[free - 1]
@@ -116,7 +116,7 @@ def take_slot(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
-    """Return the record of a new transfer of chunks, which are behind those of the one before."""
+    """Return the record of a new transfer; its `nodes` chunks follow those of the previous one."""
     job, before = jobs[number % len(jobs)], jobs[(number - 1) % len(jobs)]
     job.request, job.submitted, job.done, job.flush, job.nodes = request, 0, 0, 0, nodes
     job.first = before.first + before.nodes if number else 0
@@ -125,9 +125,9 @@ def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
 
 @called_by_kernels
 def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
-    """Have a request load what is cached behind its hit tokens.
+    """Begin to load a request's chunks between `hit` and `cached` tokens.
 
-    Return how many of its blocks it had read from storage.
+    Return how many of these blocks had been read from storage.
     """
     off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
     member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
@@ -157,9 +157,9 @@ def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
 
 @callable_in_kernels
 def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
-    """Offer the tier the first `count` chunks of `offered`; return False where it refuses them.
+    """Offer the tier the first `count` chunks of `offered`; return False if the tier refuses them.
 
-    `row` is a slot, or the number of a request that ended.
+    `row` is the request's slot, or its index among the ended requests.
     """
     off = machine.offload
     state, member = off.state[0], off.members[request]
@@ -183,7 +183,7 @@ def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: 
 
 @callable_in_kernels
 def tokens_stored(machine: Machine, request: int) -> int:
-    """Return how many tokens of a request that is planned, or has ended, may be stored."""
+    """Return how many tokens of a planned or ended request may be stored."""
     record = machine.requests[request]
     known = record.prompt + record.generated
     tokens = max(record.prompt, known - 1) if has_ended(machine, request) else record.computed
@@ -194,9 +194,9 @@ def tokens_stored(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def offer_step(machine: Machine) -> None:
-    """Offer what the planned step fills, then what ended requests left.
+    """Offer the chunks that the planned step fills, then the rest of ended requests.
 
-    States of linear attention first, each on its own.
+    States of linear attention come first, each as an offer of its own.
     """
     off, state, front = machine.offload, machine.state[0], len(machine.path) - 1
     states = list_states(machine)
@@ -225,7 +225,7 @@ def offer_step(machine: Machine) -> None:
 
 @callable_in_kernels
 def store_step(machine: Machine) -> None:
-    """End a plan: offers to the tier, and requests that leave it."""
+    """End a plan: offer its chunks to the tier, then count the accesses of ended requests."""
     off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
     size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
     reads = bool(state.storage)
@@ -289,7 +289,7 @@ def begin_transfers(machine: Machine) -> float:
 
 @called_by_kernels
 def end_transfers(machine: Machine) -> None:
-    """End the transfers that are done by now."""
+    """Process the transfers that have ended by now."""
     off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
     for number in range(state.stores_done, state.stores):
         job = off.stores[number % len(off.stores)]
@@ -322,7 +322,7 @@ def end_transfers(machine: Machine) -> None:
 
 @callable_in_kernels
 def next_end_s(machine: Machine) -> float:
-    """Return when the next transfer ends, now if one has to begin, infinity without any."""
+    """Return when the next transfer ends, now if one has yet to begin, infinity without any."""
     off, state, soonest_s = machine.offload, machine.offload.state[0], np.inf
     for number in range(state.stores_done, state.stores):
         job = off.stores[number % len(off.stores)]
@@ -337,11 +337,11 @@ def next_end_s(machine: Machine) -> float:
 
 @called_by_kernels
 def wait(machine: Machine, until_s: float) -> float:
-    """Let time pass to the next arrival or end of a transfer.
+    """Advance an idle engine to the next arrival or end of a transfer.
 
-    Return when that is, infinity for never, and go on waiting where that is after `until_s`: until
-    then a request may come that is not known yet. After a preemption (loads have blocks), others
-    may fit as soon as their copies have ended.
+    Return its time, infinity for never. If it is after `until_s`, the engine stays idle, since a
+    request may still be sent until then. After a preemption (loads hold blocks), others may fit
+    once the preempted request's stores have ended.
     """
     requests, state, off = machine.requests, machine.state[0], machine.offload.state[0]
     preempted = off.waits == 2
@@ -359,7 +359,7 @@ def wait(machine: Machine, until_s: float) -> float:
 
 @callable_in_kernels
 def mark_arrived(machine: Machine) -> None:
-    """Find a place for the marks of the requests that have arrived."""
+    """Assign space for chunk marks to the requests that have arrived."""
     off = machine.offload.state[0]
     while off.marked < machine.state[0].arrived:
         machine.offload.members[off.marked].access = off.marks_taken
@@ -378,7 +378,7 @@ def next_new(machine: Machine, at: int) -> int:
 
 @callable_in_kernels
 def advance_next(machine: Machine) -> None:
-    """Move on to the first request that was never admitted; those rejected are done with."""
+    """Advance `next` to the first request never admitted, counting rejected ones as finished."""
     state, end = machine.state[0], next_new(machine, machine.state[0].next)
     for request in range(state.next, end):
         state.finished += machine.requests[request].oversized
@@ -389,7 +389,7 @@ def advance_next(machine: Machine) -> None:
 def resume(machine: Machine, request: int, budget: int) -> int:
     """Prepare to run a request whose load has ended.
 
-    Return the tokens to compute in the step being planned, 0 where all requests have to wait.
+    Return the tokens to compute in the step being planned, 0 if it and all later ones must wait.
     """
     record, member = machine.requests[request], machine.offload.members[request]
     total = record.prompt + record.generated
@@ -408,8 +408,8 @@ def resume(machine: Machine, request: int, budget: int) -> int:
 def admit_above_tier(machine: Machine, request: int, budget: int) -> int:
     """Try to admit a waiting request, whose path is written out.
 
-    Return the tokens to compute in the step being planned; LOAD where it has begun to load, 0 where
-    all requests have to wait, SKIP where this one does.
+    Return the tokens to compute in the step being planned; LOAD if it begins to load, SKIP if this
+    request must wait, 0 if all must.
     """
     off, record, state = machine.offload, machine.requests[request], machine.state[0]
     total, member = record.prompt + record.generated, off.members[request]
@@ -447,9 +447,9 @@ def admit_above_tier(machine: Machine, request: int, budget: int) -> int:
 
 @callable_in_kernels
 def join(machine: Machine, request: int, tokens: int) -> None:
-    """Give a request its blocks, and plan for its next `tokens`.
+    """Allocate a request's blocks, and plan its next `tokens` tokens.
 
-    A request that begins to LOAD gets them too, and no step.
+    With LOAD as `tokens`, the blocks are for a load, and nothing is planned.
     """
     off, state, record = machine.offload, machine.state[0], machine.requests[request]
     end = record.computed + max(tokens, 0)
@@ -468,7 +468,7 @@ def join(machine: Machine, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def next_loaded(machine: Machine, at: int) -> int:
-    """Return the place from `at` on of the first request with blocks that does not load."""
+    """Return the index in `loading`, from `at`, of the first request whose load has ended."""
     off = machine.offload
     while at < off.state[0].loading and off.members[off.loading[at]].stage == LOADING:
         at += 1
@@ -477,7 +477,7 @@ def next_loaded(machine: Machine, at: int) -> int:
 
 @callable_in_kernels
 def leave_loading(off: Offload, at: int) -> None:
-    """Close the gap that a request leaves among those with blocks that do not run."""
+    """Remove entry `at` from `loading`, the requests that hold blocks but do not run."""
     off.state[0].loading -= 1
     for place in range(at, off.state[0].loading):
         off.loading[place] = off.loading[place + 1]
@@ -485,7 +485,7 @@ def leave_loading(off: Offload, at: int) -> None:
 
 @called_by_kernels
 def plan_waiting(machine: Machine) -> None:
-    """Plan for those that wait: loaded, then preempted, then arrived."""
+    """Plan requests that do not run: loaded ones, then preempted, then arrived."""
     off, state = machine.offload, machine.state[0]
     loaded, were = next_loaded(machine, 0), off.state[0].loading
     preempted, at = state.preempted - 1, next_new(machine, state.next)
@@ -532,7 +532,7 @@ def schedule_above_tier(machine: Machine) -> None:
 
 @called_by_kernels
 def run_above_tier(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-    """Run an engine with a CPU tier, as `run_steps`; one that is stuck does nothing any more."""
+    """Run an engine with a CPU tier, as `run_steps`; False at once if requests can never start."""
     state, off = machine.state[0], machine.offload.state[0]
     if off.stuck:
         return False

@@ -40,13 +40,13 @@ NO_HORIZON = -1  # a request goes on, and stores no window for its end
 
 @callable_in_kernels
 def has_ended(machine: Machine, request: int) -> bool:
-    """Return whether a request has got its last token."""
+    """Return whether a request has generated its last token."""
     return machine.requests[request].finished_s >= 0  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def allocated_of(machine: Machine, request: int) -> int:
-    """Return what is allocated for a request that runs, or was when it ended."""
+    """Return the tokens for which a request has blocks, or had them when it ended."""
     if has_ended(machine, request):
         return machine.offload.members[request].allocated  # type: ignore[no-any-return]
     return machine.requests[request].allocated  # type: ignore[no-any-return]
@@ -54,7 +54,7 @@ def allocated_of(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fence_block(machine: Machine, request: int, block: int) -> None:
-    """Note that the newest store reads a block, which is `request`'s (ANY: until it is taken)."""
+    """Note that the newest store reads `request`'s block; for ANY, its next owner has to wait."""
     off, state = machine.offload, machine.offload.state[0]
     fence = off.fences[state.fences % len(off.fences)]
     fence.job, fence.request, fence.older = state.stores, request, off.fence[block]
@@ -64,7 +64,7 @@ def fence_block(machine: Machine, request: int, block: int) -> None:
 
 @callable_in_kernels
 def fence_until_ended(machine: Machine, request: int, block: int) -> None:
-    """Note that the newest store reads a block, taken again in this plan if the request ended."""
+    """Fence a block; the step waits if its request ended and this plan has reused the block."""
     off, state = machine.offload, machine.offload.state[0]
     fence_block(machine, request, block)
     if off.taken[block] == state.plan and has_ended(machine, request):
@@ -73,7 +73,7 @@ def fence_until_ended(machine: Machine, request: int, block: int) -> None:
 
 @callable_in_kernels
 def place_of(machine: Machine, group: int, at: int) -> int:
-    """Return the place of a group's chunk `at`."""
+    """Return the place, in its request's list of chunks, of a group's chunk `at`."""
     state = machine.offload.state[0]
     nodes = (at + 1) * machine.offload.layers[group].chunk_tokens // machine.state[0].block_size
     return (nodes // state.unit_nodes - 1) * state.groups + state.groups - 1 - group  # type: ignore[no-any-return]
@@ -88,7 +88,7 @@ def group_of(machine: Machine, place: int) -> int:
 
 @callable_in_kernels
 def number_of(machine: Machine, place: int) -> int:
-    """Return which chunk of its group is at a place."""
+    """Return the number, within its group, of the chunk at a place."""
     off, group = machine.offload, group_of(machine, place)
     nodes = (place // off.state[0].groups + 1) * off.state[0].unit_nodes
     return nodes * machine.state[0].block_size // off.layers[group].chunk_tokens - 1  # type: ignore[no-any-return]
@@ -96,14 +96,14 @@ def number_of(machine: Machine, place: int) -> int:
 
 @callable_in_kernels
 def chunk_of(machine: Machine, group: int, at: int) -> int:
-    """Return a group's chunk `at` on the front path."""
+    """Return the node of a group's chunk `at` on the front path."""
     path = machine.path[len(machine.path) - 1]
     return chunk_at(machine.offload, path, place_of(machine, group, at))
 
 
 @callable_in_kernels
 def chunks_before(machine: Machine, group: int, end: int) -> int:
-    """Return how many chunks before the end of a load a group may have to load."""
+    """Return how many chunks before the end of a load a group's window covers (0: all of them)."""
     layers, layout = machine.offload.layers[group], machine.groups[group]
     if layout.kind != SLIDING:
         return layers.window_chunks  # type: ignore[no-any-return]
@@ -114,9 +114,9 @@ def chunks_before(machine: Machine, group: int, end: int) -> int:
 
 @callable_in_kernels
 def find_leading(machine: Machine, request: int, group: int, begin: int, end: int) -> int:
-    """Return how many of a group's chunks begin..end the tier has in a run from the first one.
+    """Return how many of a group's chunks begin..end the tier holds without a gap from `begin`.
 
-    Or gets from storage. SKIP where one of them is under way.
+    Missing chunks are read from storage if it has them. SKIP while a chunk is being stored or read.
     """
     off, pending, reads = machine.offload, False, 0
     count = end - begin
@@ -138,10 +138,10 @@ def find_leading(machine: Machine, request: int, group: int, begin: int, end: in
 
 @callable_in_kernels
 def find_window(machine: Machine, group: int, begin: int, end: int, first: int) -> int:
-    """Return after how many of a group's chunks begin..end a window ends that the tier has.
+    """Return the chunks from `begin` to the end of the tier's last window among begin..end.
 
-    The last one, of `first` chunks where it ends with the last of them; a run from `begin` on is
-    one too, since the GPU has what is before. SKIP where one of its chunks is under way.
+    A window at `end` needs `first` chunks. A run from `begin` is a window, too, since the GPU has
+    the blocks before it. SKIP if one of its chunks is being stored.
     """
     off, wanted, run, pending = machine.offload, first, 0, False
     for at in range(end - 1, begin - 1, -1):
@@ -158,9 +158,9 @@ def find_window(machine: Machine, group: int, begin: int, end: int, first: int) 
 
 @callable_in_kernels
 def find_chunks(machine: Machine, request: int, group: int, hit: int, most: int, keyed: int) -> int:
-    """Return the end of what the tier has of a group behind the hit tokens, for `most` at most.
+    """Return the token, up to `most`, at which a group's chunks in the tier after the hit end.
 
-    0 for nothing, SKIP to wait. The request has `keyed` whole chunks.
+    0 if there are none, SKIP if the request has to wait. The request has `keyed` whole chunks.
     """
     tokens = machine.offload.layers[group].chunk_tokens
     begin, end = hit // tokens, min(blocks_for(most, tokens), keyed)
@@ -174,7 +174,7 @@ def find_chunks(machine: Machine, request: int, group: int, hit: int, most: int,
 
 @callable_in_kernels
 def is_loading(machine: Machine, hit: int, end: int) -> bool:
-    """Return whether a chunk between hit tokens and the end of a load is loaded for another one."""
+    """Return whether another request is loading a chunk between `hit` and `end` tokens."""
     off = machine.offload
     for group in range(len(machine.groups)):
         tokens = off.layers[group].chunk_tokens
@@ -189,11 +189,11 @@ def is_loading(machine: Machine, hit: int, end: int) -> bool:
 
 @called_by_kernels
 def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
-    """Return the tokens behind the hit ones to load, SKIP to wait for chunks.
+    """Return the tokens to load after the `hit` ones, SKIP if the request waits for chunks.
 
-    Full attention first, then wide windows; where a group has less than the ones before it, those
-    are looked up again. Of windows, the last token is always computed, and with states all that
-    is behind the last one's chunk.
+    Full attention is looked up first, then windows, widest first; if a group has fewer tokens than
+    earlier ones, those are looked up again. Windows leave the last token to compute, states all
+    tokens after the last state's chunk.
     """
     off, groups = machine.offload, len(machine.groups)
     windows, loadable, waits, begin = off.state[0].full_groups, 0, False, 0
@@ -232,7 +232,7 @@ def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
 
 @called_by_kernels
 def list_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
-    """Write the places of the chunks between hit and cached tokens that groups need."""
+    """List, in `offered`, the places of the chunks between `hit` and `cached` tokens to load."""
     off, bpc, count = machine.offload, machine.offload.state[0].blocks_per_chunk, 0
     for group in range(len(machine.groups)):
         size, tokens = machine.groups[group].block_tokens, off.layers[group].chunk_tokens
@@ -249,9 +249,9 @@ def list_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
 
 @callable_in_kernels
 def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> int:
-    """Return a request's block, NONE where it has left it and another one has it.
+    """Return block `at` of a request, NONE if it was freed and another request has taken it.
 
-    What the request passed over stays as it was then.
+    A block that was passed over keeps the state noted by `pass_over`.
     """
     off, number = machine.offload, row * len(machine.groups) + group
     ended = has_ended(machine, request)
@@ -268,7 +268,7 @@ def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> i
 
 @callable_in_kernels
 def pass_over(machine: Machine, request: int, row: int, group: int, end: int) -> None:
-    """Keep the blocks of chunks before `end` as they are now, also once others get them."""
+    """Note which blocks of the chunks before `end` a request still has, before they are reused."""
     off, bpc = machine.offload, machine.offload.state[0].blocks_per_chunk
     number = row * len(machine.groups) + group
     for at in range(off.next_chunk[request, group] * bpc, end * bpc):
@@ -280,9 +280,9 @@ def pass_over(machine: Machine, request: int, row: int, group: int, end: int) ->
 def stores_block(
     machine: Machine, request: int, group: int, at: int, last: int, horizon: int
 ) -> bool:
-    """Return whether a load may need a group's block `at`, of those before `last`.
+    """Return whether a later load may need a group's block `at`, one of the first `last`.
 
-    `horizon` are the blocks before the end of a request, NO_HORIZON before that is known.
+    `horizon` is the number of blocks at the request's end, NO_HORIZON while that is unknown.
     """
     off, state, layout = machine.offload, machine.state[0], machine.groups[group]
     size, needed = layout.block_tokens, layout.blocks_for_hit
@@ -309,7 +309,7 @@ def stores_block(
 def stores_chunk(
     machine: Machine, request: int, row: int, group: int, at: int, last: int, horizon: int
 ) -> bool:
-    """Return whether a group's chunk `at` is offered: a load may need it, and it is still there.
+    """Return whether to offer a group's chunk `at`: a load may need it, and it is still there.
 
     `last` and `horizon` as in `stores_block`, in chunks.
     """
@@ -328,7 +328,7 @@ def stores_chunk(
 
 @callable_in_kernels
 def first_again(machine: Machine, group: int, end: int) -> int:
-    """Return from which chunk on a window before the last chunk, `end`, of a request is offered."""
+    """Return the first chunk behind the last alignment boundary before chunk `end`."""
     state, layout = machine.offload.state[0], machine.groups[group]
     alignment = state.alignment_tokens
     if layout.kind != SLIDING or alignment == 0 or alignment % layout.block_tokens:
@@ -339,9 +339,9 @@ def first_again(machine: Machine, group: int, end: int) -> int:
 
 @callable_in_kernels
 def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
-    """Write the places of chunks that so many tokens fill into `offered`, from the next ones on.
+    """List, in `offered`, the places of chunks newly filled by `tokens` tokens; return how many.
 
-    Most steps fill none: a look at each group is much cheaper than a call.
+    Most steps fill none, and this check of each group is much cheaper than a call.
     """
     off, more = machine.offload, has_ended(machine, request)
     for group in range(len(machine.groups)):
@@ -352,7 +352,7 @@ def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
 
 @called_by_kernels
 def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
-    """Return `list_stores` of a request that may have filled chunks."""
+    """List newly filled chunks as `list_stores`, for a request that may have some."""
     off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
     ended, known, count = has_ended(machine, request), known_tokens(machine, request), 0
     allocated = allocated_of(machine, request)
@@ -384,7 +384,7 @@ def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
 
 @callable_in_kernels
 def advance(machine: Machine, request: int, row: int) -> None:
-    """Have the next offer of a request begin behind the last one, which the tier did not refuse."""
+    """Move a request's next offer behind the chunks that the tier has just accepted."""
     off = machine.offload
     passes_over = off.state[0].reconsiders and not has_ended(machine, request)
     for group in range(len(machine.groups)):
@@ -397,7 +397,7 @@ def advance(machine: Machine, request: int, row: int) -> None:
 def stores_passed(
     machine: Machine, request: int, group: int, at: int, last: int, prompt: int
 ) -> bool:
-    """Return whether a chunk was offered when its request was in its prompt of so many chunks."""
+    """Return whether a chunk was offered during its request's prefill of `prompt` chunks."""
     bpc = machine.offload.state[0].blocks_per_chunk
     for block in range(at * bpc, (at + 1) * bpc):
         if stores_block(machine, request, group, block, last * bpc, prompt * bpc):
@@ -407,9 +407,9 @@ def stores_passed(
 
 @callable_in_kernels
 def list_states_of(machine: Machine, request: int, count: int) -> int:
-    """Write the states of a request that were hashed in this plan behind `count` ones in `states`.
+    """Append a request's states hashed in this plan to the first `count` entries of `states`.
 
-    Return how many there are then. A chunk of states is the one at its end.
+    Return the new number of entries. A chunk of states is the state at its end.
     """
     off, record = machine.offload, machine.requests[request]
     bpc, hashed = off.state[0].blocks_per_chunk, record.hashed
@@ -432,9 +432,9 @@ def list_states_of(machine: Machine, request: int, count: int) -> int:
 
 @called_by_kernels
 def list_states(machine: Machine) -> int:
-    """Write the states that were hashed in this plan into `states`; return how many they are.
+    """List, in `states`, the states hashed in this plan; return their number.
 
-    Those of planned requests, then of one that was loaded and does not fit.
+    Planned requests come first, then a loaded request for which the pool has no room yet.
     """
     off, planned, count = machine.offload, machine.state[0].planned, 0
     if machine.state[0].state_tokens == 0:
@@ -465,7 +465,7 @@ def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
 
 @callable_in_kernels
 def blocks_still_needed(machine: Machine, request: int) -> int:
-    """Return the blocks that the rest of a prompt takes, of windows at most what one holds."""
+    """Return the blocks that the rest of a prompt takes; windows count at most what they hold."""
     record, known = machine.requests[request], known_tokens(machine, request)
     planned = record.planned_step == machine.state[0].steps + 1
     begin = record.computed_before if planned else record.computed
@@ -474,7 +474,7 @@ def blocks_still_needed(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fits_loaded(machine: Machine, request: int, end: int) -> bool:
-    """Return whether what a loaded request takes until `end` fits; free what it has left."""
+    """Return whether the pool can run a loaded request up to `end`, freeing its skipped blocks."""
     state, record = machine.state[0], machine.requests[request]
     if state.reserve_full_prompt and blocks_still_needed(machine, request) > state.free:
         return False
@@ -486,7 +486,7 @@ def fits_loaded(machine: Machine, request: int, end: int) -> bool:
 
 @callable_in_kernels
 def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the hits of a request that it needs after so many cached tokens."""
+    """Pin the hit blocks that a request reads once `cached` tokens are cached."""
     off = machine.offload
     use_hits(machine, request, hit, cached)
     for group in range(len(machine.groups)):
@@ -496,7 +496,7 @@ def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
 
 @callable_in_kernels
 def note_table(machine: Machine, request: int) -> None:
-    """Note that a request gets all blocks that it holds."""
+    """Note, by `note_block`, that a request gets all blocks in its block table."""
     record = machine.requests[request]
     for group in range(len(machine.groups)):
         size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group

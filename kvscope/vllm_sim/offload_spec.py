@@ -76,7 +76,7 @@ class OffloadSpec(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The spec as `--offload` takes it, without what is a default."""
+        """The spec in the form of `--offload`, without options at their defaults."""
         stated = (f":{name}={json.dumps(value)}" for name, value in self._stated.items())
         return f"{_VLLM}{self.release}{''.join(stated)}".replace('"', "")
 
@@ -105,9 +105,9 @@ class OffloadSpec(Struct, frozen=True):
         store: Transfers = AT_ONCE,
         storage: StorageSettings | None = None,
     ) -> OffloadSettings:
-        """Return the tier with room for so many blocks, and these times of a copy.
+        """Return the settings of a tier with room for `blocks` blocks, and these copy times.
 
-        The `storage` of its files is ample and takes no time by default.
+        By default the `storage` of its files is ample and takes no time.
         """
         return OffloadSettings(
             max(1, blocks // max(1, self.blocks_per_chunk)),
@@ -123,7 +123,7 @@ class OffloadSpec(Struct, frozen=True):
         )
 
     def kv_transfer_config(self, cpu_bytes: int) -> Mapping[str, Any]:
-        """Return the value of vLLM's `--kv-transfer-config` for so many bytes of memory."""
+        """Return the value of vLLM's `--kv-transfer-config` for `cpu_bytes` of memory."""
         extra = {"cpu_bytes_to_use": cpu_bytes, **self._stated}
         if self.files:
             extra["spec_name"] = "TieringOffloadingSpec"
@@ -131,13 +131,13 @@ class OffloadSpec(Struct, frozen=True):
         return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", _EXTRA: extra}
 
     def arguments(self, cpu_bytes: int) -> str:
-        """Return vLLM's arguments for so many bytes, as words for a shell."""
+        """Return vLLM's command-line arguments for `cpu_bytes` of memory, quoted for a shell."""
         config = json.dumps(self.kv_transfer_config(cpu_bytes))
         return shlex.join(["--kv-transfer-config", config])
 
     @property
     def _stated(self) -> dict[str, Any]:
-        """The options that are no defaults."""
+        """The options that differ from their defaults."""
         plain = OffloadSpec(self.release)
         values = {name: getattr(self, name) for name in _OPTIONS}
         return {name: value for name, value in values.items() if value != getattr(plain, name)}

@@ -126,17 +126,17 @@ class Offload(NamedTuple):
     """A CPU tier of c chunks below an engine; without one all tables are empty.
 
     `chunks` (N + 1 + 5), `members` (R), `layers` (G) and `state` (1) are records as above; `marks`
-    are what each request did with each of its chunks, and `next_chunk` (R x G) the next ones that
+    are what each request did with each of its chunks, and `next_chunk` (R x G) the next chunk that
     it offers of each group. `loads` and `stores` are rings of transfers, whose chunks are in
-    `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in `fences`, `taken` the
-    last plan that gave it to a request; where those of running requests may be given away, `since`
-    is the plan in which each block of a block table got there. `order` lists groups as they are
-    looked up, `loading` requests; `ended` those that ended, with their blocks in `ended_table`, as
-    in `table`. `reads` and `writes` are the copies from and to storage, over `links`, and `asked`
-    the chunks that it is asked about. What it has are `files` (N + 1), in a `pool` (1); all
-    machines that share it share its `pool_links`, which no copy can outpace. `offered`, `fresh`,
-    `ends`, `victims` and `states`, rows of a request and the place of a state to offer, are
-    scratch.
+    `load_nodes` and `store_nodes`. Per GPU block, `fence` is its last entry in `fences` and `taken`
+    the last plan in which a request got it. `since` is the plan in which each entry of a block
+    table was set, kept if running requests may free blocks. `order` lists groups in the order of
+    look-ups, `loading` the requests that load, `ended` those that ended, with their blocks in
+    `ended_table`, as in `table`. `reads` and `writes` are the copies from and to storage, over
+    `links`, and `asked` the chunks that it has yet to answer for. Storage holds `files` (N + 1) in
+    a `pool` (1); machines that share it share its `pool_links`, the upper limit of its bandwidth.
+    Scratch rows: `offered`, `fresh`, `ends`, `victims`, and `states` (a request and the place of a
+    state to offer).
     """
 
     chunks: Records
@@ -189,10 +189,10 @@ def empty_offload(
     groups: KvGroups,
     block_size: int,
 ) -> Offload:
-    """Return an empty tier for requests of so many blocks each over a trie of `nodes` nodes.
+    """Return an empty CPU tier for requests with `path_blocks` blocks over a trie of `nodes` nodes.
 
-    Those of all groups; a block of the trie has `block_size` tokens. The engine has `usable`
-    blocks, and tables of `width` blocks for `slots` requests.
+    `nodes` counts all groups; a trie block has `block_size` tokens. The engine has `usable` blocks,
+    and block tables of `width` blocks for `slots` requests.
     """
     size, number = settings.blocks_per_chunk, len(groups.groups)
     capacity = min(settings.capacity_chunks, nodes)
@@ -271,7 +271,7 @@ def _records(count: int, dtype: np.dtype[np.void]) -> Records:
 
 
 def _layers(groups: KvGroups, blocks_per_chunk: int) -> Records:
-    """Return the chunks of each group."""
+    """Return the tokens of a chunk of each group, and how many chunks its window spans."""
     layers = _records(len(groups.groups), LAYERS)
     for record, group in zip(layers, groups.groups, strict=True):
         record.chunk_tokens = group.block_tokens * blocks_per_chunk
@@ -283,7 +283,7 @@ def _layers(groups: KvGroups, blocks_per_chunk: int) -> Records:
 
 
 def _state(settings: OffloadSettings) -> Records:
-    """Return the settings of a tier that is empty."""
+    """Return the tier's settings as a record, with all counts at 0."""
     state, latest = _records(1, OFFLOAD), settings.release == "0.33"
     arc = settings.eviction_policy == "arc"
     state.blocks_per_chunk, state.arc = settings.blocks_per_chunk, arc

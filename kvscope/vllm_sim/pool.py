@@ -66,14 +66,14 @@ def unlink(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def park(machine: Machine, block: int) -> None:
-    """Park a lane's head until it has no cached child any more."""
+    """Take a lane's head out of its queue until none of its child blocks is cached."""
     unlink(machine, block)
     machine.blocks[block].queue = PARKED
 
 
 @called_by_kernels
 def unpark(machine: Machine, block: int) -> None:
-    """Return a parked block to its place in its lane by age, which is near the front."""
+    """Return a parked block to its lane, in order of the time at which it was freed."""
     blocks, count = machine.blocks, machine.state[0].blocks
     queue = blocks[block].lane + 1
     behind = count + queue
@@ -87,13 +87,13 @@ def unpark(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def holder_of(machine: Machine, content: int) -> int:
-    """Return the oldest block with a content, or second record of one; NONE if none has it."""
+    """Return the oldest block (or second record of a block) with a content, NONE if none has it."""
     return max(machine.holders[content], 0) - 1  # type: ignore[no-any-return]
 
 
 @called_by_kernels
 def give_content(machine: Machine, block: int, content: int) -> None:
-    """Hash a block: look-ups for its content now find it, or an older block of the same content."""
+    """Set a block's hash: look-ups for `content` find this block or an older one with it."""
     blocks, new = machine.blocks, machine.blocks[block]
     new.content = content
     oldest = holder_of(machine, content)
@@ -138,7 +138,7 @@ def lose_content(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def has_orphans(machine: Machine, block: int) -> bool:
-    """Return whether cached nodes would lose the way to the root without this block."""
+    """Return whether evicting a block would leave cached child blocks that no look-up can reach."""
     content = machine.blocks[block].content
     single = machine.blocks[block].twin_after == block
     return content != ROOT and single and machine.children[content] > 0  # type: ignore[no-any-return]
@@ -146,7 +146,7 @@ def has_orphans(machine: Machine, block: int) -> bool:
 
 @callable_in_kernels
 def use(machine: Machine, block: int) -> None:
-    """Count one more request that uses a block; a free one leaves its queue with its content."""
+    """Count one more user of a block; a free block leaves its queue and keeps its content."""
     if machine.blocks[block].users == 0:
         unlink(machine, block)
         machine.state[0].free -= 1
@@ -161,7 +161,7 @@ def goes_in_front(machine: Machine, block: int) -> bool:
 
 @callable_in_kernels
 def give_back(machine: Machine, block: int, lane: int) -> None:
-    """Count one request less that uses a block; free the block after the last one."""
+    """Decrement a block's number of users, and free it to a lane when no user is left."""
     blocks, state, freed = machine.blocks, machine.state[0], machine.blocks[block]
     freed.users -= 1
     if freed.users > 0:
@@ -179,7 +179,7 @@ def give_back(machine: Machine, block: int, lane: int) -> None:
 
 @called_by_kernels
 def expire(machine: Machine) -> None:
-    """Remove the hash of free blocks that were idle for the time to live; they go first then."""
+    """Remove the hash of free blocks idle beyond the TTL; they are then allocated first."""
     state = machine.state[0]
     for queue in range(1, state.lanes + 1):
         block = head_of(machine, queue)
@@ -196,7 +196,7 @@ def expire(machine: Machine) -> None:
 def candidate(machine: Machine, lane: int) -> int:
     """Return the block that a lane evicts first, NONE if it is empty.
 
-    Where only leaves leave, blocks without which cached ones could not be found are passed over.
+    If the policy evicts leaves only, blocks with cached children are parked and skipped.
     """
     head = head_of(machine, lane + 1)
     while machine.state[0].leaf and head != NONE and has_orphans(machine, head):
@@ -207,7 +207,7 @@ def candidate(machine: Machine, lane: int) -> int:
 
 @callable_in_kernels
 def leaves_first(worth: float, freed: int, other_worth: float, other_freed: int) -> bool:
-    """Return whether a block is worth less than another one, or as much and was freed first."""
+    """Return whether a block is evicted before another: worth less, or as much and freed first."""
     return worth < other_worth or (worth == other_worth and freed < other_freed)
 
 
@@ -223,9 +223,9 @@ def worth_of(machine: Machine, lane: int, head: int) -> float:
 
 @called_by_kernels
 def choose_victim(machine: Machine) -> int:
-    """Return the block to evict: the candidate that scores lowest, of equals the one freed first.
+    """Return the block to evict: the candidate of lowest worth, of equals the one freed first.
 
-    Note the best of the other lanes.
+    Also note the runner-up's worth, for `choose_again`.
     """
     state = machine.state[0]
     chosen, least_worth, first_freed = NONE, np.inf, ALWAYS
@@ -252,7 +252,7 @@ def choose_victim(machine: Machine) -> int:
 
 @callable_in_kernels
 def choose_again(machine: Machine) -> int:
-    """Return the block to evict when only the lane of the last evicted one may have changed."""
+    """Return the block to evict; compare only the last victim's lane if no other has changed."""
     state = machine.state[0]
     if state.taken_lane != NONE:
         head = candidate(machine, state.taken_lane)
@@ -265,9 +265,9 @@ def choose_again(machine: Machine) -> int:
 
 @callable_in_kernels
 def take(machine: Machine, again: bool) -> int:
-    """Allocate a free block, while one is free: one without a hash, else the one to evict.
+    """Allocate a free block: one without a hash, else the block to evict. One must be free.
 
-    `again`: since the last block was allocated, and in no time, nothing but that changed the pool.
+    `again`: the pool and the time have not changed since the last allocation.
     """
     state = machine.state[0]
     block = head_of(machine, UNHASHED)
@@ -295,7 +295,7 @@ def take(machine: Machine, again: bool) -> int:
 
 @called_by_kernels
 def note_block(machine: Machine, block: int) -> None:
-    """Note that a request gets a block, which waits for copies that still read it."""
+    """Note that a request gets a block; while a store still reads it, the next step waits."""
     off, requests = machine.offload, machine.requests
     off.taken[block] = off.state[0].plan
     entry = off.fence[block]

@@ -38,13 +38,13 @@ class EngineReplay(Struct, frozen=True):
     `hit_blocks` were cached when a request was first admitted, as vLLM counts hits;
     `written_blocks` had been cached by then, evicted or not, and `kept_blocks` would have been hits
     had nothing been evicted: fewer where a hybrid model keeps no window. `queue_s` is the time from
-    its arrival until then, `ttft_s` until its first token, `tpot_s` the time per output token after
-    the first one, nan without a second one. `oversized` requests need more than all blocks: they
-    were rejected, have no hits, and nan for times.
+    arrival to that admission, `ttft_s` to the first token, `tpot_s` the time per output token after
+    it, nan without a second one. `oversized` requests need more than all blocks: they were
+    rejected, have no hits, and nan for times.
 
-    With a CPU tier, `loaded_blocks` were loaded behind the hits, of which the tier has
-    `chunk_evictions` and `stored_chunks`; at least one token of a prompt is computed. None without.
-    Of the `loaded_blocks`, `read_blocks` had come from storage below that tier.
+    With a CPU tier (else None), `loaded_blocks` follow the hits and were loaded from it,
+    `read_blocks` of them came from storage below; loads copied `copied_blocks`. The tier stored
+    `stored_chunks` and evicted `chunk_evictions`. At least one prompt token is computed.
     """
 
     hit_blocks: Int32s
@@ -96,11 +96,11 @@ def replay_in_flight(
     between_s: float = 0.0,
     tables: Tables = NO_TABLES,
 ) -> EngineReplay:
-    """Run a trace as clients send it that keep `in_flight` requests on the engine.
+    """Run a trace as clients that keep `in_flight` requests on the engine.
 
-    Requests come in the trace's order: each `between_s` seconds after an answer leaves it room, and
-    never before the turn that it follows is answered. Their arrival times only settle what
-    `tables` are for.
+    Requests come in the trace's order, each `between_s` seconds after a finished request makes
+    room, and never before its previous turn has finished. The trace's arrival times only decide
+    which policy table of `tables` applies.
     """
     machine = idle_machine(prompts, policy, settings, cost, tables=tables)
     run = runner(machine)
@@ -125,10 +125,10 @@ def replay_in_flight(
 def hits_without_eviction(
     prompts: Prompts, groups: KvGroups, drafter: Drafter | None = None
 ) -> Int32s:
-    """Return the blocks (of the trace) that each request hits where a hybrid model's pool is ample.
+    """Return each request's hits, in blocks of the trace, if a hybrid model's pool evicts nothing.
 
-    One request at a time. They are fewer than a cache of full attention hits: windows are kept at
-    some places only, by the retention interval of `groups`, and a drafter shortens hits.
+    Requests run one at a time. Hits are fewer than with full attention: windows are kept at some
+    places only, by the retention interval of `groups`, and a drafter shortens hits.
     """
     known = engine_traffic(prompts)
     ample = replace(EngineSettings.one_at_a_time(NO_LIMIT, groups), drafter=drafter)
@@ -142,7 +142,7 @@ def hits_without_eviction(
 
 
 def never_start(requests: int, where: str = "--tiers") -> UsageError:
-    """Return the refusal of a tier under which so many requests never start."""
+    """Return the error for a CPU tier too small for `requests` requests ever to start."""
     return UsageError(
         f"{requests:,} requests never start, in vLLM as here: the CPU tier has not room for all"
         " chunks that they read from the tier below it, and drops some for others without end",
@@ -152,7 +152,7 @@ def never_start(requests: int, where: str = "--tiers") -> UsageError:
 
 
 def loaded_blocks(requests: Records, members: Records, block_size: int) -> Int32s:
-    """Return the blocks that each request loaded behind its hits; one token is computed."""
+    """Return the blocks that each request loaded after its hits; its last token is computed."""
     blocks = np.maximum(members.external, 0) // block_size
     most = (requests.prompt - 1) // block_size - np.maximum(requests.hits, 0)
     return np.asarray(np.minimum(blocks, most), dtype=np.int32)

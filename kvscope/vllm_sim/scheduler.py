@@ -53,7 +53,7 @@ def begin_plan(machine: Machine) -> None:
 
 @callable_in_kernels
 def cost_plan(machine: Machine) -> None:
-    """Complete the cost of the planned step, and count it if it computes something."""
+    """Complete the cost of the planned step, and count the step unless it is empty."""
     state = machine.state[0]
     if state.prefill_tokens == 0:
         state.cost_s += state.decode_base_s - state.base_s
@@ -81,10 +81,10 @@ def preempt(machine: Machine) -> None:
 
 @called_by_kernels
 def plan_running(machine: Machine) -> bool:
-    """Plan for running requests; return True without preemption.
+    """Plan for running requests; return True if none was preempted.
 
-    A request that needs a block where none is free preempts the youngest one, in the end itself.
-    One whose last output is on its way needs nothing.
+    If no block is free, the youngest request is preempted, possibly the one that needs it. A
+    request whose last output token is in flight needs nothing.
     """
     state, undisturbed, at = machine.state[0], True, 0
     while at < state.running and state.budget > 0:
@@ -109,7 +109,7 @@ def plan_running(machine: Machine) -> bool:
 
 @callable_in_kernels
 def schedule(machine: Machine) -> bool:
-    """Plan a step: running requests, then, if none was preempted, new ones; return if none was."""
+    """Plan a step; return True if no request was preempted. Only then are new requests admitted."""
     state = machine.state[0]
     begin_plan(machine)
     undisturbed = plan_running(machine)
@@ -156,7 +156,7 @@ def complete(machine: Machine) -> None:
 
 @callable_in_kernels
 def leave_waiting(machine: Machine, request: int) -> None:
-    """Remove a request that was preempted while its last token was on its way from the queue."""
+    """Remove a request from the stack of preempted ones."""
     stack, state = machine.preempted, machine.state[0]
     at = 0
     while stack[at] != request:
@@ -168,7 +168,7 @@ def leave_waiting(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def compact_running(machine: Machine, before: int) -> None:
-    """Close the gaps of finished requests in the list of running ones; it had `before` entries."""
+    """Remove finished requests from the first `before` entries of the list of running ones."""
     count = 0
     for at in range(before):
         request = machine.running[at]
@@ -192,9 +192,9 @@ def start(machine: Machine) -> None:
 
 @callable_in_kernels
 def decoded_alone(machine: Machine) -> bool:
-    """Return whether all requests that run got one token of decode in the planned step.
+    """Return whether the planned step decodes one token of each running request, and nothing else.
 
-    False where blocks expire, which each step looks for.
+    False with a TTL, since each step then checks for expired blocks.
     """
     state = machine.state[0]
     all_planned = state.planned == state.running and state.running > 0
@@ -203,11 +203,11 @@ def decoded_alone(machine: Machine) -> bool:
 
 @called_by_kernels
 def run_steps(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-    """Run an engine with any policy: plan up to so many steps.
+    """Run an engine with any policy: plan up to `steps` steps.
 
-    Stop early once `finished` requests are done with, or before a step is planned at `until_s` or
-    later. Return False when there is nothing left to do; requests that arrive at infinity are not
-    known yet.
+    Stop early once `finished` requests have finished or were rejected, or before a step that would
+    be planned at `until_s` or later. Return False if nothing is left to do; arrivals at infinity do
+    not count yet.
     """
     state, requests = machine.state[0], machine.requests
     pause = waited = 0  # steps until the next try to go fast, and between the last two

@@ -57,10 +57,9 @@ class StepCost(Struct, frozen=True):
     def of(cls, profile: LatencyProfile) -> Self:
         """Return the cost of steps on the engine that `profile` describes.
 
-        A prompt that is alone in one step takes the profile's TTFT, less what passes outside of the
-        steps (`request_s`); its first cost is that of a step here, and the shortest prompt takes as
-        long as launching its kernels. Where the profile has no decode
-        costs, a decoded token costs what a prompt's token costs at the same place.
+        A prompt alone in a step takes the profile's TTFT less `request_s`, the time outside of
+        steps. Launching the kernels takes as long as the shortest prompt. Without decode costs in
+        the profile, a decoded token costs as much as a prompt token at the same position.
         """
         decodes = profile.decode_base_s is not None
         return cls(
@@ -83,7 +82,7 @@ ChunkPolicy = Literal["lru", "arc"]
 
 
 class Transfers(Struct, frozen=True):
-    """The time of one transfer: a latency, then that of its chunks; one direction is one queue."""
+    """Time of a transfer: `latency_s`, plus `chunk_s` a chunk; each direction is one queue."""
 
     latency_s: float = 0.0
     chunk_s: float = 0.0
@@ -95,11 +94,11 @@ AT_ONCE = Transfers()
 class StorageSettings(Struct, frozen=True):
     """Files below the CPU tier: none is deleted; once they fill their size, no more are written.
 
-    Waiting requests read them, as in vLLM's file system tier (`fs`). `shared` ones are those of all
-    replicas, which name one folder: a replica reads what another one wrote, and does not write what
-    is there. `read` and `write` are of a replica's own link; all links together take at least
-    `pool_read_s` and `pool_write_s` for a chunk. With `evicts`, which vLLM's files do not, the file
-    that was read or written least recently makes room.
+    Waiting requests read them, as in vLLM's file system tier (`fs`). With `shared`, all replicas
+    use one folder: each reads what another one wrote, and does not write a file that exists. `read`
+    and `write` are of a replica's own link; all links together take at least `pool_read_s` and
+    `pool_write_s` for a chunk. With `evicts`, unlike in vLLM, the least recently read or written
+    file makes room.
 
     Source: vLLM 0.33.0, vllm/v1/kv_offload/tiering/fs/manager.py and io.py.
     """
@@ -155,7 +154,7 @@ class OffloadSettings(Struct, frozen=True):
 
 
 class AheadTokens(NamedTuple):
-    """Tokens for which a request gets room behind those that a step computes."""
+    """Draft tokens for which a request gets KV room beyond its step, by phase."""
 
     prefilling: int = 0
     decoding: int = 0
@@ -210,7 +209,7 @@ class EngineSettings(Struct, frozen=True):
         return cls(usable_blocks, max_num_seqs=1, max_num_batched_tokens=NO_LIMIT, groups=groups)
 
     def in_version(self, engine: Engine) -> Self:
-        """Return the settings with what a version of vLLM does."""
+        """Return the settings with the behaviours of this engine version, and its drafter."""
         return replace(
             self,
             reserve_full_prompt=engine.has(WHOLE_PROMPT),
@@ -221,23 +220,23 @@ class EngineSettings(Struct, frozen=True):
 
     @property
     def ahead_tokens(self) -> AheadTokens:
-        """Room that a drafter takes: its drafts, and those that the step before left unverified."""
+        """Room for draft tokens: the step's own, and unverified ones of the steps before."""
         if self.drafter is None or not self.drafter.reads_states:
             return AheadTokens()
         tokens = self.drafter.tokens
         return AheadTokens(tokens, tokens * (3 if self.async_scheduling else 2))
 
     def _check_drafter(self, drafter: Drafter) -> None:
-        """Raise UsageError for what is not simulated with a drafter that reads hidden states."""
+        """Raise UsageError for settings that are not simulated together with this drafter."""
         if self.offload is not None:
             raise not_beside(drafter, "a CPU tier")
         if self.groups is not None and not self.groups.take_drafter:
             raise not_beside(drafter, "these layers")
 
     def on_pool(self, blocks: int, block_size: int) -> Self:
-        """Return the settings with the pool of so many blocks, each with the KV of all layers.
+        """Return the settings with a pool of `blocks` blocks, each with the KV of all layers.
 
-        Of a hybrid model, the pool has more blocks, each of one group.
+        For a hybrid model they are converted into more blocks, each with the layers of one group.
         """
         if self.groups is not None:
             tokens = round(blocks * block_size / self.groups.layer_share)
@@ -246,7 +245,7 @@ class EngineSettings(Struct, frozen=True):
 
     @property
     def in_flight_tokens(self) -> int:
-        """Tokens of steps that have not ended, at most."""
+        """Maximum number of tokens in steps that have not ended."""
         return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
 
 

@@ -137,7 +137,7 @@ leave is worth `second_worth`, with its free-sequence number `second_freed`.
 
 
 class GroupFunctions(NamedTuple):
-    """What engines call for hybrid models, of module `hybrid`."""
+    """Functions of module `hybrid` that engines call for hybrid models."""
 
     look_up: Function
     hash_kept: Function
@@ -151,7 +151,7 @@ class GroupFunctions(NamedTuple):
 
 
 class StorageFunctions(NamedTuple):
-    """What engines call for storage below their CPU tier, of module `storage`."""
+    """Functions of module `storage` that engines call for storage below their CPU tier."""
 
     poll: Function
     read_chunk: Function
@@ -164,24 +164,22 @@ class Machine(NamedTuple):
     """An engine with n blocks and S slots that serves R requests over a trie of N nodes.
 
     `blocks` (n and a sentinel for each queue), `requests` (R) and `state` (1) are records as above.
-    Of contents, the nodes of the trie (N + 1): `holders` has 1 + the oldest block that holds each
-    one, 0 if none ever has and `LOST` if none does now; `parents` its parent, and `children`, where
-    the policy evicts leaves, how many right below it are held. Of a model with states,
-    `written` says in which step each was written. `busy` has a bit a lane, set where it may have
-    blocks; `cuts` (R x P) is as in `Traffic`. Row s of `table` lists the blocks of the request in
-    slot s, row s of `path` the nodes it fills; row S of `path` belongs to the request that waits in
-    front. `running` is in order of admission; `preempted` is a stack, and so are the
-    free `slots`. Row 0 of `batch` lists the requests that the step in progress computes for, row 1
-    those of the planned one, and
-    `yields` which of them get a token. `recent` are the uncached tokens of recent requests,
-    `p` the policy's parameters, `functions` its functions, `tables` what it has learned.
+    Per content, a node of the trie (N + 1): `holders` is 1 + the oldest block that holds it, 0 if
+    none ever has and `LOST` if none does now; `parents` is its parent node, and `children`, if the
+    policy evicts leaves, how many of its child nodes are held. For a model with states, `written`
+    is the step in which each was written. `busy` has a bit a lane, set if it may have blocks;
+    `cuts` (R x P) is as in `Traffic`. Row s of `table` lists the blocks of the request in slot s,
+    row s of `path` the nodes that it fills; row S of `path` belongs to the front request of the
+    waiting queue. `running` is in order of admission; `preempted` and the free `slots` are stacks.
+    Row 0 of `batch` lists the requests that the step in progress computes for, row 1 those of the
+    planned step, and `yields` which of them get a token. `recent` are the uncached tokens of recent
+    requests, `p` the policy's parameters, `functions` its functions, `tables` its learned tables.
 
-    `groups` (G) are the groups of layers, one of full attention but for hybrid models, and `specs`
-    which of them are looked up together. There are G rows of `table` for each slot, G * (N + 1)
-    contents, and `path` counts trie nodes; row g of `copies` lists the blocks that the step being
-    planned copies, each before its copy; `grouped` is called for hybrid models,
-    `storage` for what is below a CPU tier. With a CPU tier
-    (`offload`) there are slots for loading requests too.
+    `groups` (G) are the groups of layers (one of full attention unless hybrid), and `specs` list
+    the groups looked up together. `table` has G rows a slot, there are G * (N + 1) contents, and
+    `path` counts trie nodes; row g of `copies` lists the blocks that the planned step copies, each
+    before its copy. `grouped` holds the functions for hybrid models, `storage` those for storage
+    below a CPU tier (`offload`); with a tier, loading requests have slots, too.
     """
 
     blocks: Records
@@ -330,18 +328,17 @@ def engine_traffic(prompts: Prompts) -> Traffic:
 
 
 def tokens_kept(known: Traffic) -> Int64s:
-    """Return the tokens of each request whose KV exists at the end of its output.
+    """Return the tokens of each request whose KV exists when its output is complete.
 
-    The last sampled token is never computed, so it takes no place; every request samples one.
+    The last sampled token is never computed, so it has no KV; every request samples one.
     """
     return np.maximum(known.history_tokens - 1, known.input_tokens)
 
 
 def blocks_needed(known: Traffic, settings: EngineSettings | None = None) -> Int64s:
-    """Return the blocks that each request holds at most, a partial one included.
+    """Return the most blocks that each request holds at a time, a partial one included.
 
-    Without groups in `settings` that is what it fills at the end of its output, and what a drafter
-    writes ahead.
+    Without groups, these are the blocks of its prompt, its output and a drafter's tokens ahead.
     """
     tokens = tokens_kept(known)
     if settings is not None:
@@ -358,7 +355,7 @@ def blocks_needed(known: Traffic, settings: EngineSettings | None = None) -> Int
 
 
 def _tokens_ahead(known: Traffic, settings: EngineSettings) -> Int64s:
-    """Return the tokens for which each request has room behind those that it keeps."""
+    """Return the draft tokens of each request that get KV room beyond its own tokens."""
     ahead = settings.ahead_tokens
     decodes = known.history_tokens > known.input_tokens + 1
     return np.where(decodes, ahead.decoding, ahead.prefilling).astype(np.int64)
@@ -378,8 +375,8 @@ def fits(known: Traffic, settings: EngineSettings) -> Bools:
 def _checked_groups(policy: Policy, groups: KvGroups, block_size: int, *, tier: bool) -> KvGroups:
     """Return the groups with the retention of `policy`.
 
-    Raises UsageError for a policy that is not LRU, the only one with an order of blocks of several
-    kinds, for blocks that no group's blocks consist of, and for a `tier` beside smaller ones.
+    Raises UsageError for policies but LRU, which alone orders blocks of several kinds, for a trace
+    whose blocks the groups' blocks do not divide into, and for a `tier` beside smaller blocks.
     """
     if not orders_groups(type(policy)) or math.isfinite(policy.values["ttl_s"]):
         raise UsageError(
@@ -401,7 +398,7 @@ def _checked_groups(policy: Policy, groups: KvGroups, block_size: int, *, tier: 
 
 
 def orders_groups(policy: type[Policy]) -> bool:
-    """Return whether a policy has an order for the blocks of a hybrid model."""
+    """Return whether a policy can order the blocks of a hybrid model: `lru`, `lru-retention`."""
     return policy in {Lru, LruRetention}
 
 
@@ -411,7 +408,7 @@ def has_tier(machine: Machine) -> bool:
 
 
 def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: int) -> Records:
-    """Return the records of groups over a trie of so many nodes."""
+    """Return the records of the groups, for a trie of `nodes` nodes."""
     records = np.zeros(len(groups.groups), dtype=GROUP).view(np.recarray)
     contents = 0
     for number, group in enumerate(groups.groups):
@@ -432,7 +429,7 @@ def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: 
 
 
 def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Records:
-    """Return which groups are looked up together, full attention first, else in their order."""
+    """Return the records of groups that are looked up together, full attention first."""
     ends: dict[object, tuple[int, int]] = {}
     for number, group in enumerate(groups.groups):
         ends[group.spec] = ends.get(group.spec, (number, 0))[0], number + 1
@@ -448,9 +445,9 @@ def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Recor
 
 
 def _blocks(usable: int, lanes: int, *, twice: bool) -> Records:
-    """Return blocks that no request took, and sentinels of empty queues.
+    """Return blocks that no request has taken, and sentinels of empty queues.
 
-    `twice`: with their second records.
+    With `twice`, a second record of each block follows.
     """
     records = usable + lanes + 1 + usable * twice
     blocks = np.zeros(records, dtype=BLOCK).view(np.recarray)
@@ -460,7 +457,7 @@ def _blocks(usable: int, lanes: int, *, twice: bool) -> Records:
 
 
 def _requests(known: Traffic, settings: EngineSettings) -> Records:
-    """Return requests that wait; those that fill more than all blocks are marked as oversized."""
+    """Return the records of waiting requests; those larger than the pool are marked oversized."""
     requests = np.zeros(len(known.leaf), dtype=REQUEST).view(np.recarray)
     requests.prompt = known.input_tokens
     requests.outputs = np.maximum(known.history_tokens - known.input_tokens, 1)

@@ -55,7 +55,7 @@ def add_copy(jobs: Any, number: int) -> Any:
 
 @callable_in_kernels
 def copy_end_s(off: Offload, direction: int, now_s: float, chunks: int) -> float:
-    """Return when a copy of so many chunks ends that is next on its link, and in the pool."""
+    """Return when a copy of `chunks` chunks ends that is next on its link and the shared links."""
     link, pool = off.links[direction], off.pool_links[direction]
     end_s = max(now_s, link.free_s) + (link.latency_s + link.chunk_s * chunks)
     if pool.chunk_s > 0:
@@ -67,14 +67,14 @@ def copy_end_s(off: Offload, direction: int, now_s: float, chunks: int) -> float
 
 @callable_in_kernels
 def unlink_file(off: Offload, node: int) -> None:
-    """Take a file out of the order in which files were used."""
+    """Remove a file from the LRU list."""
     file = off.files[node]
     off.files[file.before].after, off.files[file.after].before = file.after, file.before
 
 
 @callable_in_kernels
 def use_file(off: Offload, node: int) -> None:
-    """Make a file, which is in no order, the one that was used last."""
+    """Add a file that is not in the LRU list as its most recent one."""
     file, end = off.files[node], off.files[len(off.files) - 1]
     file.before, file.after = end.before, len(off.files) - 1
     off.files[end.before].after = node
@@ -83,7 +83,7 @@ def use_file(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def make_room(off: Offload, now_s: float) -> bool:
-    """Return whether there is room for one more chunk, having evicted one if need be."""
+    """Return whether storage has room for one more chunk, evicting a file if full and allowed."""
     pool, oldest = off.pool[0], off.files[len(off.files) - 1].after
     if pool.chunks < pool.capacity:
         return True
@@ -97,7 +97,7 @@ def make_room(off: Offload, now_s: float) -> bool:
 
 
 def poll(machine: Any, again: bool) -> None:
-    """Release the chunks of copies that have ended; `again` even where that was done before."""
+    """Unpin the chunks of copies that have ended, once a plan unless `again`."""
     off, state = machine.offload, machine.offload.state[0]
     if state.polled and not again:
         return
@@ -122,7 +122,7 @@ def poll(machine: Any, again: bool) -> None:
 
 @callable_in_kernels
 def ask_storage(off: Offload, request: int, node: int, at: int) -> int:
-    """Return what storage says about a chunk, the request's chunk `at`."""
+    """Return storage's answer about a request's chunk `at`: PRESENT, MISSING or (yet) ASKING."""
     state, chunk, mark = off.state[0], off.chunks[node], off.members[request].access + at
     if not off.marks[mark] & ASKED:
         off.marks[mark] |= ASKED
@@ -136,7 +136,7 @@ def ask_storage(off: Offload, request: int, node: int, at: int) -> int:
 
 @callable_in_kernels
 def add_read(off: Offload, request: int, node: int, at: int, first: bool) -> None:
-    """Have a chunk read into its place in memory, chunk `at` of a request, maybe its `first`."""
+    """Queue the read of a request's chunk `at` into its place in memory; `first` starts a copy."""
     state = off.state[0]
     off.marks[off.members[request].access + at] |= READ
     if first:
@@ -153,11 +153,11 @@ def add_read(off: Offload, request: int, node: int, at: int, first: bool) -> Non
 
 
 def read_chunk(machine: Any, request: int, at: int, first: bool) -> int:
-    """Have the chunk `at` of the front path, a request's, read, if storage has it.
+    """Queue a read of chunk `at` of the front request's path, if storage has the chunk.
 
-    Returns MISSING without it, or where there is no room for it in memory; ASKING if that is not
-    known yet; and PRESENT where the read follows the plan. `first`: no other chunk of the request
-    is read in this plan.
+    Returns PRESENT if the read is queued for the end of the plan, ASKING if storage has not
+    answered yet, MISSING if storage lacks the chunk or memory has no room. `first`: the request's
+    first read in this plan.
     """
     off, path = machine.offload, machine.path[len(machine.path) - 1]
     node = chunk_at(off, path, at)
@@ -173,7 +173,7 @@ def read_chunk(machine: Any, request: int, at: int, first: bool) -> int:
 
 
 def write_on(machine: Any, first: int, count: int, now_s: float) -> None:
-    """Write `count` stored chunks on to storage, those from `first` on."""
+    """Write `count` stored chunks on to storage, from entry `first` of `store_nodes`."""
     off, fresh = machine.offload, 0
     state, pool, nodes = off.state[0], off.pool[0], off.store_nodes
     job = add_copy(off.writes, state.writes)
@@ -203,7 +203,7 @@ def write_on(machine: Any, first: int, count: int, now_s: float) -> None:
 
 
 def flush(machine: Any) -> None:
-    """End a plan: begin its reads, and answer what requests asked in it."""
+    """End a plan: begin its reads, and answer the requests' questions about chunks."""
     off, state = machine.offload, machine.offload.state[0]
     poll(machine, False)
     state.polled = False
@@ -219,7 +219,7 @@ def flush(machine: Any) -> None:
 
 
 def forget_answers(machine: Any, request: int) -> None:
-    """Forget what storage answered to a request that has ended, and to no other one."""
+    """Forget the answers of storage that only a finished request still waits for."""
     off, record, front = machine.offload, machine.requests[request], len(machine.path) - 1
     path, access = machine.path[front], off.members[request].access
     write_path(machine.parents, record.leaf, path, 0, record.length)
@@ -234,7 +234,7 @@ def forget_answers(machine: Any, request: int) -> None:
 
 @callable_in_kernels
 def next_copy_s(off: Offload, now_s: float, soonest_s: float) -> float:
-    """Return when a plan can find more than the last one, or `soonest_s` if that is sooner."""
+    """Return when the next copy ends, now if an answer is new, at the latest `soonest_s`."""
     state = off.state[0]
     if state.retry:
         return now_s
@@ -246,6 +246,6 @@ def next_copy_s(off: Offload, now_s: float, soonest_s: float) -> float:
 
 
 def storage_functions(machine: Machine | None) -> StorageFunctions:
-    """Return the functions for machines like this one; without one, their places."""
+    """Return the functions compiled for machines like this one; null addresses for None."""
     calls = (poll, read_chunk, write_on, flush, forget_answers)
     return StorageFunctions(*(Function.each(calls, machine)))
