@@ -21,10 +21,10 @@ ALIKE = 0.95  # of the hits that the same requests have where no replica is new
 
 
 class AgeHits(Struct, frozen=True):
-    """Counted requests by the age of their replica: up to `until_s`, null for all older ones.
+    """Hit rates of counted requests by their replica's age, up to `until_s` (null: any older).
 
-    `hit_rate` is of their input tokens, `alike_hit_rate` that of the same requests where as many
-    replicas as the mean serve all the time.
+    Shares of input tokens: `hit_rate`, and `alike_hit_rate` of the same requests on a constant
+    fleet of the mean size.
     """
 
     DOCUMENT: ClassVar[str] = "until_s requests hit_rate alike_hit_rate"
@@ -37,10 +37,10 @@ class AgeHits(Struct, frozen=True):
 class AutoscaledFleet(Struct, frozen=True):
     """The answer's router and policy with a number of replicas that follows the load.
 
-    `mean_replicas` is over the counted requests' time, in which replicas were `added` and
-    `removed`. `steady` has the most of them all the time, `alike` as many as the mean, rounded.
-    `back_s`: from that age on new replicas hit at least ALIKE of what `alike` hits of the same
-    requests; 0 for at once, null where that was not seen.
+    Over the counted requests' time, `mean_replicas` served, and replicas were `added` and
+    `removed`. `steady` always has the maximum number of replicas, `alike` always the rounded mean.
+    `back_s`: from that age on new replicas hit at least ALIKE of what `alike` hits for the same
+    requests; 0 for at once, null if never seen.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -62,7 +62,7 @@ class AutoscaledFleet(Struct, frozen=True):
 
     @property
     def back_s(self) -> float | None:
-        """The age from which on a new replica hits about as much as one that was always there."""
+        """The age from which a new replica's hit rate is close to that of a permanent one."""
         back_s, begins_s = None, [0.0, *(row.until_s for row in self.ages)]
         for row, begin_s in reversed([*zip(self.ages, begins_s, strict=False)]):
             if row.hit_rate < ALIKE * row.alike_hit_rate:
@@ -72,7 +72,7 @@ class AutoscaledFleet(Struct, frozen=True):
 
     @classmethod
     def of(cls, sweep: FleetSweep, answer: FleetRun, scaling: Scaling) -> Self:
-        """Replay an answer, with its seed, at the numbers of replicas that a scaling gives."""
+        """Replay an answer, with its seed, at the replica counts of an autoscaler's settings."""
         prompts, seed = sweep.prompts, answer.seed
         first = first_counted(prompts, sweep.workload.setting.definition)
         scaled = replace(answer.fleet, replicas=scaling.high, scaling=scaling)
@@ -113,7 +113,7 @@ class AutoscaledFleet(Struct, frozen=True):
 
 
 def _rate(sweep: FleetSweep, hit_blocks: Int32s, chosen: Bools) -> float:
-    """Return the share of the input tokens of some requests that was hit."""
+    """Return the hit share of the input tokens of the `chosen` requests."""
     prompts, definition = sweep.prompts, sweep.workload.setting.definition
     hits = weighted(prompts, definition, hit_blocks)[chosen].sum()
     return float(hits / max(looked_up(prompts, definition)[chosen].sum(), 1))

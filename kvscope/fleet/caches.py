@@ -32,8 +32,8 @@ class Touched(NamedTuple):
     """What the replicas know of blocks, and the path of the request being served.
 
     `owner` (N blocks + 1 x replicas) is the request of a replica that touched a block last, -1 for
-    none. `segments` and `paths` have entries for the request being served alone, from their first
-    entry on. `path` (its longest) are its blocks, head first.
+    none. `segments` and `paths` hold entries of the request being served only, from index 0. `path`
+    (its longest) are its blocks, head first.
     """
 
     owner: Int32s
@@ -46,9 +46,9 @@ NEXT, EXPIRED, PERIOD = range(3)
 
 
 class FleetCaches(NamedTuple):
-    """N caches, and how far they have come.
+    """N caches, and the progress of their replay.
 
-    `touched` and `state` are what the functions of `Caches` take. By replica, `size` counts the
+    `touched` and `state` are arguments of the functions of `Caches`. By replica, `size` counts the
     blocks cached, `evictions` those evicted, `requests` those served; `p` has a row of the policy's
     parameters. `progress` is the NEXT request to serve, in order of arrival, the next to be
     EXPIRED, and the PERIOD whose table of `tables` is in force.
@@ -65,15 +65,15 @@ class FleetCaches(NamedTuple):
 
 
 class Caches(Struct, frozen=True, eq=False):
-    """What the kernel of a fleet calls for one kind of policy.
+    """The functions of one kind of policy that a fleet's kernel calls.
 
     `begin(state, touched, traffic, request)` notes a request that has arrived. `leading(state,
     touched, replica, look)` counts the leading blocks of the request's path that a replica holds.
     `serve(traffic, touched, state, replica, request, now, capacity, mandatory, size, number)`
     serves it there, and returns its hits, the replica's size and the blocks evicted; `size` and
-    `number` as in `server`. `expire(state, traffic, replica, request, now)` drops what a request
-    left, and returns how many blocks. `retable`, with the same arguments, takes another table of
-    the policy.
+    `number` as in `server`. `expire(state, traffic, replica, request, now)` drops the blocks of a
+    request beyond the TTL, and returns how many. `retable`, with the same arguments, switches to
+    another table of the policy.
     """
 
     begin: Callable[..., None]
@@ -88,7 +88,7 @@ def empty_fleet(
 ) -> FleetCaches:
     """Return N empty caches with the policy's tables.
 
-    Raises UsageError for a policy that knows the future, which depends on the router here.
+    Raises UsageError for an offline policy, whose future depends on the router here.
     """
     touched, lanes = _empty_touched(traffic, replicas), 1
     if isinstance(policy, LanePolicy):
@@ -107,7 +107,7 @@ def empty_fleet(
 
 
 def _empty_touched(traffic: Traffic, replicas: int) -> Touched:
-    """Return what is known before the first request."""
+    """Return the state before the first request."""
     requests, longest = len(traffic.leaf), int(traffic.length.max(initial=0)) + 1
     path = np.zeros(longest, dtype=np.int32)
     starts = np.zeros(requests + 1, dtype=np.int64)
@@ -204,7 +204,7 @@ def _keys_at(state: Keys, replica: int) -> Keys:
 
 @callable_in_kernels
 def _write_segments(touched: Touched, request: int, length: int, replica: int) -> None:
-    """Write which requests of a replica touched the path before, and make `request` the last."""
+    """Write the segments of the path by last toucher on a replica, and make `request` the last."""
     owner, path, segments = touched.owner, touched.path, touched.segments
     at, count = 0, 0
     while at < length:
@@ -287,7 +287,7 @@ def _queue_caches(policy: type[QueuePolicy]) -> Caches:
 
     @callable_in_kernels
     def begin(state: Queues, touched: Touched, traffic: Traffic, request: int) -> None:
-        """Give the request's anonymous blocks numbers behind those of all requests before."""
+        """Assign the request's anonymous blocks numbers after those of all earlier requests."""
         starts: Int64s = touched.segments.starts  # unused otherwise where there are no runs
         starts[request + 1] = starts[request] + traffic.anonymous[request]
 

@@ -22,13 +22,13 @@ from kvscope.replay.traffic import Traffic
 
 
 class ThinkTimes(Struct, frozen=True):
-    """How long the user or a tool takes before each of R requests (s); OPEN for first turns.
+    """Think time of the user or a tool before each of R requests (s); OPEN for first turns.
 
     The time counts from the end of request `after`: the turn before, or what the trace names.
 
-    The trace states `stated` of them; `recorded` follow from a duration that it has, `estimated`
-    from the latency profile. Of these, `floored` would have been negative: the turn came before the
-    previous one had ended.
+    The trace states `stated` of them; `recorded` follow from a recorded duration, `estimated` from
+    the latency profile. `floored` of these were raised to 0: the turn came before its previous
+    turn's end.
     """
 
     think_s: Float64s
@@ -40,11 +40,11 @@ class ThinkTimes(Struct, frozen=True):
 
 
 def think_times(prompts: Prompts, traffic: Traffic, profile: LatencyProfile) -> ThinkTimes:
-    """Return the think times of a trace: the delays that it states.
+    """Return the think times of a trace, as stated or derived.
 
-    Elsewhere think time = gap - duration of the previous turn, at least 0; where the trace has no
-    duration, gap - its time on an idle replica with an infinite cache. Raises InputError for a
-    trace without turns that follow another.
+    Derived think time = gap - duration of the previous turn, at least 0; a duration that the trace
+    lacks is the turn's time on an idle replica with an infinite cache. Raises InputError for a
+    trace without follow-up turns.
     """
     duration_s = delay_s = np.full(len(traffic.leaf), np.nan)
     after = traffic.parent

@@ -49,14 +49,14 @@ class Link(NamedTuple):
 
 
 class PrefillSplit(NamedTuple):
-    """A fleet in two parts: `prefill` replicas, whose KV moves over a `link`, and decode ones."""
+    """A fleet of `prefill` replicas, which send KV over a `link`, and further decode replicas."""
 
     prefill: int
     link: Link
 
 
 class SplitFleet(Struct, frozen=True):
-    """So many prefill and decode replicas; hits are those of the prefill replicas.
+    """A fleet of `prefill` and `decode` replicas; hits are those of the prefill replicas.
 
     `link_busy` is the share of the time in which the busiest prefill replica sends KV.
     """
@@ -73,21 +73,21 @@ class SplitFleet(Struct, frozen=True):
 
     @property
     def replicas(self) -> int:
-        """All replicas."""
+        """Total number of replicas."""
         return self.prefill + self.decode
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """The sort key, best first: those that meet the SLO, then the lowest TTFT."""
+        """The sort key, best first: splits that meet the SLO, then by TTFT."""
         return not self.outcome.meets, self.outcome.target_ttft_s
 
 
 class DisaggregatedFleet(Struct, frozen=True):
     """The answer's router and policy in front of prefill replicas, and decode replicas behind them.
 
-    The target is the SLO's TTFT and `tpot_s`: the SLO's TPOT, without one that of the answer; None
-    where nothing decodes. `fewest` has the fewest replicas that meet it, the best split of so many;
-    None where up to `tried` miss it. `alike` are all splits of the answer's number of replicas.
+    The target is the SLO's TTFT and `tpot_s`: the SLO's TPOT, else the answer's; None where nothing
+    decodes. `fewest` is the best split of the fewest replicas that meet it, None if all up to
+    `tried` miss it. `alike` are all splits of the answer's number of replicas.
     """
 
     DOCUMENT: ClassVar[str] = "bytes_per_s tpot_target_ms=tpot_s tried fewest alike"
@@ -106,9 +106,9 @@ class DisaggregatedFleet(Struct, frozen=True):
         most: int,
         require_going: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Split the answer's replicas in every way, then as few as meet the SLO, up to `most`.
+        """Replay all splits of the answer's replicas, then search the fewest that meet the SLO.
 
-        `require_going` is as for `Stages`.
+        At most `most` replicas are tried. `require_going` is as for `Stages`.
         """
         slo = sweep.slo
         tpot_s = answer.outcome.target_tpot_s if slo.tpot_s is None else slo.tpot_s
@@ -127,9 +127,9 @@ class Prefilled(NamedTuple):
 
 
 class Stages:
-    """Both stages behind a fleet's router, with a seed.
+    """Prefill and decode stage behind a fleet's router, with a seed.
 
-    `require_going` raises Stopped once the replays are to end.
+    `require_going` raises Stopped to end the replays.
     """
 
     def __init__(
@@ -192,12 +192,12 @@ class Stages:
         return Prefilled(done, sent_s, float(busy_s.max()) / span_s if span_s > 0 else 0.0)
 
     def _split(self, prefill: int, decode: int) -> SplitFleet:
-        """Return what so many replicas of each kind give."""
+        """Return the outcome of a split into `prefill` and `decode` replicas."""
         outcome = self._sweep.outcome(self.replayed(prefill, decode), self._slo)
         return SplitFleet(prefill, decode, outcome, self.prefilled(prefill).link_busy)
 
     def replayed(self, prefill: int, decode: int) -> FleetReplay:
-        """Return what so many replicas of each kind do; `replica` is the one that prefilled."""
+        """Return the replay of a split; `replica` is the prefill replica of each request."""
         first, sent_s, _ = self.prefilled(prefill)
         sweep, outside_s = self._sweep, self._outside_s
         served = np.flatnonzero(np.isfinite(sent_s))
@@ -219,7 +219,7 @@ class Stages:
 def arrived_s(ready_s: Float64s, each_s: Float64s, replica: Int32s) -> Float64s:
     """Return when the KV of R requests has arrived (s): a replica sends one after the other.
 
-    `ready_s` is the end of each prefill, nan for rejected requests; a transfer takes `each_s`.
+    `ready_s` is the end of each prefill, nan for rejected requests; `each_s` its transfer time.
     """
     moved_s = np.full_like(ready_s, np.nan)
     order = np.argsort(ready_s, kind="stable")
@@ -243,12 +243,12 @@ def with_first_tokens(prompts: Prompts) -> Prompts:
 
 
 def decoding(engine: EngineSettings) -> EngineSettings:
-    """Return the settings of a decode replica, where prompts whose KV has come take one step."""
+    """Return the settings of a decode replica, where a prompt with its KV takes a single step."""
     return replace(engine, max_num_batched_tokens=NO_LIMIT // 2)
 
 
 def decode_cost(cost: StepCost) -> StepCost:
-    """Return the cost of a decode replica's steps, in which no prompt is computed."""
+    """Return the cost of a decode replica's steps: prompts cost nothing."""
     base_s = cost.decode_base_s or cost.base_s
     return replace(
         cost, base_s=base_s, prefill_token_s=0.0, prefill_pair_s=0.0, floor_s=0.0, launch_s=base_s

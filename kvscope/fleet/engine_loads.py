@@ -23,9 +23,9 @@ that they have, and the `uncached` ones that the router takes to be computed.
 
 
 class LoadCounts(NamedTuple):
-    """The counts of N replicas (N) and the places of the requests that each has taken (N x R).
+    """Per replica, its counts (N), and the places of requests taken from its queue (N x R).
 
-    Replicas reject oversized requests at once, so those never count.
+    Oversized requests never count, since replicas reject them at once.
     """
 
     each: Records
@@ -33,7 +33,7 @@ class LoadCounts(NamedTuple):
 
 
 def no_counts(replicas: int, requests: int) -> LoadCounts:
-    """Return the counts of replicas to which nothing was sent."""
+    """Return the counts of replicas without requests."""
     each: Any = np.zeros(replicas, dtype=COUNT)
     return LoadCounts(each.view(np.recarray), np.empty((replicas, requests), dtype=np.int32))
 
@@ -57,9 +57,9 @@ def see_sent(
 
 @callable_in_kernels
 def list_taken(machines: Machines, uncached: Int32s, counts: LoadCounts, number: int) -> None:
-    """List the requests that a replica has taken out of its queue.
+    """List the requests that a replica has taken from its queue.
 
-    With a CPU tier it may pass some over, so there all that arrived are listed.
+    With a CPU tier, requests may overtake others, so all that arrived are listed.
     """
     requests, count = machines.each.requests, counts.each[number]
     state = machines.each.state[number, 0]
@@ -84,10 +84,10 @@ def count_loads(
     before_s: float,
     load: ReplicaLoad,
 ) -> None:
-    """Count what replicas had to do at `at_s`, of what arrived before `before_s`.
+    """Count the load of each replica at `at_s`, of requests that arrived before `before_s`.
 
-    A machine computes whole steps, and so may be ahead: what it did later does not count. Both
-    times only grow from call to call.
+    A machine computes whole steps, and so may be past `at_s`: its later events do not count.
+    Neither time may decrease between calls.
     """
     for number in range(len(load.in_flight)):
         see_sent(machines, uncached, counts, number, before_s)

@@ -63,12 +63,12 @@ def replay_engines(
 
     Arguments as in `replay_engine` and `replay_fleet`. `begin_s` is when a request was admitted;
     one that needs more than all blocks of a replica is rejected: it has no hits, and nan for times.
-    A prefix that is computed between a request's arrival and its admission counts in `best_blocks`
-    where the request hit it. Routers see pools, and no CPU tier below them; `hit_blocks` count what
-    was loaded from one. `Truth.wait_s` is what the tokens in front take, without decodes.
-    With `scaled` the first of the replicas serve, as many as it says. One that leaves ends what it
-    has begun, and comes back with an empty cache, at the first arrival after it has ended that.
-    Raises UsageError for a policy without lanes and for a router that copies prefixes.
+    `best_blocks` includes blocks computed between arrival and admission if the request hit them.
+    Routers see pools, and no CPU tier below them; `hit_blocks` include blocks loaded from a tier.
+    `Truth.wait_s` is the prefill time of the tokens in front, without decodes. With `scaled`, the
+    schedule's number of replicas serves. A removed replica finishes the requests sent to it; added
+    again, it starts with an empty cache, once it has finished them. Raises UsageError for a policy
+    without lanes and for a router that copies prefixes.
     """
     if router.copies:
         raise UsageError(
@@ -139,7 +139,7 @@ def replay_engines(
 
 
 def _route(route: Route, begin: int, end: int) -> None:
-    """Route the arrivals `begin` to `end`, with a look for an interrupt now and then."""
+    """Route the arrivals `begin` to `end` in slices, so that an interrupt is noticed."""
     while begin < end:
         reached = route(begin, min(begin + _SLICE, end))
         if reached == begin:
@@ -173,7 +173,7 @@ def _no_loads(replicas: int, count: int, *, scraped: bool) -> Loads:
 
 
 def _costs(cost: StepCost) -> Costs:
-    """Return the costs of a prefill, which is taken to be alone in a step; decodes do not count."""
+    """Return the costs of a prefill that is alone in its step; decodes do not count."""
     return Costs(
         cost.base_s, cost.floor_s, cost.prefill_token_s, cost.prefill_pair_s, 0.0, 0.0, 0.0
     )

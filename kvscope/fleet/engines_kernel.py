@@ -33,21 +33,20 @@ from kvscope.vllm_sim.state import NONE
 
 
 class Engines(NamedTuple):
-    """What runs an engine (`engine_function`), and the addresses of M machines."""
+    """The step loop (`engine_function`), and the addresses of M machines."""
 
     run: Function
     machine: Int64s
 
 
 class SentRequests(NamedTuple):
-    """What became of R requests; arrays by request have their numbers in the trace.
+    """Where R requests were sent; arrays by request use their numbers in the trace.
 
-    `request` lists them as they arrived, `replica` served each of them, as its `place`-th request,
-    and `best` are the most blocks that any replica held. By then the replica had planned `steps`
-    and evicted `evicted` blocks. Of the requests of replica n, by place,
-    `request_at[n]` are their numbers and `uncached[n]` the tokens that the router took to be
-    computed. `open` lists, in closed loop, the places of those that have not ended, `opened` (N)
-    how many.
+    `request` lists them in order of arrival. Per request: `replica` served it as its `place`-th,
+    `best` is the most blocks that any replica held, and `steps` and `evicted` are the steps planned
+    and blocks evicted by the replica before. Per replica n, by place: `request_at[n]` is the
+    request's number and `uncached[n]` the uncached tokens that the router expected. In closed loop,
+    `open` lists the places of unfinished requests, `opened` (N) their number.
     """
 
     request: Int32s
@@ -63,9 +62,9 @@ class SentRequests(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """The counts behind what routers see of N replicas: their own, and those of the last scrape.
+    """The counts from which a router's view of N replicas follows: current, and of the last scrape.
 
-    `scraped_s` (1) is when that was.
+    `scraped_s` (1) is the time of the last scrape.
     """
 
     own: LoadCounts
@@ -74,7 +73,7 @@ class Loads(NamedTuple):
 
 
 class Sights(NamedTuple):
-    """Whether a router sees loads, and which blocks are in use; and how late (s), 0 for at once."""
+    """What a router sees: loads, blocks in use; seconds between scrapes and of KV-event lag."""
 
     loads: bool
     blocks: bool
@@ -83,7 +82,7 @@ class Sights(NamedTuple):
 
 
 class FleetPaths(NamedTuple):
-    """The `parents` of the trie's nodes, and scratch: the path of a request, and of its prompt."""
+    """The trie's `parents`, and scratch for the path of a request (`whole`) and of its `prompt`."""
 
     parents: Int32s
     whole: Int32s
@@ -92,9 +91,9 @@ class FleetPaths(NamedTuple):
 
 @callable_in_kernels
 def _next_machine(now_s: Float64s, replicas: int, until_s: float, lag_s: float, begin: int) -> int:
-    """Return the first machine from `begin` on that has not got as far as it has to, else NONE.
+    """Return the first machine from `begin` on simulated to less than `until_s`, else NONE.
 
-    Those behind the replicas report what these held `lag_s` ago.
+    Machines numbered from `replicas` on are lagging copies: `until_s - lag_s` suffices for them.
     """
     for number in range(begin, len(now_s)):
         if now_s[number] < (until_s if number < replicas else until_s - lag_s):
@@ -104,7 +103,7 @@ def _next_machine(now_s: Float64s, replicas: int, until_s: float, lag_s: float, 
 
 @callable_in_kernels
 def _furthest_behind(now_s: Float64s, begin: int, end: int, until_s: float) -> int:
-    """Return the machine of begin..end furthest behind, NONE if all have got to `until_s`."""
+    """Return the machine of begin..end with the earliest time before `until_s`, else NONE."""
     behind = NONE
     for number in range(begin, end):
         if now_s[number] < until_s and (behind == NONE or now_s[number] < now_s[behind]):
@@ -114,7 +113,7 @@ def _furthest_behind(now_s: Float64s, begin: int, end: int, until_s: float) -> i
 
 @callable_in_kernels
 def _note_ends(machines: Machines, sent: SentRequests, arrivals: Arrivals, replica: int) -> None:
-    """Let the turns be due that follow what has ended on a replica."""
+    """Schedule the next turns of the requests that have finished on a replica."""
     requests, kept = machines.each.requests, 0
     for at in range(sent.opened[replica]):
         place = sent.open[replica, at]
@@ -129,7 +128,7 @@ def _note_ends(machines: Machines, sent: SentRequests, arrivals: Arrivals, repli
 
 @callable_in_kernels
 def _end(request: int, end_s: float, arrivals: Arrivals) -> None:
-    """Let the turns be due that follow a request, which ended."""
+    """Schedule the next turns of a request that ended at `end_s`."""
     for at in range(arrivals.starts[request], arrivals.starts[request + 1]):
         turn = arrivals.turns[at]
         put(arrivals.due, end_s + arrivals.think_s[turn], turn)
@@ -139,10 +138,10 @@ def _end(request: int, end_s: float, arrivals: Arrivals) -> None:
 def _see_loads(
     machines: Machines, sent: SentRequests, loads: Loads, view: View, scrape_s: float, now_s: float
 ) -> None:
-    """Count the loads of this moment, and those of the last scrape.
+    """Count the current loads, and at a new scrape those of its time.
 
-    A scrape sees what was sent before it; which blocks are in use is known a step at a time, and
-    so is that of the first arrival after it.
+    A scrape covers requests sent before it. Blocks in use are known only for whole steps, so a
+    scrape takes them as of the first arrival after it.
     """
     uncached, last_s = sent.uncached, loads.scraped_s
     if scrape_s > 0.0:
@@ -168,7 +167,7 @@ def _see_caches(
     paths: FleetPaths,
     blocks: bool,
 ) -> int:
-    """Look up what replicas hold of a request, and report; return the most blocks of any."""
+    """Write into `view` the blocks of a request that replicas hold; return the most of any."""
     each, record, truth = machines.each, machines.requests[request], view.truth
     length, tokens, best = int(asked.blocks[request]), int(record.prompt), 0
     write_path(paths.parents, record.leaf, paths.whole, 0, record.length)
@@ -197,7 +196,7 @@ def _send(
     replica: int,
     now_s: float,
 ) -> int:
-    """Queue a request on a replica, and on the one that lags; return its place."""
+    """Queue a request on a replica and on its lagging copy, if any; return its place."""
     replicas = len(sent.opened)
     place = queue_request(machines, replica, request, now_s)
     if len(machines.sent) > replicas:
@@ -218,7 +217,7 @@ def _send(
 def _simulate(
     engines: Engines, machines: Machines, sent: SentRequests, arrivals: Arrivals, lag_s: float
 ) -> None:
-    """Simulate the engines until the next request arrives, or to their end."""
+    """Simulate the engines up to the next arrival, or to their end if none comes."""
     each, now_s, due = machines.each, machines.now_s, arrivals.due
     replicas, closed, begin = len(sent.opened), sent.open.shape[1] > 0, 0
     shared = each.offload.pool[0, 0].shared > 0
@@ -264,8 +263,8 @@ def run_engines(
 ) -> int:
     """Simulate engines behind a router: route the arrivals `begin` to `end`.
 
-    Return which one is next. Once nothing arrives any more, the engines do all that is left.
-    `choose` is the router's function, `memory` what it remembers, and `p` its parameters.
+    Return the number of the next arrival. After the last one, the engines finish all requests.
+    `choose` is the router's function, `memory` its memory, and `p` its parameters.
     """
     due = arrivals.due
     for slot in range(begin, end):

@@ -37,7 +37,7 @@ OPEN = -1.0  # in place of a think time: the request arrives at its time in the 
 
 
 class Asked(NamedTuple):
-    """What routers are told of R requests: the path of the prompt alone, and its session's key."""
+    """What routers see of R requests: the path of the prompt alone, and the session's key."""
 
     leaf: Int32s
     blocks: Int32s
@@ -50,7 +50,7 @@ class Arrivals(NamedTuple):
 
     Request r arrives `think_s[r]` seconds after its previous turn has ended, or where that is OPEN
     at `arrival_s[r]`. The next turns of request r are `turns[starts[r]:starts[r + 1]]`. `due` is a
-    heap of those whose time is known.
+    heap of the requests whose arrival time is known.
     """
 
     think_s: Float64s
@@ -60,10 +60,10 @@ class Arrivals(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    """N replicas: when the last prefill of each ends (s), and the blocks that it uses.
+    """N replicas: when the last prefill of each ends (s), and the blocks in use.
 
-    `users` (blocks + 1 x N) counts the requests in flight that use a block; one row where the
-    router does not ask.
+    `users` (blocks + 1 x N) counts the requests in flight that use a block; one row if the router
+    does not need it.
     """
 
     free_s: Float64s
@@ -74,9 +74,9 @@ class Served(NamedTuple):
     """What happened to R requests, in the order in which they arrived.
 
     `request` is the number in the trace. Times are seconds: `begin_s` when its prefill began,
-    `token_s` its first token, `end_s` its last. `hit` are the blocks that it hit, copied ones
-    included, `best` the most that it would have hit on any replica; `uncached` the tokens that the
-    router takes to be computed.
+    `token_s` its first token, `end_s` its last. `hit` are its hit blocks, copied ones included,
+    `best` the most that it would have hit on any replica; `uncached` the uncached tokens that the
+    router expected.
     """
 
     request: Int32s
@@ -92,8 +92,8 @@ class Served(NamedTuple):
 class CacheLimits(NamedTuple):
     """Settings of a replay: blocks a replica, and as in `replay`; then those of the router.
 
-    With `event_lag_s` above 0, the caches are kept twice, and the second ones serve each request
-    when the events of the first ones arrive. `counts_blocks` is as in `Router`.
+    With `event_lag_s` above 0, each cache has a copy for KV events, which serves each request
+    `event_lag_s` later. `counts_blocks` is as in `Router`.
     """
 
     capacity: int
@@ -119,7 +119,7 @@ def _copy_load(source: ReplicaLoad, target: ReplicaLoad) -> None:
 
 @callable_in_kernels
 def _take_row(served: Traffic, at: int, trace: Traffic, request: int, now_s: float) -> None:
-    """Copy what policies see of a request to row `at`: rows are in the order of arrival."""
+    """Copy the policy's view of a request to row `at`: rows are in the order of arrival."""
     served.leaf[at] = trace.leaf[request]
     served.length[at] = trace.length[request]
     served.look[at] = trace.look[request]
@@ -135,7 +135,7 @@ def _take_row(served: Traffic, at: int, trace: Traffic, request: int, now_s: flo
 
 @callable_in_kernels
 def _use(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
-    """Count a prompt's blocks as used; return how many were not."""
+    """Add a user to each block of a prompt; return how many blocks were unused before."""
     block, new = asked.leaf[request], 0
     for _ in range(asked.blocks[request]):
         new += users[block, replica] == 0
@@ -146,7 +146,7 @@ def _use(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int
 
 @callable_in_kernels
 def _unuse(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
-    """Count a prompt's blocks as used no longer; return how many are not any more."""
+    """Remove a user from each block of a prompt; return how many blocks are unused now."""
     block, unused = asked.leaf[request], 0
     for _ in range(asked.blocks[request]):
         users[block, replica] -= 1
@@ -159,8 +159,8 @@ def _unuse(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: i
 def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     """Return the kernel that simulates replicas with a policy behind any router.
 
-    One serves all lane policies. `choose` is the router's function, and `memory` what it remembers.
-    The kernel takes all tuples of arrays as `Referenced`.
+    One kernel serves all lane policies. `choose` is the router's function, `memory` its memory. The
+    kernel takes all tuples of arrays as `Referenced`.
     """
     kind = caches_of(policy)
     leading = kind.leading
@@ -170,7 +170,7 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     def open_request(
         caches: FleetCaches, served: Traffic, done: Served, limits: CacheLimits, functions: Any
     ) -> None:
-        """Let time pass in caches until their next request arrives, and write its path."""
+        """Advance the caches to the next request's arrival, and write its path."""
         touched, state, progress = caches.touched, caches.state, caches.progress
         slot, before, table = progress[NEXT], progress[PERIOD], caches.tables.in_force
         now_s = served.arrival_s[slot]
@@ -195,7 +195,7 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     def serve_request(
         caches: FleetCaches, served: Traffic, replica: int, limits: CacheLimits, functions: Any
     ) -> int:
-        """Serve the request that was opened on a replica; return the blocks that it hits."""
+        """Serve the request of `open_request` on a replica; return the blocks that it hits."""
         progress = caches.progress
         slot, table = progress[NEXT], caches.tables.in_force
         now_s, p = served.arrival_s[slot], caches.p[replica]

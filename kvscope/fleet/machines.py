@@ -32,13 +32,13 @@ _OF_POOL = frozenset({"files", "pool", "pool_links"})  # which replicas may shar
 
 
 class Machines(NamedTuple):
-    """M machines, each with the requests that were sent to it by their place among them.
+    """M machines; each numbers the requests sent to it from 0 (their place).
 
-    `each` has their arrays, M rows of everything but what none of them writes, and of a shared pool
-    a row for those that share it. `requests` (R) and
-    `cuts` (R x P) are those of the trace, by their number. `sent` (M) counts the requests of each,
-    and `now_s` (M) is the time until which it has been simulated, infinity while it has nothing to
-    do. The policy's table of `period` (1) holds, each from arrival `since` on.
+    `each` has the arrays of all: M rows, one row a shared pool, and no such axis for arrays that no
+    machine writes. `requests` (R) and `cuts` (R x P) are those of the trace, by request number. Per
+    machine (M): `sent` counts its requests, `now_s` is the time up to which it has been simulated,
+    infinity while it is idle. `period` (1) is the policy's table in force, `since` the arrival from
+    which each table holds.
     """
 
     each: Machine
@@ -51,10 +51,10 @@ class Machines(NamedTuple):
 
 
 def idle_machines(known: Machine, replicas: int, sets: int = 1) -> Machines:
-    """Return `sets` of so many machines to which nothing was sent.
+    """Return `sets` sets of `replicas` machines without requests.
 
-    `known` has all requests of the trace. Machines of a set share the pool below them, if it says
-    so.
+    `known` has all requests of the trace. Machines of a set share the storage below them, if its
+    settings say so.
     """
     count = sets * replicas
     pools = sets if known.offload.pool.shared[0] else count
@@ -86,9 +86,9 @@ def idle_machines(known: Machine, replicas: int, sets: int = 1) -> Machines:
 
 
 def machines_bytes(traffic: Traffic, settings: EngineSettings, count: int) -> int:
-    """Return what so many machines take: each has all blocks of its pool and of the trace.
+    """Return the bytes of `count` machines: each has all blocks of its pool and of the trace.
 
-    Counted from their arrays; those of slots are in memory as far as requests run at once.
+    Arrays of slots are left out, since they take memory only for requests that run at once.
     """
     tries = 1 if settings.groups is None else settings.groups.contents(traffic.block_size)
     node = 8  # `holders`, and `children` or `written`
@@ -103,10 +103,10 @@ def _rows(column: Any, count: int) -> Any:
 
 
 def _room(column: Any, count: int, *, huge: bool = False) -> Any:
-    """Return rows of zeros in memory that is taken as they are written to, and given back at once.
+    """Return rows of zeros in memory that is committed on first write, and released at once.
 
-    In small pages, or `huge` ones where most of them will be written to: those cost a fault in
-    2 MiB. NumPy asks for huge ones: a row of every slot would then be in memory.
+    `huge` pages (one fault in 2 MiB) are for rows that will mostly be written, small ones for
+    others. NumPy would use huge pages for all, and so commit every slot's row.
     """
     pages = mmap(-1, max(1, count * column.nbytes), MAP_PRIVATE | MAP_ANONYMOUS)
     if huge and _HUGE is not None:
@@ -121,9 +121,9 @@ def _table_rows(tables: TablePeriods, count: int) -> TablePeriods:
 
 
 def layouts(each: Machine, count: int) -> Int64s:
-    """Return so many machines as functions take them by address, a row each, on the arrays of all.
+    """Return `count` machines as compiled functions take them, a row of addresses each.
 
-    From one machine to the next with the same pool, every array begins as many bytes further on.
+    Among machines with the same pool, each array's address grows by a constant per machine.
     """
     pools = len(each.offload.pool)
     alike = count // pools if pools < count else count
@@ -157,7 +157,7 @@ _COUNTS = (  # of a machine's state, that go on when its cache is emptied
 
 
 def renew(machines: Machines, number: int, known: Machine) -> None:
-    """Make an idle machine another one with an empty cache; `known` is as for `idle_machines`."""
+    """Empty the cache of an idle machine, as of a new one; `known` is as for `idle_machines`."""
     each, new = machines.each, known.state.copy()
     for count in _COUNTS:
         new[count] = each.state[number][count]
@@ -175,7 +175,7 @@ def renew(machines: Machines, number: int, known: Machine) -> None:
 
 @callable_in_kernels
 def queue_request(machines: Machines, number: int, request: int, now_s: float) -> int:
-    """Send a request to a machine, which gets it now; return its place there."""
+    """Send a request to a machine at `now_s`; return its place there."""
     each, place = machines.each, int(machines.sent[number])
     each.requests[number, place] = machines.requests[request]
     each.requests[number, place].arrival_s = now_s
@@ -190,7 +190,7 @@ def queue_request(machines: Machines, number: int, request: int, now_s: float) -
 
 @callable_in_kernels
 def take_tables(machines: Machines, slot: int) -> None:
-    """Let machines read the table of the policy that holds from arrival `slot` on, if one does."""
+    """Switch all machines to the policy's next table if it holds from arrival `slot` on."""
     period, since = machines.period, machines.since
     while period[0] + 1 < len(since) and since[period[0] + 1] <= slot:
         period[0] += 1
@@ -200,16 +200,16 @@ def take_tables(machines: Machines, slot: int) -> None:
 
 @callable_in_kernels
 def last_content(layout: Any) -> int:
-    """Return what the content of a group's last block of a node is by more than the node."""
+    """Return what to add to a trie node for the content of a group's last block in it."""
     return layout.first_content + (layout.blocks_per_node - 1) * layout.nodes  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
-    """Return how many leading blocks of a path a machine holds, of the first `look`.
+    """Return how many of a path's first `look` blocks a machine holds without a gap.
 
-    Of a hybrid model, those of full attention count, or of its first group: the prefix that KV
-    events report. Windows and states may let fewer hit.
+    For a hybrid model, full attention counts (else its first group): the prefix that KV events
+    report. Windows and states may allow fewer hits.
     """
     held = 0
     layout = each.groups[number, each.specs[number, 0].begin]
@@ -223,7 +223,7 @@ def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
 
 @callable_in_kernels
 def unused_blocks(each: Machine, number: int, path: Int32s, length: int) -> int:
-    """Return how many blocks of a path no request uses that a machine serves."""
+    """Return how many blocks of a path no running request of a machine uses."""
     unused = 0
     layout = each.groups[number, each.specs[number, 0].begin]
     size, first = layout.nodes_per_block, last_content(layout)

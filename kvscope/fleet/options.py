@@ -24,12 +24,11 @@ READY_S = 60.0  # a usual time to load a model from a disk
 
 
 class Scaling(NamedTuple):
-    """From `low` to `high` replicas, `requests_per_s` for each; a new one takes `ready_s`.
+    """Autoscale from `low` to `high` replicas, one per `requests_per_s`; a new one takes `ready_s`.
 
-    The number is set anew every SYNC_S seconds, by the rate of the last RATE_S: the total over the
-    target, rounded up; the present number stays where that is within a tenth of it. It grows at
-    most to twice as many or by 4, whichever is more, and falls to the largest number that was
-    wanted in the last SETTLE_S.
+    The number is updated every SYNC_S seconds, by the rate of the last RATE_S: the total over the
+    target, rounded up; it stays while that is within 10 % of it. It grows to at most twice as many
+    or by 4, whichever is more, and falls to the largest number wanted in the last SETTLE_S.
     Source: Kubernetes, Horizontal Pod Autoscaling, algorithm details, and the default behavior of
     autoscaling/v2. The window of the rate is a usual one; Kubernetes has none.
     """
@@ -40,12 +39,12 @@ class Scaling(NamedTuple):
     ready_s: float
 
     def __str__(self) -> str:
-        """Return it as the option `--autoscale` takes it."""
+        """Return the value of the option `--autoscale`."""
         return f"{self.low}..{self.high}@{self.requests_per_s:.12g}:ready={self.ready_s:.12g}s"
 
 
 def parse_routers(text: str) -> list[type[Router]]:
-    """Return the routers in `session,sglang@0.3.2`, each once; `all` is every router."""
+    """Return the routers in text such as `session,sglang@0.3.2`, each once; `all`: every router."""
     from kvscope.routers.registry import ROUTERS, router_by_name
 
     if text == ALL:
@@ -56,7 +55,7 @@ def parse_routers(text: str) -> list[type[Router]]:
 def split_assignments(
     routers: Sequence[type[Router]], assignments: Sequence[str]
 ) -> tuple[dict[type[Router], Assignments], list[str]]:
-    """Return what `NAME.PARAMETER=VALUE,...` set of routers, and the others, which are policies'.
+    """Return the parameters of routers (`NAME.PARAMETER=VALUE,...`), and all others, of policies.
 
     Raises UsageError for a router that is not replayed.
     """
@@ -83,7 +82,7 @@ def split_assignments(
 
 
 def router_variants(router: type[Router], assignments: Assignments) -> list[Router]:
-    """Return the router with every combination of the values that are assigned.
+    """Return the router with every combination of the assigned parameter values.
 
     Raises UsageError for a parameter or a value that it does not take.
     """
@@ -95,12 +94,12 @@ def router_variants(router: type[Router], assignments: Assignments) -> list[Rout
 
 
 def router_flags(router: Router, replicas: int) -> str:
-    """Return the launch flags that set a router in front of so many replicas; empty for none."""
+    """Return the launch flags of a router in front of `replicas` replicas; empty for none."""
     return " ".join(router.flags()).replace("-size N", f"-size {replicas}")
 
 
 def router_label(router: Router) -> str:
-    """Return a router's name with the parameters that are not its defaults."""
+    """Return a router's name with its parameters that differ from the defaults."""
     usual = {parameter.name: parameter.default for parameter in router.parameters}
     changed = (
         f"{name}={format_value(name, value)}"

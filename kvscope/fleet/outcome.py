@@ -23,7 +23,7 @@ _HEAT_BINS = 96
 
 
 class Slo(Struct, frozen=True):
-    """At the percentile, TTFT has to be within `ttft_s` and TPOT, with one, within `tpot_s`."""
+    """The SLO: at `percentile`, TTFT is within `ttft_s` and TPOT, if stated, within `tpot_s`."""
 
     ttft_s: float
     percentile: float = 0.95
@@ -31,12 +31,12 @@ class Slo(Struct, frozen=True):
 
 
 class Latencies(Struct, frozen=True):
-    """How long counted requests took.
+    """Latencies of counted requests.
 
-    `attainment` is the share with a TTFT within the SLO, `tpot_attainment` that with a TPOT within
-    its own, of requests with two output tokens or more. Percentiles are those of requests that got
-    a token, None where the queue grows (`overloaded`) or no request has such a time. `rejected`
-    ones, longer than an engine's pool, are not within the SLO.
+    `attainment` is the share with a TTFT within the SLO, `tpot_attainment` the share with a TPOT
+    within its SLO, of requests with two output tokens or more. Percentiles cover requests that got
+    a token; they are None if the queue grows (`overloaded`) or no request has such a time.
+    `rejected` ones, longer than an engine's pool, miss the SLO.
     """
 
     requests: int
@@ -49,7 +49,7 @@ class Latencies(Struct, frozen=True):
 
 
 class ReplicaOutcome(Struct, frozen=True):
-    """One replica: `latencies` is None where it served no counted request.
+    """The outcome of one replica: `latencies` is None if it served no counted request.
 
     `computed_tokens` are the uncached input tokens of its counted requests, `utilization` is the
     share of the whole time in which it prefilled.
@@ -63,9 +63,9 @@ class ReplicaOutcome(Struct, frozen=True):
 
 
 class Imbalance(Struct, frozen=True):
-    """Uncached tokens sent to the busiest replica over their mean, 1 where all get the same.
+    """Uncached tokens sent to the busiest replica over the mean of all replicas (1: balanced).
 
-    `overall` is that of the whole time; `p50` and `p95` are percentiles over minutes of arrivals.
+    `overall` covers the whole time; `p50` and `p95` are percentiles over minutes of arrivals.
     """
 
     overall: float
@@ -74,14 +74,14 @@ class Imbalance(Struct, frozen=True):
 
 
 class FleetOutcome(Struct, frozen=True):
-    """What N replicas gave over the counted requests.
+    """Hit rates, latencies and balance of N replicas over the counted requests.
 
-    Hit rates are shares of the input tokens: `taken` by the replicas that served, `best_available`
+    Hit rates are shares of the input tokens: `taken` on the replicas that served, `best_available`
     on the replica that held most of each prompt, `infinite` in one cache that evicts nothing. With
-    files below CPU tiers, `from_files` of what was taken came from there; with shared ones, `pool`.
-    `target_ttft_s` and `target_tpot_s` are the SLO's percentile, inf where the queue grows or it
-    falls on a rejected request.
-    `sent_tokens` (N x T) are the uncached tokens sent to each replica in T bins of `bin_s`.
+    files below CPU tiers, `from_files` is the part of `taken` read from them; `pool` describes
+    shared ones. `target_ttft_s` and `target_tpot_s` are the SLO's percentile, inf where the queue
+    grows or it falls on a rejected request. `sent_tokens` (N x T) are the uncached tokens sent to
+    each replica in T bins of `bin_s`.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -105,17 +105,17 @@ class FleetOutcome(Struct, frozen=True):
 
     @property
     def not_held(self) -> float:
-        """The share of the input tokens that no single replica held and an infinite cache does."""
+        """Share of the input tokens that an infinite cache hits and no single replica held."""
         return self.infinite - self.best_available
 
     @property
     def not_chosen(self) -> float:
-        """The share of the input tokens that another replica held beyond the one that served."""
+        """Share of the input tokens that the best replica held and the chosen one did not."""
         return self.best_available - self.taken
 
     @property
     def sent(self) -> tuple[tuple[float, ...], ...]:
-        """The tokens sent, a row a replica."""
+        """The uncached tokens sent, one row a replica."""
         return tuple(map(tuple, self.sent_tokens.tolist()))
 
     @property
@@ -134,9 +134,9 @@ def fleet_outcome(
     done: FleetReplay,
     infinite_blocks: Int32s | None = None,
 ) -> FleetOutcome:
-    """Return what a replay of `traffic`, which is that of the prompts, gave.
+    """Return the outcome of a replay (`done`) of `traffic`, the traffic of the prompts.
 
-    `infinite_blocks` are those of `infinite_hit_blocks` in the order of arrival, where known.
+    `infinite_blocks` is the result of `infinite_hit_blocks` for the order of arrival, if known.
     """
     definition = setting.definition
     first = first_counted(prompts, definition)
@@ -194,7 +194,7 @@ def fleet_outcome(
 
 
 class _Times(Struct, frozen=True):
-    """When requests arrived, their TTFT, how long they waited, and TPOT (nan for one token)."""
+    """Per request: arrival, TTFT, time in the queue, and TPOT (nan for one token), in seconds."""
 
     arrival_s: Float64s
     ttft_s: Float64s
@@ -211,7 +211,7 @@ class _Times(Struct, frozen=True):
         return cls(done.arrival_s, done.ttft_s, done.begin_s - done.arrival_s, tpot_s)
 
     def latencies(self, members: Int64s, first: int, slo: Slo) -> Latencies:
-        """Return the latencies of the requests with these numbers, counted from `first` on."""
+        """Return the latencies of requests `members`, without the first `first` (warm-up)."""
         counted = members[first:]
         answered = counted[np.isfinite(self.ttft_s[counted])]
         in_order = answered[np.argsort(self.arrival_s[answered], kind="stable")]
@@ -238,7 +238,7 @@ class _Times(Struct, frozen=True):
 
 
 def infinite_hit_blocks(traffic: Traffic, order: Int32s) -> Int32s:
-    """Return the leading blocks of each request that an earlier one of `order` left (R)."""
+    """Return the leading blocks of each request that an earlier one in `order` had cached (R)."""
     left = np.zeros(len(traffic.block_parent), dtype=np.bool_)
     left[0] = True
     hits = np.zeros(len(traffic.leaf), dtype=np.int32)
@@ -256,7 +256,7 @@ def _fill(
     left: NDArray[np.bool_],
     hits: Int32s,
 ) -> None:
-    """Mark what each request leaves; what is marked has all its ancestors marked."""
+    """Mark the blocks that each request caches, and so all their ancestors; write its hits."""
     for request in order:
         block, new = leaf[request], 0
         while not left[block]:
@@ -267,7 +267,7 @@ def _fill(
 
 
 def _busy_s(done: FleetReplay, members: Int64s) -> float:
-    """Return the seconds in which a replica prefilled any of the requests that it served."""
+    """Return the total seconds in which a replica prefilled requests `members`."""
     served = members[np.isfinite(done.token_s[members])]
     served = served[np.argsort(done.begin_s[served], kind="stable")]
     begin_s, token_s = done.begin_s[served], done.token_s[served]

@@ -45,15 +45,15 @@ class PoolUse(Struct, frozen=True):
 class FleetReplay(Struct, frozen=True):
     """What N replicas did with R requests; arrays by request are in the order of the trace.
 
-    `replica` served it and hit `hit_blocks` of its leading blocks, copied ones included, where
-    `best_blocks` were the most that any replica held. `order` lists the requests as they arrived.
-    Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` its prefill or
-    the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N) counts blocks.
-    With files below CPU tiers, `read_blocks` of the hits came from there; `pool` where those are
-    shared. `stored_chunks` were written to the tiers of all. On simulated engines, `before` (R, 2)
-    are the steps that its replica had planned and the blocks that it had evicted when a request
-    arrived. Where replicas come and go, `age_s` (R) says for how long its replica had served by
-    then, infinity for those of the beginning.
+    `replica` served it and hit `hit_blocks` of its leading blocks, copied ones included;
+    `best_blocks` is the most that any replica held. `order` lists the requests as they arrived.
+    Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` the start of its
+    prefill or of the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N)
+    counts blocks. With files below CPU tiers, `read_blocks` of the hits came from them; `pool`
+    describes shared files. All tiers together stored `stored_chunks`. On simulated engines,
+    `before` (R, 2) are the steps planned and the blocks evicted by its replica before the request
+    arrived. In an autoscaled fleet, `age_s` (R) is how long the replica had served by then,
+    infinity for the initial replicas.
     """
 
     replicas: int
@@ -79,7 +79,7 @@ class FleetReplay(Struct, frozen=True):
 
 
 def asked(prompts: Prompts) -> Asked:
-    """Return what routers are told of each request."""
+    """Return the properties of each request that routers see."""
     full = np.minimum(prompts.input_tokens // prompts.block_size, prompts.blocks)
     return Asked(
         np.ascontiguousarray(prompts.leaf, dtype=np.int32),
@@ -92,10 +92,10 @@ def asked(prompts: Prompts) -> Asked:
 def arrivals(
     traffic: Traffic, think_s: Float64s | None = None, after: Int32s | None = None
 ) -> Arrivals:
-    """Return when requests arrive: by the trace, or `think_s` after another one has ended.
+    """Return when requests arrive: by the trace, or `think_s` after the end of another request.
 
-    That is request `after`, by default the previous turn. `think_s` (R) is OPEN where the trace's
-    time counts; it must be for requests after none.
+    That other request is `after`, by default the previous turn. `think_s` (R) is OPEN for requests
+    that follow none and wherever the trace's arrival time counts.
     """
     requests = len(traffic.leaf)
     think_s = np.full(requests, OPEN) if think_s is None else think_s
@@ -127,9 +127,9 @@ def replay_fleet(
 ) -> FleetReplay:
     """Replay `traffic` on `replicas` of `capacity_blocks` each, behind `router`: exact.
 
-    `think_s` and `after` close the loop: see `arrivals`. What a policy learns (`tables`) it learns
-    of the whole fleet's traffic. `seed` is for routers that draw. Raises UsageError for policies
-    with hindsight and for counts that no fleet has.
+    `think_s` and `after` close the loop: see `arrivals`. A learned policy's `tables` come from the
+    whole fleet's traffic. `seed` is for randomized routers. Raises UsageError for policies with
+    hindsight and for a number of replicas out of range.
     """
     if not 1 <= replicas <= MOST_REPLICAS:
         raise UsageError(
@@ -232,9 +232,9 @@ def no_view(
     scraped: bool = False,
     lagging: bool = False,
 ) -> View:
-    """Return an idle fleet with empty caches.
+    """Return the view of an idle fleet with empty caches.
 
-    Load is up to date unless `scraped`, KV events are so unless `lagging`.
+    `scraped` gives scraped loads an array of their own, `lagging` the blocks reported by KV events.
     """
     load, cached_blocks = _no_load(replicas), np.zeros(replicas, dtype=np.int32)
     truth = Truth(
@@ -257,7 +257,7 @@ def no_view(
 
 
 def among(view: View, replicas: int) -> View:
-    """Return the view of the first replicas alone, on the same arrays."""
+    """Return the view restricted to the first `replicas`, on the same arrays."""
 
     def part(load: ReplicaLoad) -> ReplicaLoad:
         return ReplicaLoad(*(column[:replicas] for column in load))

@@ -21,7 +21,7 @@ _MOST_ADDED = 4
 
 
 class Schedule(Struct, frozen=True):
-    """From `from_s` on (K, ascending, the first -inf) so many `replicas` serve (K)."""
+    """The number of `replicas` that serve from each time `from_s` on (K, ascending from -inf)."""
 
     from_s: Float64s
     replicas: Int64s
@@ -41,15 +41,15 @@ class Schedule(Struct, frozen=True):
 
 
 def schedule(arrival_s: Float64s, scaling: Scaling) -> Schedule:
-    """Return how many replicas serve at a time; at first those that suit the first RATE_S.
+    """Return how many replicas serve at each time; initially those that suit the first RATE_S.
 
-    `arrival_s` (R) are seconds since the trace's start. One that is added serves `ready_s` later;
-    one that is removed gets nothing more, at once. The latest leave first.
+    `arrival_s` (R) are seconds since the trace's start. An added replica serves `ready_s` later; a
+    removed one gets no further request, at once. The newest are removed first.
     """
     arrivals = np.sort(arrival_s)
 
     def share_at(now_s: float) -> float:
-        """Return how many replicas the last arrivals suit, as a fraction."""
+        """Return the fractional number of replicas that the rate of the last RATE_S requires."""
         begin, end = np.searchsorted(arrivals, (now_s - RATE_S, now_s))
         return float(end - begin) / RATE_S / scaling.requests_per_s
 

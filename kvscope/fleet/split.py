@@ -24,9 +24,9 @@ from kvscope.routers.base import MemorySizes, Prompt, Router
 def assignment(
     traffic: Traffic, routed: Asked, router: Router, replicas: int, *, seed: int = 0
 ) -> Int32s:
-    """Return the replica of each request (R), with the trace's arrivals.
+    """Return the replica of each request (R), by the trace's arrival times.
 
-    Raises UsageError for a router whose choice depends on more than the order.
+    Raises UsageError for a router that looks at more than the order of requests.
     """
     if router.sees != "order":
         raise UsageError(
@@ -49,7 +49,7 @@ def assignment(
 
 
 def fleet_distances(prompts: Prompts, definition: HitDefinition, replica: Int32s) -> LruDistances:
-    """Return the stack distance of every block that is looked up again, in its replica's list.
+    """Return the LRU stack distance of each looked-up block, in its replica's own LRU list.
 
     `replica` (R) is the assignment. `live` is the length of the longest list.
     """
@@ -68,6 +68,6 @@ def fleet_distances(prompts: Prompts, definition: HitDefinition, replica: Int32s
 def fleet_curve(prompts: Prompts, definition: HitDefinition, replica: Int32s) -> HitCurve:
     """Return the hits of a fleet of LRU caches at every capacity of a replica, exactly.
 
-    The definition must not be a flat one.
+    Flat hit definitions are not supported.
     """
     return lru_curve(prompts, definition, fleet_distances(prompts, definition, replica))

@@ -40,7 +40,7 @@ SEEDS = 3
 
 
 class Fleet(Struct, frozen=True):
-    """So many replicas with a policy behind a router, at most where `scaling` says how many."""
+    """Replicas with a policy behind a router; `replicas` is the maximum if `scaling` is set."""
 
     router: Router
     policy: Policy
@@ -49,7 +49,7 @@ class Fleet(Struct, frozen=True):
 
 
 class SeedSpread(Struct, frozen=True):
-    """The least and the largest figures over the seeds of a router that draws."""
+    """Minimum and maximum of TTFT and hit rate over the seeds of a randomized router."""
 
     seeds: int
     ttft_ms: tuple[float, float]
@@ -57,11 +57,11 @@ class SeedSpread(Struct, frozen=True):
 
 
 class FleetRun(Struct, frozen=True):
-    """A fleet and what it gave with each seed; one seed where nothing is drawn.
+    """A fleet and its outcome with each seed; one seed if nothing is random.
 
-    `hit_rate` is what was taken: infinite - not_held - not_chosen. `ttft_at_percentile_ms` is the
-    SLO's percentile, null where the queue grows. `sent_tokens` has a row a replica, the uncached
-    tokens sent to it in bins of `bin_s`; it is empty but for the chosen number of replicas.
+    `hit_rate` is `taken`: infinite - not_held - not_chosen. `ttft_at_percentile_ms` is the SLO's
+    percentile, null where the queue grows. `sent_tokens` has a row a replica, the uncached tokens
+    sent to it in bins of `bin_s`; it is empty except for the chosen number of replicas.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -75,13 +75,13 @@ class FleetRun(Struct, frozen=True):
 
     @property
     def seed(self) -> int:
-        """The seed whose TTFT is the median; of two the worse."""
+        """The seed with the median TTFT, for an even number the worse of the middle two."""
         ttft_s = [each.target_ttft_s for each in self.outcomes]
         return sorted(range(len(ttft_s)), key=ttft_s.__getitem__)[len(ttft_s) // 2]
 
     @property
     def outcome(self) -> FleetOutcome:
-        """The outcome of that seed."""
+        """The outcome of the seed with the median TTFT."""
         return self.outcomes[self.seed]
 
     @property
@@ -90,13 +90,13 @@ class FleetRun(Struct, frozen=True):
         return all(each.meets for each in self.outcomes)
 
     def spread(self, figure: Callable[[FleetOutcome], float]) -> tuple[float, float] | None:
-        """Return the least and the largest of a figure over seeds, None for one seed."""
+        """Return the minimum and maximum of a figure over seeds, None for one seed."""
         values = [figure(each) for each in self.outcomes]
         return (min(values), max(values)) if len(values) > 1 else None
 
     @property
     def seed_spread(self) -> SeedSpread | None:
-        """What differs between seeds, None for one seed."""
+        """The spread of TTFT and hit rate over seeds, None for one seed."""
         ttft_ms = self.spread(lambda each: each.target_ttft_s * 1e3)
         hit_rate = self.spread(lambda each: each.taken)
         if ttft_ms is None or hit_rate is None:
@@ -105,15 +105,15 @@ class FleetRun(Struct, frozen=True):
 
     @property
     def without_sent(self) -> FleetRun:
-        """The run without the tokens sent to each replica, which are many."""
+        """The run without `sent_tokens`, which are large."""
         outcomes = (replace(each, sent_tokens=each.sent_tokens[:0]) for each in self.outcomes)
         return replace(self, outcomes=tuple(outcomes))
 
 
 class PooledCache(Struct, frozen=True):
-    """One cache as large as all replicas' together: hit rates in the trace's order.
+    """One cache as large as all replicas' together: hit rates of LRU and Belady in trace order.
 
-    `outcome` is that of one queue in front of it, with the best policy; None in closed loop and on
+    `outcome` is that of the best policy with one queue in front; None in closed loop and on
     engines.
     """
 
@@ -126,9 +126,9 @@ class PooledCache(Struct, frozen=True):
 class FleetSweep:
     """Replays fleets of one workload, at its rate; each replica has `capacity_blocks`.
 
-    `think_s` and `after` close the loop (see `kvscope.fleet.replay.arrivals`). Routers that draw
-    are replayed with `seeds` seeds. With an `engine`, whose blocks are the capacity, replicas are
-    simulated vLLMs; else each is one queue of prefills.
+    `think_s` and `after` close the loop (see `kvscope.fleet.replay.arrivals`). Randomized routers
+    are replayed with `seeds` seeds. With an `engine`, replicas are simulated vLLMs whose pool is
+    the capacity; else each is one queue of prefills.
     """
 
     def __init__(
@@ -156,13 +156,13 @@ class FleetSweep:
         return self.workload.prompts
 
     def replays(self, fleet: Fleet) -> int:
-        """Return how many replays a fleet takes."""
+        """Return how many replays a fleet takes: one a seed."""
         return self.seeds if fleet.router.draws else 1
 
     def replay(
         self, fleet: Fleet, seed: int = 0, engine: EngineSettings | None = None
     ) -> FleetReplay:
-        """Return what the fleet does with each request, on this engine or the sweep's."""
+        """Return the replay of a fleet on `engine`, by default the sweep's."""
         engine = engine or self.engine
         memory.require(
             self._bytes(fleet, engine),
@@ -184,10 +184,10 @@ class FleetSweep:
     def _with_own_guards(
         self, fleet: Fleet, engine: EngineSettings | None, done: FleetReplay
     ) -> FleetReplay:
-        """Return a replay whose replicas each have a guard, which sees its own requests alone.
+        """Return a replay in which each replica has its own guard, fed by its own requests alone.
 
-        Above a shared pool they keep one for all. What the best replica had stays that of replicas
-        with one guard for all.
+        Above a shared pool there is one guard for all. `best_blocks` come from the replay with a
+        common guard.
         """
         hits, evictions = done.hit_blocks.copy(), done.evictions.copy()
         begin_s, token_s, end_s = done.begin_s.copy(), done.token_s.copy(), done.end_s.copy()
@@ -219,7 +219,7 @@ class FleetSweep:
         )
 
     def _replay_blocks(self, fleet: Fleet, seed: int) -> FleetReplay:
-        """Return what a fleet does whose replicas evict block by block, with a queue each."""
+        """Return the replay of a fleet whose replicas evict block by block, with a queue each."""
         return replay_fleet(
             self.workload.traffic,
             self._asked,
@@ -235,7 +235,7 @@ class FleetSweep:
         )
 
     def _tables(self, fleet: Fleet, capacity_blocks: int, served: Bools | None = None) -> Tables:
-        """Return a policy's tables, of all requests; its guard has all replicas compute them."""
+        """Return a policy's tables of all requests; its guard takes all replicas' prefill rate."""
         policy, values = fleet.policy, dict(fleet.policy.values)
         if values.get(TOKENS_PER_S.name):
             values[TOKENS_PER_S.name] *= fleet.replicas
@@ -243,14 +243,14 @@ class FleetSweep:
         return self.workload.tables(policy, served).chosen(together, capacity_blocks)
 
     def _on_trees(self, fleet: Fleet) -> bool:
-        """Return whether each replica is a prefix tree of SGLang with requests of its own."""
+        """Return whether replicas are SGLang prefix trees, each replayed on its own requests."""
         own = self.think_s is None and not fleet.router.copies
         return own and self.workload.on_tree(fleet.policy)
 
     def _replay_trees(self, fleet: Fleet, seed: int) -> FleetReplay:
-        """Return what a fleet does whose replicas are such trees, with a queue each.
+        """Return the replay of a fleet whose replicas are SGLang prefix trees, with a queue each.
 
-        A router that sees loads or caches sees those of replicas that evict block by block.
+        Routers that see loads or caches see those of replicas that evict block by block.
         """
         workload, count, requests = self.workload, fleet.replicas, len(self._asked.leaf)
         hits, best = np.zeros((2, requests), dtype=np.int32)
@@ -273,7 +273,7 @@ class FleetSweep:
         return FleetReplay(count, replica, hits, best, order, *times, evictions)
 
     def _on_engines(self, fleet: Fleet, engine: EngineSettings, seed: int) -> FleetReplay:
-        """Return what a fleet of simulated vLLMs does with each request."""
+        """Return the replay of a fleet of simulated vLLMs."""
         workload, policy, scaling = self.workload, fleet.policy, fleet.scaling
         done = replay_engines(
             workload.prompts,
@@ -292,14 +292,14 @@ class FleetSweep:
         return replace(done, token_s=done.token_s + outside_s, end_s=done.end_s + outside_s)
 
     def run(self, fleet: Fleet, engine: EngineSettings | None = None) -> FleetRun:
-        """Return what the fleet gives with each seed, on this engine or the sweep's."""
+        """Return a fleet's outcome with each seed, on `engine`, by default the sweep's."""
         outcomes = (
             self.outcome(self.replay(fleet, seed, engine)) for seed in range(self.replays(fleet))
         )
         return FleetRun(fleet, tuple(outcomes))
 
     def outcome(self, done: FleetReplay, slo: Slo | None = None) -> FleetOutcome:
-        """Return what a replay gave, under this SLO or the sweep's."""
+        """Return the outcome of a replay, under `slo`, by default the sweep's."""
         known, workload = self._infinite if self.think_s is None else None, self.workload
         return fleet_outcome(
             self.prompts, workload.traffic, workload.setting, slo or self.slo, done, known
@@ -343,7 +343,7 @@ class FleetSweep:
                 first = numbers.stop
 
     def replayed(self, fleet_seed: tuple[Fleet, int]) -> FleetOutcome:
-        """Return what a fleet gives with a seed."""
+        """Return the outcome of a (fleet, seed)."""
         return self.outcome(self.replay(*fleet_seed))
 
     def _bytes(self, fleet: Fleet, engine: EngineSettings | None) -> int:
@@ -357,7 +357,7 @@ class FleetSweep:
         )
 
     def pooled(self, policy: Policy, replicas: int) -> PooledCache:
-        """Return what one cache of all replicas' size and one queue for all of them give."""
+        """Return the outcome of one cache of all replicas' size and one queue for them."""
         lru, belady = (self._pooled(each, replicas) for each in (Lru(), Belady()))
         open_queue = self.think_s is None and self.engine is None
         outcome = self._pooled(policy, replicas) if open_queue else None
@@ -385,7 +385,7 @@ class FleetSweep:
         return infinite_hit_blocks(traffic, np.arange(len(traffic.leaf), dtype=np.int32))
 
     def _compile(self, fleet: Fleet) -> None:
-        """Replay no request, or one on engines: any traffic needs what is compiled for it."""
+        """Compile a fleet's kernel by replaying no request, or one request on engines."""
         if self.engine is not None:
             first = np.zeros(1, dtype=np.int64)
             tables = self.workload.tables(fleet.policy, fits(self.workload.traffic, self.engine))

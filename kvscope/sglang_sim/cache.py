@@ -26,7 +26,7 @@ from kvscope.sglang_sim.tree import (
 
 @called_by_kernels
 def look_up(tree: PrefixTree, first: int, blocks: int) -> int:
-    """Return the node where the longest cached prefix of a path ends; it counts as used."""
+    """Return the node at the end of a path's longest cached prefix, and mark the prefix as used."""
     node, depth = ROOT, 0
     while depth < blocks:
         child = tree.at[tree.paths[first + depth]]
@@ -54,7 +54,7 @@ def insert(
 ) -> int:
     """Insert a path, and return the node that ends with its last block.
 
-    What the request had `inserted` before, so many blocks, was counted as its hit then.
+    The first `inserted` blocks were inserted by the same request before, and count no hit again.
     """
     nodes, node, depth = tree.nodes, ROOT, 0
     nodes[ROOT].time = now(tree)
@@ -96,7 +96,7 @@ def insert(
 
 @callable_in_kernels
 def make_room(tree: PrefixTree, blocks: int) -> bool:
-    """Evict leaves until so many blocks are free; return whether they are."""
+    """Evict leaves until `blocks` blocks are free; return whether they are."""
     nodes, state = tree.nodes, tree.state[0]
     while state.capacity - state.size - state.owned < blocks and tree.leaf_counts[GPU] > 0:
         leaf = tree.leaves[GPU, 0]
@@ -115,9 +115,9 @@ def make_room(tree: PrefixTree, blocks: int) -> bool:
 
 @callable_in_kernels
 def load(tree: PrefixTree, node: int, blocks: int) -> bool:
-    """Load the blocks of a node and those above it from the host alone; return whether it can.
+    """Load a node and its ancestors that only the host has; return whether the GPU has room.
 
-    `blocks` are those that the GPU lacks. They stay on the host until `settle_loads`.
+    `blocks` is the number that the GPU lacks. Host copies are pinned until `settle_loads`.
     """
     lock(tree, node, 1)
     has_room, above = make_room(tree, blocks), node

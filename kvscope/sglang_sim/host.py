@@ -29,7 +29,7 @@ from kvscope.sglang_sim.tree import (
 
 @callable_in_kernels
 def count_hit(tree: PrefixTree, node: int) -> bool:
-    """Count an insertion of a node; return whether it is to be stored on the host now."""
+    """Count an insertion of a node; return whether the node must be stored on the host now."""
     record, state = tree.nodes[node], tree.state[0]
     if state.write_back:
         return False
@@ -39,7 +39,7 @@ def count_hit(tree: PrefixTree, node: int) -> bool:
 
 @callable_in_kernels
 def store(tree: PrefixTree, node: int) -> None:
-    """Store a node on the host, those above it first, as long as there is room."""
+    """Store a node on the host, its ancestors first, while there is room."""
     nodes = tree.nodes
     while True:
         top = node
@@ -51,7 +51,7 @@ def store(tree: PrefixTree, node: int) -> None:
 
 @called_by_kernels
 def store_one(tree: PrefixTree, node: int) -> bool:
-    """Store one node on the host, whose leaves make room; return whether it has."""
+    """Store one node on the host, evicting host leaves for it; return whether it fits."""
     record, state = tree.nodes[node], tree.state[0]
     wanted = record.length - (state.host_capacity - state.host_size)
     if wanted > 0 and state.write_back:
@@ -72,7 +72,7 @@ def store_one(tree: PrefixTree, node: int) -> bool:
 
 @called_by_kernels
 def drop_copies(tree: PrefixTree, wanted: int, spare_leaves: bool) -> int:
-    """Drop from the host what the GPU has too, until so many blocks are free; return how many."""
+    """Drop host copies of blocks on the GPU until `wanted` are free; return the number freed."""
     nodes, state, dropped = tree.nodes, tree.state[0], 0
     node = state.first_copy
     while node != NONE and dropped < wanted:
@@ -92,7 +92,7 @@ def drop_copies(tree: PrefixTree, wanted: int, spare_leaves: bool) -> int:
 
 @callable_in_kernels
 def bring(tree: PrefixTree, node: int) -> None:
-    """Put a node of the host on the GPU as well."""
+    """Mark a node of the host as on the GPU, too."""
     record, state = tree.nodes[node], tree.state[0]
     record.on_gpu = 1
     state.size += record.length
@@ -105,7 +105,7 @@ def bring(tree: PrefixTree, node: int) -> None:
 
 @callable_in_kernels
 def settle_loads(tree: PrefixTree, node: int) -> None:
-    """End the loads of a node and those above it."""
+    """End the loads of a node and of its ancestors."""
     while node != ROOT:
         if tree.nodes[node].loading:
             tree.nodes[node].loading = 0

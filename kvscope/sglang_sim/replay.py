@@ -52,14 +52,14 @@ _ABSENT = {TTL.name: math.inf, GUARD.name: 0.0, XI_PERCENTILE.name: 0.0}
 
 
 def sglang_has(policy: Policy) -> bool:
-    """Return whether SGLang has the policy, with these values of its parameters."""
+    """Return whether SGLang offers the policy with these parameter values."""
     return policy.name in _POLICIES and all(
         policy.values.get(name, nothing) == nothing for name, nothing in _ABSENT.items()
     )
 
 
 class HostTier(NamedTuple):
-    """Blocks of a tier in the host's memory, when it is written, and the time to copy one block."""
+    """A tier in host memory: its blocks, when they are written, and seconds to copy a block."""
 
     blocks: int
     write_policy: WritePolicy = "write_through"
@@ -67,14 +67,14 @@ class HostTier(NamedTuple):
 
 
 class TreeService(Struct, frozen=True):
-    """How a server with SGLang's cache serves R requests: what they hit, and when.
+    """How a server with SGLang's cache serves R requests: hits and times.
 
-    Of `hit_blocks`, `loaded_blocks` were on the host alone. The batch that first computes a request
-    begins at `begin_s`, its first token comes at `token_s` and its last at `end_s`, in seconds of
-    the trace, `tpot_s` an output token after the first; all are NaN for rejected requests, and the
-    last one without a second token. It was retracted `retractions` times. In all, `evictions` left
-    the GPU, `stored_blocks` were copied to the host, `host_evictions` left it, and `batches` were
-    computed.
+    Of `hit_blocks`, `loaded_blocks` were on the host alone. The first batch of a request begins at
+    `begin_s`, its first token comes at `token_s` and its last at `end_s`, in seconds of the trace;
+    `tpot_s` is the time per output token after the first, nan without a second one. Rejected
+    requests have nan for all times. Each request was retracted `retractions` times. In total,
+    `evictions` blocks left the GPU and `host_evictions` the host, `stored_blocks` were copied to
+    the host, and `batches` ran.
     """
 
     hit_blocks: Int32s
@@ -96,7 +96,7 @@ def empty_server(
     capacity_blocks: int,
     host: HostTier | None = None,
 ) -> tuple[PrefixTree, Records]:
-    """Return an empty cache of so many blocks, and the requests that will run on it.
+    """Return an empty cache of `capacity_blocks` blocks, and the requests that will run on it.
 
     Raises UsageError for a policy that SGLang lacks.
     """
@@ -138,14 +138,14 @@ def serve_tree(
     paged: bool = False,
     host: HostTier | None = None,
 ) -> TreeService:
-    """Serve traffic with SGLang's cache of so many blocks, which running requests share.
+    """Serve traffic with SGLang's cache of `capacity_blocks`, which running requests share.
 
-    Its scheduler batches them as in `scheduler`, at most `most_running` at once, and requests that
-    wait are in this `order`. What a batch loads from the `host` is copied while it computes; what
-    `write_back` copies there, before. A block is one page if `paged`, else as many pages of one
-    token as it has tokens. What a request takes outside of the engine's batches keeps no other one
-    waiting. Requests are rejected whose outputs SGLang would cut, as they do not fit into the
-    cache. Raises UsageError for a policy that SGLang lacks.
+    Its scheduler batches requests as in `scheduler`, at most `most_running` at once, and orders the
+    waiting queue by `order`. Loads from the `host` overlap the batch's computation; copies of
+    `write_back` to it come before. A block is one page if `paged`, else one page of one token for
+    each of its tokens. A request's time outside of batches delays no other request. Requests are
+    rejected if SGLang would truncate their outputs, since the cache is too small. Raises UsageError
+    for a policy that SGLang lacks.
     """
     tree, requests = empty_server(traffic, policy, capacity_blocks, host)
     size = traffic.block_size

@@ -35,13 +35,13 @@ known, `batch` was its latest one. After a retraction it is `retracted` until it
 
 @callable_in_kernels
 def blocks_of(tree: PrefixTree, tokens: int) -> int:
-    """Return the blocks that hold so many tokens."""
+    """Return the number of blocks that hold `tokens` tokens."""
     return -(-tokens // tree.state[0].block_size)  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def begin(tree: PrefixTree, requests: Records, request: int, look: int) -> None:
-    """Look up so many blocks of a request, and lock what it hits, its `shared` blocks."""
+    """Look up a request's first `look` blocks, and lock its `shared` ones, hits on the GPU."""
     record = requests[request]
     record.found = look_up(tree, tree.starts[request], look)
     record.node = lowest_on_gpu(tree, record.found)
@@ -52,7 +52,7 @@ def begin(tree: PrefixTree, requests: Records, request: int, look: int) -> None:
 
 @callable_in_kernels
 def lowest_on_gpu(tree: PrefixTree, node: int) -> int:
-    """Return the lowest node on the GPU, from a node upwards."""
+    """Return the first node on the GPU on the way from a node up to the root."""
     while not tree.nodes[node].on_gpu:
         node = tree.nodes[node].parent
     return node
@@ -66,7 +66,7 @@ def end_of(tree: PrefixTree, node: int) -> int:
 
 @callable_in_kernels
 def load_found(tree: PrefixTree, requests: Records, request: int) -> int:
-    """Load what a request found on the host alone; return the blocks, 0 if they stay there."""
+    """Load a request's hits that only the host has; return their blocks, 0 if they stay there."""
     record = requests[request]
     blocks = end_of(tree, record.found) - record.shared
     if blocks * tree.state[0].block_size < LEAST_LOADED or not load(tree, record.found, blocks):
@@ -80,7 +80,7 @@ def load_found(tree: PrefixTree, requests: Records, request: int) -> int:
 
 @callable_in_kernels
 def take(tree: PrefixTree, requests: Records, request: int, blocks: int) -> None:
-    """Give a request so many free blocks."""
+    """Give a request `blocks` free blocks; a negative number returns them."""
     requests[request].owned += blocks
     tree.state[0].owned += blocks
 
@@ -96,10 +96,10 @@ def leave(tree: PrefixTree, requests: Records, request: int) -> None:
 
 @callable_in_kernels
 def checkpoint(tree: PrefixTree, requests: Records, request: int, blocks: int) -> None:
-    """Insert the first blocks of a running request, which locks them in the tree from then on.
+    """Insert a running request's first `blocks` blocks into the tree, and lock them there.
 
-    With outputs among them its prompt is inserted again, with a higher priority: outputs are a node
-    of their own.
+    Once outputs are among them, its prompt is inserted again, with a higher priority, so that
+    outputs form a node of their own.
     """
     record, first = requests[request], tree.starts[request]
     node = insert(tree, first, blocks, record.inserted, 0)

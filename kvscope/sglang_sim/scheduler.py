@@ -80,11 +80,11 @@ BATCH = record_type("size prompts chunked", "cost_s begin_s end_s")
 
 
 class ServerQueues(NamedTuple):
-    """What a server with R requests has apart from its cache.
+    """The state of a server with R requests, without its cache.
 
-    `state` (1) and `batches` (2) are records as above; batch n is in the place n & 1, and so are
-    its `members` (2 x R). `waiting` has 2 R entries, `running` R; `matched` and `heads` are those
-    of the first requests that wait, while they are sorted.
+    `state` (1) and `batches` (2) are records as above; batch n has index n & 1, as have its
+    `members` (2 x R). `waiting` has 2 R entries, `running` R. `matched` (sort keys) and `heads`
+    (blocks at the end of SHARED_PREFIX) are scratch for sorting the first waiting requests.
     """
 
     state: Records
@@ -97,7 +97,7 @@ class ServerQueues(NamedTuple):
 
 
 def empty_queues(requests: int, **settings: float) -> ServerQueues:
-    """Return the queues of a server for so many requests; `settings` are fields of its state."""
+    """Return the empty queues of a server for R `requests`; `settings` are fields of its state."""
     state = np.zeros(1, dtype=STATE).view(np.recarray)
     for name, value in settings.items():
         state[name] = value
@@ -141,7 +141,7 @@ def serve(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
 
 @callable_in_kernels
 def arrive(requests: Records, queues: ServerQueues) -> None:
-    """Let the requests wait that have arrived; rejected ones do not."""
+    """Queue the requests that have arrived, except rejected ones."""
     state = queues.state[0]
     while state.arrived < len(requests):
         record = requests[state.arrived]
@@ -166,7 +166,7 @@ def wait(queues: ServerQueues, request: int) -> None:
 
 @callable_in_kernels
 def plan(tree: PrefixTree, requests: Records, queues: ServerQueues) -> bool:
-    """Plan the next batch: of prompts, else of outputs; return whether there is one."""
+    """Plan the next batch, of prompts if possible, else of outputs; return whether there is one."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
     if state.in_flight and queues.batches[state.made & 1].prompts:
@@ -187,7 +187,7 @@ def plan(tree: PrefixTree, requests: Records, queues: ServerQueues) -> bool:
 
 @callable_in_kernels
 def settle_running(requests: Records, queues: ServerQueues) -> None:
-    """Let the requests of the last prompts run, and those that are complete no more."""
+    """Add the last prompt batch's requests to the running ones, and remove complete ones."""
     state, running = queues.state[0], queues.running
     last, members = queues.batches[state.made & 1], queues.members[state.made & 1]
     if state.in_flight and last.prompts:
@@ -210,7 +210,7 @@ def settle_running(requests: Records, queues: ServerQueues) -> None:
 
 @callable_in_kernels
 def plan_prompts(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Plan a batch of prompts, as far as there is memory for them: the begun one first."""
+    """Plan a batch of prompts while memory lasts, the partly computed prompt first."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
     if state.running == 0:
@@ -252,7 +252,7 @@ def plan_prompts(tree: PrefixTree, requests: Records, queues: ServerQueues) -> N
 
 @callable_in_kernels
 def may_admit(tree: PrefixTree, queues: ServerQueues) -> bool:
-    """Return whether the planned batch may take another request."""
+    """Return whether the planned batch has room for another request."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
     if free_tokens(tree) > state.reserved and (state.input_left <= 0 or state.chunk_left <= 0):
@@ -269,7 +269,7 @@ def admit_waiting(
     queues: ServerQueues,
     request: int,
 ) -> bool:
-    """Look a request up and add it to the batch; return False if it waits on."""
+    """Look a request up and add it to the batch; return False if it has to keep waiting."""
     state, record = queues.state[0], requests[request]
     known = record.prompt + record.generated
     look = record.look if record.generated == 0 else whole_blocks(tree, record, known - 1)
@@ -297,14 +297,14 @@ def admit_waiting(
 
 @callable_in_kernels
 def free_tokens(tree: PrefixTree) -> int:
-    """Return the tokens that are free, or would be if all that no request locks were evicted."""
+    """Return the tokens that are free, or would be after evicting all unlocked blocks."""
     state = tree.state[0]
     return (state.capacity - state.owned - state.locked) * state.block_size  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def whole_blocks(tree: PrefixTree, record: Records, tokens: int) -> int:
-    """Return the blocks of a request's path that lie within so many tokens."""
+    """Return the number of a request's blocks within its first `tokens` tokens."""
     return min(tokens // tree.state[0].block_size, record.blocks)  # type: ignore[no-any-return]
 
 
@@ -312,9 +312,9 @@ def whole_blocks(tree: PrefixTree, record: Records, tokens: int) -> int:
 def first_chunk(
     tree: PrefixTree, requests: Records, state: Records, request: int, on_host: int
 ) -> int:
-    """Return the tokens of a locked request that the batch computes first, but for those `on_host`.
+    """Return how many tokens of a locked request the batch computes, `on_host` ones excluded.
 
-    0 where the batch has no room for them, -1 where the memory has none.
+    0 if the batch has no room for them, -1 if memory has none.
     """
     record, size = requests[request], tree.state[0].block_size
     cached = record.shared * size
@@ -334,7 +334,7 @@ def first_chunk(
 def admit(
     tree: PrefixTree, requests: Records, queues: ServerQueues, request: int, tokens: int, cut: bool
 ) -> None:
-    """Add so many tokens of a prompt to the batch, more of which follow if it is `cut`."""
+    """Add `tokens` tokens of a prompt to the batch; if `cut`, later batches compute the rest."""
     state, record, size = queues.state[0], requests[request], tree.state[0].block_size
     place = (state.made + 1) & 1
     batch = queues.batches[place]
@@ -357,7 +357,7 @@ def admit(
 
 @callable_in_kernels
 def give_blocks(tree: PrefixTree, requests: Records, queues: ServerQueues, tokens: int) -> None:
-    """Give the requests of the planned batch the blocks of so many tokens."""
+    """Allocate the blocks for the planned batch's `tokens` prompt tokens."""
     state, place, needed = queues.state[0], (queues.state[0].made + 1) & 1, 0
     batch, members = queues.batches[place], queues.members[place]
     for at in range(batch.size):
@@ -373,13 +373,13 @@ def give_blocks(tree: PrefixTree, requests: Records, queues: ServerQueues, token
 
 @callable_in_kernels
 def lacks(tree: PrefixTree, record: Records) -> int:
-    """Return the blocks that the computed tokens of a request take and it does not have."""
+    """Return how many blocks a request still needs for its computed tokens."""
     return blocks_of(tree, record.computed) - record.shared - record.owned  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Put the queue in order, or now and then let the prefixes of those in front count as used."""
+    """Sort the queue by cached prefix (LPM), or at times mark its prefixes as used (LRU)."""
     state = queues.state[0]
     if state.order == LPM and state.waiting <= MOST_MATCHED:
         by_prefix(tree, requests, queues)
@@ -393,7 +393,7 @@ def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> 
 
 @callable_in_kernels
 def look_up_all(tree: PrefixTree, requests: Records, request: int) -> int:
-    """Return the node where the cached blocks of a waiting request end, its last one included."""
+    """Return the node at the end of a waiting request's cached blocks, its last one included."""
     record = requests[request]
     blocks = max(record.look, whole_blocks(tree, record, record.prompt + record.generated))
     return look_up(tree, tree.starts[request], blocks)
@@ -401,9 +401,9 @@ def look_up_all(tree: PrefixTree, requests: Records, request: int) -> int:
 
 @callable_in_kernels
 def by_prefix(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Sort the queue by the tokens that are cached, the most first.
+    """Sort the queue by cached tokens, the most first.
 
-    Of several requests with the same beginning, which is not cached, all but the first come last.
+    Of requests that share an uncached beginning, all but the first go to the end.
     """
     state, waiting, matched = queues.state[0], queues.waiting, queues.matched
     size = tree.state[0].block_size
@@ -433,7 +433,7 @@ def by_prefix(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None
 
 @callable_in_kernels
 def plan_outputs(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Plan the next token of every running request whose last one is not on its way."""
+    """Plan the next token of every running request, except those whose last token is in flight."""
     state, running, place = queues.state[0], queues.running, (queues.state[0].made + 1) & 1
     batch, size, count = queues.batches[place], tree.state[0].block_size, 0
     for at in range(state.running):
@@ -471,7 +471,7 @@ def plan_outputs(tree: PrefixTree, requests: Records, queues: ServerQueues) -> N
 
 @callable_in_kernels
 def blocks_begun(tree: PrefixTree, requests: Records, queues: ServerQueues) -> int:
-    """Return the blocks that the next token of every running request takes."""
+    """Return how many running requests begin a new block with their next token."""
     count = 0
     for at in range(queues.state[0].running):
         if requests[queues.running[at]].computed % tree.state[0].block_size == 0:
@@ -481,7 +481,7 @@ def blocks_begun(tree: PrefixTree, requests: Records, queues: ServerQueues) -> i
 
 @callable_in_kernels
 def retract(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Retract running requests, those with the fewest outputs first, until the others have room."""
+    """Retract running requests, fewest outputs first, until the others have room."""
     state, running = queues.state[0], queues.running
     for at in range(1, state.running):
         request, place = running[at], at
@@ -511,7 +511,7 @@ def retract(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
 
 @callable_in_kernels
 def keeps_longer(requests: Records, request: int, other: int) -> bool:
-    """Return whether a request is retracted after another one."""
+    """Return whether `request` is retracted after `other`: more outputs, then a shorter prompt."""
     first, second = requests[request], requests[other]
     if first.generated != second.generated:
         return first.generated > second.generated  # type: ignore[no-any-return]
@@ -520,7 +520,7 @@ def keeps_longer(requests: Records, request: int, other: int) -> bool:
 
 @callable_in_kernels
 def complete(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """End the batch in flight: its requests have one output more, complete ones leave."""
+    """End the batch in flight: its requests get one output token, complete ones leave."""
     place = queues.state[0].made & 1
     batch, members = queues.batches[place], queues.members[place]
     for at in range(batch.size):

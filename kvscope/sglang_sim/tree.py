@@ -92,7 +92,7 @@ def empty_tree(parents: Int32s, prompts: Paths, most_nodes: int, **settings: flo
 
 @callable_in_kernels
 def now(tree: PrefixTree) -> int:
-    """Return the time, and advance the clock by one tick."""
+    """Advance the clock by one tick, and return its time."""
     tree.state[0].clock += TICK
     return tree.state[0].clock  # type: ignore[no-any-return]
 
@@ -110,7 +110,7 @@ def leaves_before(tree: PrefixTree, node: int, other: int) -> bool:
 
 @callable_in_kernels
 def rank_of(tree: PrefixTree, node: int) -> int:
-    """Return the first part of a leaf's key: the lowest leaves first, then by time."""
+    """Return the first part of a leaf's eviction key: lower ranks leave first, equals by time."""
     record, state = tree.nodes[node], tree.state[0]
     if state.policy == LFU:
         return record.hits  # type: ignore[no-any-return]
@@ -127,7 +127,7 @@ def rank_of(tree: PrefixTree, node: int) -> int:
 
 @callable_in_kernels
 def heap_of(tree: PrefixTree, node: int) -> int:
-    """Return the heap of leaves that a node belongs into: GPU, HOST, or NONE."""
+    """Return the heap of leaves that a node belongs to, GPU or HOST; NONE if it is no leaf."""
     record = tree.nodes[node]
     if node == ROOT or record.locks > 0:
         return NONE
@@ -138,7 +138,7 @@ def heap_of(tree: PrefixTree, node: int) -> int:
 
 @called_by_kernels
 def place(tree: PrefixTree, node: int) -> None:
-    """Put a node where it belongs among the leaves, or out of them if it is none any more."""
+    """Move a node to its place in the heaps of leaves, or remove it if it is no leaf any more."""
     record, counts = tree.nodes[node], tree.leaf_counts
     heap = heap_of(tree, node)
     if record.slot != NONE and record.heap != heap:
@@ -158,7 +158,7 @@ def place(tree: PrefixTree, node: int) -> None:
 
 @callable_in_kernels
 def sift(tree: PrefixTree, heap: int, moved: int, slot: int) -> None:
-    """Move a leaf from a slot of its heap to where it belongs."""
+    """Move a leaf from a slot of its heap up or down to restore the heap's order."""
     nodes, leaves, count = tree.nodes, tree.leaves[heap], tree.leaf_counts[heap]
     while slot > 0 and leaves_before(tree, moved, leaves[(slot - 1) >> 1]):
         leaves[slot] = leaves[(slot - 1) >> 1]
@@ -179,7 +179,7 @@ def sift(tree: PrefixTree, heap: int, moved: int, slot: int) -> None:
 
 @callable_in_kernels
 def new_node(tree: PrefixTree, parent: int, start: int, length: int, priority: int) -> int:
-    """Return a new node below another one, of blocks that its caller sets."""
+    """Return a new node below `parent`; the caller sets its blocks."""
     state = tree.state[0]
     node = state.unused
     if node == NONE:
@@ -200,7 +200,7 @@ def new_node(tree: PrefixTree, parent: int, start: int, length: int, priority: i
 
 @called_by_kernels
 def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> int:
-    """Split a node behind so many blocks, and return the new node, which has those.
+    """Split a node behind its first `length` blocks, and return the new node, which has these.
 
     `bottom` is the last of them, `top` the block behind it.
     """
@@ -224,7 +224,7 @@ def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> in
 
 @callable_in_kernels
 def child_on(tree: PrefixTree, first: int, blocks: int, child: int) -> int:
-    """Return the node of the blocks that `child` shares with a path: itself, or split off it.
+    """Return the node with exactly the blocks that `child` shares with a path, split off if needed.
 
     The path is paths[first : first + blocks]; it has the first block of `child`.
     """
@@ -241,7 +241,7 @@ def child_on(tree: PrefixTree, first: int, blocks: int, child: int) -> int:
 
 @called_by_kernels
 def drop(tree: PrefixTree, node: int) -> None:
-    """Delete a node without others below it from the tree."""
+    """Delete a node without children from the tree."""
     record, state = tree.nodes[node], tree.state[0]
     parent = record.parent
     record.locks = 1
@@ -263,7 +263,7 @@ def drop(tree: PrefixTree, node: int) -> None:
 
 @callable_in_kernels
 def lock(tree: PrefixTree, node: int, change: int) -> None:
-    """Add a lock to a node and all above it, or with -1 remove it."""
+    """Add `change` (1 or -1) to the locks of a node and of all nodes above it."""
     while node != ROOT:
         record = tree.nodes[node]
         if record.locks == (0 if change > 0 else 1):
@@ -275,7 +275,7 @@ def lock(tree: PrefixTree, node: int, change: int) -> None:
 
 @callable_in_kernels
 def list_copy(tree: PrefixTree, node: int) -> None:
-    """List a node that is on both tiers as the last one, unless it is listed or loading."""
+    """Append a node on both tiers to the list of host copies, unless it is listed or loading."""
     record, state = tree.nodes[node], tree.state[0]
     if not state.write_back:
         return
@@ -294,7 +294,7 @@ def list_copy(tree: PrefixTree, node: int) -> None:
 
 @callable_in_kernels
 def unlist_copy(tree: PrefixTree, node: int) -> None:
-    """Take a node off the list, if it is there."""
+    """Remove a node from the list of host copies, if it is in it."""
     record, state = tree.nodes[node], tree.state[0]
     if record.earlier == NONE and state.first_copy != node:
         return
