@@ -55,10 +55,10 @@ class Random(Router):
 
 
 class Session(Router):
-    """Send all turns of a conversation to one replica, drawn by a hash of its key.
+    """Send all turns of a conversation to one replica, by a hash of its key.
 
     The key is the number of the conversation's first request, so it stays the same when the trace
-    grows. Real routers hash a header; which replica that gives differs, how evenly does not.
+    grows. Real routers hash a header: other replicas result, spread as evenly.
     Source: vLLM production-stack a6c01db0, src/vllm_router/routers/routing_logic.py
     (SessionRouter).
     """
@@ -72,12 +72,12 @@ class Session(Router):
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
-        """Return the replica that the conversation's key falls on."""
+        """Return the replica that the conversation's key hashes to."""
         return (mix32(prompt.key) * view.replicas) >> 32
 
 
 class LeastRequests(Router):
-    """Send each request to the replica with the fewest in flight; of equals that with fewer so far.
+    """Send each request to the replica with the fewest in flight; of equals, the fewest so far.
 
     Source: Envoy, load balancing policies, weighted least request (all hosts compared).
     """
@@ -123,13 +123,13 @@ _RELAXED_USAGE = 0.5
 
 
 class VllmDp(Router):
-    """Send each request to the engine with the fewest requests; queues count more in full ones.
+    """Send each request to the engine with the fewest requests; queues weigh more at high KV usage.
 
     score = max(in flight, waiting + running) + 6 * waiting * max(0, KV usage - 0.5), the lowest
     wins; of equals the first from engine k mod N on, for request k. In flight is the front-end's
     own count; waiting, running and KV usage are the coordinator's, published every scrape_s, and
     waiting grows by one with each request sent since. Caches play no part. One front-end process.
-    Earlier releases took 4 * waiting + running.
+    Earlier releases used 4 * waiting + running.
     Source: vLLM 0.32.0, vllm/v1/engine/core_client.py (DPLBAsyncMPClient), coordinator.py.
     """
 
@@ -160,12 +160,12 @@ class VllmDp(Router):
         return best
 
     def flags(self) -> tuple[str, ...]:
-        """Return the option of `vllm serve`, the number of engines left to fill in."""
+        """Return the option of `vllm serve`, with N as a placeholder for the number of engines."""
         return ("--data-parallel-size N",)
 
 
 def _requests_of(view: View, rank: int) -> int:
-    """Return the requests that a rank told of, and those that it was sent since."""
+    """Return a rank's last reported requests plus those sent to it since."""
     own, scraped = view.own, view.scraped
     known = scraped.waiting[rank] + scraped.running[rank]
     return int(known + own.processed[rank] - scraped.processed[rank])
@@ -174,9 +174,9 @@ def _requests_of(view: View, rank: int) -> int:
 class SglangDp(Router):
     """Send each request to the rank with the fewest requests; of equals to the first.
 
-    Its requests are those that ran and waited when the ranks last told, and those sent since. What
-    a rank last told is taken to be as old as the balancer's own reading, which it repeats after
-    20 ms at the earliest; a rank tells at every prefill, and at every 15th decode step.
+    A rank's requests are those running and waiting at its last report, and those sent since.
+    Reports are taken to be as old as the balancer's own reading, which it repeats after 20 ms at
+    the earliest; a rank reports at every prefill, and at every 15th decode step.
     Source: SGLang 0.5.23, srt/managers/data_parallel_controller.py (DPBudget, total_requests).
     """
 
@@ -200,15 +200,15 @@ class SglangDp(Router):
         return best
 
     def flags(self) -> tuple[str, ...]:
-        """Return the options of `sglang.launch_server`, the number of ranks left to fill in."""
+        """Return the options of `sglang.launch_server`, with N as a placeholder for the ranks."""
         return ("--dp-size N", "--load-balance-method total_requests")
 
 
 class SglangDpTokens(Router):
-    """Send each request to the rank with the fewest tokens; of equals to that with fewer requests.
+    """Send each request to the rank with the fewest tokens; of equals, the fewest requests.
 
-    Its tokens are those of running requests in its pool and of prompts that waited when it last
-    told, and of the prompts sent since. Requests, and what ranks tell, are those of `SglangDp`.
+    A rank's tokens are those of running requests in its pool and of waiting prompts at its last
+    report, and of the prompts sent since. Requests and reports are as in `SglangDp`.
     Source: SGLang 0.5.23, srt/managers/data_parallel_controller.py (DPBudget, total_tokens),
     scheduler_components/load_inquirer.py (num_total_tokens).
     """
@@ -236,5 +236,5 @@ class SglangDpTokens(Router):
         return best
 
     def flags(self) -> tuple[str, ...]:
-        """Return the options of `sglang.launch_server`, the number of ranks left to fill in."""
+        """Return the options of `sglang.launch_server`, with N as a placeholder for the ranks."""
         return ("--dp-size N", "--load-balance-method total_tokens")

@@ -49,15 +49,15 @@ class Prompt(NamedTuple):
 
 
 class ReplicaLoad(NamedTuple):
-    """How busy N replicas are; every array has N entries.
+    """Load of N replicas; every array has N entries.
 
-    `in_flight` requests were sent and have not finished: `waiting` ones whose prefill has not
-    begun and `running` ones. `processed` counts those sent so far, whose prompts have `sent_tokens`
+    `in_flight` requests were sent and have not finished: `waiting` ones whose prefill has not begun
+    and `running` ones. `processed` counts all requests sent so far, `sent_tokens` their prompt
     tokens. Of requests in flight without a first token, `prompt_tokens` sums whole prompts and
-    `uncached_tokens` what their replica has to compute of them, by the router's own estimate where
-    it has one (`View.expected_blocks`). `used_blocks` counts the distinct blocks in use: those of
-    all prompts in flight, or of a simulated engine what it holds for running requests; there the
-    prompts that wait have `waiting_tokens` tokens besides.
+    `uncached_tokens` the part that their replica has to compute, by the router's own estimate if it
+    has one (`View.expected_blocks`). `used_blocks` counts the distinct blocks in use: by all
+    prompts in flight, or on a simulated engine by running requests; there `waiting_tokens` are the
+    tokens of waiting prompts.
     """
 
     in_flight: Int64s
@@ -99,11 +99,11 @@ class Fetch(NamedTuple):
 class View(NamedTuple):
     """A fleet of N replicas of `capacity_blocks` blocks each, as seen when a request arrives.
 
-    `own` is what the router counts itself, up to date. `scraped` is what the replicas last told
-    it, every `scrape_s` seconds; without that parameter the same as `own`. `reported_blocks` (N)
-    are the `Truth.cached_blocks` that follow from KV events: from what caches had stored and
-    evicted `event_lag_s` seconds ago; without that parameter the same as in `truth`. A router may
-    write `expected_blocks` (1): the leading blocks that it takes its choice to hold; -1 unless set.
+    `own` is the router's own count, up to date. `scraped` are the metrics of the replicas, read
+    every `scrape_s` seconds; without that parameter the same as `own`. `reported_blocks` (N) are
+    the `Truth.cached_blocks` by KV events: as of `event_lag_s` seconds ago; without that parameter
+    the same as in `truth`. A router may write `expected_blocks` (1): the leading blocks that it
+    expects the chosen replica to hold; -1 unless set.
     """
 
     replicas: int
@@ -118,7 +118,7 @@ class View(NamedTuple):
 
 
 class MemorySizes(NamedTuple):
-    """How large a memory has to be: for `blocks` blocks of the trie, its root included."""
+    """Sizes for a router's memory; `blocks` counts the trie's blocks, its root included."""
 
     replicas: int
     requests: int
@@ -130,18 +130,18 @@ class MemorySizes(NamedTuple):
 
 
 class Dice(NamedTuple):
-    """The memory of a router that remembers nothing but the state of its random numbers (1)."""
+    """Memory of a router that keeps only the state of its random numbers (1)."""
 
     dice: Int64s
 
 
 class Router:
-    """What every router declares, and how it is bound to parameter values.
+    """Declarations of a router, and its binding to parameter values.
 
     `name` carries the version whose rule it is. `needs` says what a trace must have: "text" is
-    stood in for by `characters_per_token` characters a token. `reference` marks what no program
-    offers, `draws` what depends on the seed; a router bound to values may know better. `copies`
-    marks a router that writes `View.fetch`. `counts_blocks` asks for `ReplicaLoad.used_blocks` and
+    approximated by `characters_per_token` characters a token. `reference` marks routers that no
+    program offers, `draws` randomized ones, which may depend on parameter values. `copies` marks a
+    router that writes `View.fetch`. `counts_blocks` requests `ReplicaLoad.used_blocks` and
     `Truth.new_blocks`, which cost time.
     """
 
@@ -163,7 +163,7 @@ class Router:
         self.values = bound_values(self.name, self.parameters, values or {})
 
     def __repr__(self) -> str:
-        """Return the name with the values: all that tells routers apart."""
+        """Return the name with the parameter values, which identify a router."""
         return f"{self.name}({self.values})"
 
     def __eq__(self, other: object) -> bool:
@@ -183,24 +183,24 @@ class Router:
         return Dice(new_dice(seed))
 
     def among(self, memory: Any, replicas: int, seed: int) -> Any:
-        """Return the memory where only the first of its replicas are left; others are forgotten.
+        """Return the memory after all but the first `replicas` have left; it forgets the others.
 
-        `memory` is one of `memory`, for the most replicas; it is changed, and goes on to be used
-        where replicas come back.
+        `memory` was made for the most replicas; it may be changed in place, and is used again when
+        replicas come back.
         """
         return memory
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
-        """Return the replica that serves a request, and remember what the next choice needs.
+        """Return the replica that serves a request, and update the memory.
 
-        `path` has the blocks of the prompt, the head first. What a real router does between two
-        requests, such as to prune its tree, is done here for the time since the last one.
+        `path` has the blocks of the prompt, the head first. Periodic work of a real router, such as
+        pruning its tree, is done here for the time since the last request.
         """
         raise NotImplementedError
 
     def flags(self) -> tuple[str, ...]:
-        """Return the launch flags that set this router with these values; none if it has none."""
+        """Return the launch flags that configure this router with its values; empty for none."""
         return ()
 
 
@@ -236,7 +236,7 @@ def mix32(number: int) -> int:
 
 
 def least_loaded(in_flight: Int64s, processed: Int64s) -> int:
-    """Return the replica with the fewest requests in flight; of equals that with fewer so far."""
+    """Return the replica with the fewest requests in flight; of equals, the fewest so far."""
     least = 0
     for replica in range(1, len(in_flight)):
         if in_flight[replica] < in_flight[least] or (
@@ -257,7 +257,7 @@ def idlest_and_most(in_flight: Int64s) -> tuple[int, int]:
 
 
 def less_busy_of_two(in_flight: Int64s, dice: Int64s) -> int:
-    """Return the less busy of two different replicas that are drawn; of equals the first drawn."""
+    """Return the less busy of two random, different replicas; of equals the first drawn."""
     replicas = len(in_flight)
     if replicas == 1:
         return 0

@@ -35,14 +35,14 @@ PARAMETERS = (
 
 
 class DynamoMemory(NamedTuple):
-    """The cost (blocks) of each of N replicas for the request at hand, and the dice."""
+    """The cost (blocks) of each of N replicas for the current request, and random state."""
 
     costs: Float64s
     dice: Int64s
 
 
 def cost(prompt: Prompt, view: View, replica: int, overlap_blocks: int, p: Float64s) -> float:
-    """Return the cost in blocks of a request on a replica that has `overlap_blocks` of it."""
+    """Return the cost, in blocks, of a request on a replica with `overlap_blocks` of it cached."""
     own, block_size = view.own, view.block_size
     prefill_tokens = own.uncached_tokens[replica] + prompt.input_tokens
     credit = p[CREDIT]
@@ -90,11 +90,11 @@ class Dynamo(Router):
     """Send each request to the replica of the least cost, caches known from KV events.
 
     cost = prefill_load_scale * max(0, (prefill tokens / B) - credit * cached blocks) + blocks in
-    use + decode_active_request_weight * requests in flight; prefill tokens are this prompt and what
-    requests without a first token compute, by what events had reported when they were sent; blocks
-    in use are distinct and include this prompt's. credit = overlap_score_credit / (1 + decay *
-    prefill blocks beyond the least loaded replica's / blocks of the prompt). Equal costs: drawn
-    evenly. Events come at once unless `event_lag_s` is set, as in Dynamo's own simulator
+    use + decode_active_request_weight * requests in flight; prefill tokens are those of this prompt
+    plus the uncached tokens of requests without a first token, as reported by events when each was
+    sent; blocks in use are distinct and include this prompt's. credit = overlap_score_credit / (1 +
+    decay * prefill blocks beyond the least loaded replica's / blocks of the prompt). Equal costs:
+    drawn evenly. Events come at once unless `event_lag_s` is set, as in Dynamo's own simulator
     (kv_event_lag_ms). Left out: output blocks and entries for prompts that were sent but not yet
     reported (--router-predicted-ttl-secs), both off by default, and host and disk caches. Left out
     too, and off by default: the router's queue (--router-queue-threshold, deprecated in 1.6), in
@@ -115,7 +115,7 @@ class Dynamo(Router):
     parameters: ClassVar[tuple[Parameter, ...]] = (*PARAMETERS, EVENT_LAG)
 
     def memory(self, sizes: MemorySizes, seed: int) -> DynamoMemory:
-        """Return room for the costs of one request, and dice."""
+        """Return a zero cost for each replica, and the state of random numbers."""
         return DynamoMemory(np.zeros(sizes.replicas), new_dice(seed))
 
     def among(self, memory: DynamoMemory, replicas: int, seed: int) -> DynamoMemory:
@@ -138,7 +138,7 @@ class Dynamo(Router):
 
 
 def options(values: dict[str, float]) -> tuple[str, ...]:
-    """Return the options of dynamo.frontend that differ from their defaults."""
+    """Return the options of dynamo.frontend whose values differ from its defaults."""
     names = {
         "prefill_load_scale": "--router-prefill-load-scale",
         "overlap_score_credit": "--router-kv-overlap-score-credit",
@@ -157,9 +157,9 @@ _TTL = len(PARAMETERS)
 
 
 class SentBlocks(NamedTuple):
-    """When (s) each block of the trie was last sent to each of N replicas, and dice.
+    """When (s) each block of the trie was last sent to each of N replicas, and random state.
 
-    `overlap_blocks` and `costs` (N) are of the request at hand.
+    `overlap_blocks` and `costs` (N) are for the current request.
     """
 
     sent_s: Float64s
@@ -169,11 +169,11 @@ class SentBlocks(NamedTuple):
 
 
 class DynamoApprox(Router):
-    """`dynamo@1.6` that takes a block to be cached for ttl_s after it was sent to a replica.
+    """`dynamo@1.6` that assumes a block to stay cached for ttl_s after it was sent to a replica.
 
-    A request's prefill load is what its replica computes if its cache is as taken. Nothing limits
-    the number of blocks: the limit of earlier releases, 2^20, cut to 80 %, is not in 1.6.1. Left
-    out: --router-approximate-cache-policy lru, which replaces ttl_s (experimental), and the queue.
+    A request's prefill load is its uncached tokens by this assumption. Nothing limits the number of
+    blocks: the limit of earlier releases, 2^20, cut to 80 %, is not in 1.6.1. Left out:
+    --router-approximate-cache-policy lru, which replaces ttl_s (experimental), and the queue.
     Source: ai-dynamo 1.6.1, lib/kv-router/src/indexer/pruning.rs (WorkerPruneManager, PruneConfig),
     scheduling/queue.rs (admit_one), selector/default.rs.
     """
@@ -196,7 +196,7 @@ class DynamoApprox(Router):
     )
 
     def memory(self, sizes: MemorySizes, seed: int) -> SentBlocks:
-        """Return a memory of nothing sent."""
+        """Return a memory in which no block was sent."""
         sent_s = np.full((sizes.replicas, sizes.blocks), -np.inf)
         overlap_blocks = np.zeros(sizes.replicas, dtype=np.int32)
         return SentBlocks(sent_s, overlap_blocks, np.zeros(sizes.replicas), new_dice(seed))

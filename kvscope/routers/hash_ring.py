@@ -15,14 +15,14 @@ PLACES = 150
 
 
 class HashRing(NamedTuple):
-    """The places in the order of their hashes, and the replica of each."""
+    """Hashes of all `places` on the ring in order, and the replica of each."""
 
     places: Int64s
     replicas: Int32s
 
 
 def new_ring(replicas: int, seed: int) -> HashRing:
-    """Return a ring with PLACES places for each replica; real ones hash its URL, this a number."""
+    """Return a ring with PLACES places a replica, by hashes of its number (real rings: its URL)."""
     count = replicas * PLACES
     hashes = np.array([mix32(mix32(seed) + place) for place in range(count)], dtype=np.int64)
     order = np.argsort(hashes, kind="stable")
@@ -35,14 +35,14 @@ def first_place(ring: HashRing, key: int) -> int:
 
 
 class RingRouter(Router):
-    """What routers on a ring remember: the ring of those replicas that serve."""
+    """Memory of routers on a ring: the places of the replicas that serve."""
 
     def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
         """Return the ring."""
         return new_ring(sizes.replicas, seed)
 
     def among(self, memory: HashRing, replicas: int, seed: int) -> HashRing:
-        """Return the ring of the replicas that are left."""
+        """Return a ring of the first `replicas` only."""
         return new_ring(replicas, seed)
 
 
@@ -86,7 +86,7 @@ class ConsistentHash(RingRouter):
         return int(memory.replicas[place])
 
     def flags(self) -> tuple[str, ...]:
-        """Return HAProxy's directives of a backend."""
+        """Return the directives of a HAProxy backend."""
         return (
             "hash-type consistent",
             f"hash-balance-factor {100 * self.values['load_factor']:.10g}",
@@ -135,7 +135,7 @@ class PrefixHash(RingRouter):
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:
-        """Return the ring's replica, or the least busy one if that has too many requests."""
+        """Return the ring's replica, or the least busy one if it has too many requests."""
         load = view.own.in_flight
         key = prefix_key(prompt, path, view.block_size, int(p[0]))
         home = int(memory.replicas[first_place(memory, key)])
@@ -160,9 +160,9 @@ class PrefixHash(RingRouter):
 
 
 def prefix_key(prompt: Prompt, path: Int32s, block_size: int, tokens: int) -> int:
-    """Return a number that stands for the first tokens of a prompt.
+    """Return a key for the first `tokens` tokens of a prompt.
 
-    It is that of the block in which they end; where that is not on the path, of the request alone.
+    It is the id of the block in which they end; if the path lacks it, a key of this request alone.
     """
     blocks = (min(tokens, prompt.input_tokens) + block_size - 1) // block_size
     if 0 < blocks <= prompt.blocks:

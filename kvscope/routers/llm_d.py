@@ -16,7 +16,7 @@ _LISTED_BLOCKS = 31_250  # defaultLRUCapacityPerServer; 0.8 ignores lruCapacityP
 
 
 def weights(prefix: float, queue: float, kv: float) -> tuple[Parameter, ...]:
-    """Return the parameters of a profile with these default weights."""
+    """Return the parameters of a picker with these default weights of its scorers."""
     search = (0, 1, 2, 3, 5, 10)
     return (
         Parameter("prefix_weight", prefix, "weight of the cached prefix", search=search),
@@ -27,7 +27,7 @@ def weights(prefix: float, queue: float, kv: float) -> tuple[Parameter, ...]:
 
 
 class PickerMemory(NamedTuple):
-    """The blocks sent to each of N replicas, the score of each for one request, and dice."""
+    """The blocks sent to each of N replicas, their scores for this request, and random state."""
 
     sent: LruIndex
     scores: Float64s
@@ -37,8 +37,8 @@ class PickerMemory(NamedTuple):
 def pick(prefix_scores: Float64s, view: View, p: Float64s, dice: Int64s) -> int:
     """Return the replica of the highest weighted score; of equals one drawn evenly.
 
-    `prefix_scores` (N) lie within 0 and 1. A queue scores 1 where it is shortest and 0 where it is
-    longest, by whatever number of requests; KV memory scores its unused share.
+    `prefix_scores` (N) are from 0 to 1. The shortest queue scores 1 and the longest 0, however
+    small the difference; KV memory scores its unused share.
     """
     waiting, used_blocks = view.scraped.waiting, view.scraped.used_blocks
     shortest, longest = waiting[0], waiting[0]
@@ -79,10 +79,10 @@ class LlmD(Router):
 
     The prefix score is the matched share of the prompt's first max_prefix_blocks full engine
     blocks, by an LRU list per replica of the blocks sent to it. A request touches its head first,
-    so heads leave first, unlike in an engine; a replica is credited for each block that it has
-    until the first that none has. Scores of queue and KV usage are as of the last scrape.
-    Characters are taken to be four a token, and two prompts that differ within one block of the
-    trace to differ from its start. Lists change at once, not after the pick.
+    so heads are evicted first, unlike in an engine; a replica scores for each of its blocks up to
+    the first block that no replica has. Scores of queue and KV usage are as of the last scrape.
+    Four characters count as a token, and two prompts that differ within one block of the trace as
+    different from its start. Lists change at once, not after the pick.
     Source: llm-d-inference-scheduler 0.8.0 with gateway-api-inference-extension 1.5.0,
     pkg/epp/framework/plugins (approximateprefix, queuedepth, kvcacheutilization, picker/maxscore);
     weights of its Helm chart, config/charts/epplib/templates/_config.yaml.
@@ -156,22 +156,22 @@ _MIN_MAX = 4
 
 
 class ScoreMemory(NamedTuple):
-    """The prefix score of each of N replicas for one request, and dice."""
+    """The prefix score of each of N replicas for the current request, and random state."""
 
     scores: Float64s
     dice: Int64s
 
 
 class LlmDPrecise(Router):
-    """`llm-d@0.8` that knows from KV events what replicas hold.
+    """`llm-d@0.8` with cached blocks known from KV events.
 
     The prefix score is normalized over the replicas that hold any block of the prompt: 1 for the
-    longest prefix, 0 for the shortest, as for those that hold none; 1 for all of them if they hold
-    as much. So a block that all prompts share draws them to the one replica that has it until its
-    KV memory is full. After 0.8 the score is the share of the prompt that is cached (`min_max` 0).
-    Events come at once unless `event_lag_s` is set; the program states no lag. Left out: entries
-    for prompts that were sent but not yet reported (speculativeIndexing, off by default), and that
-    an index remembers ten replicas a block.
+    longest prefix, 0 for the shortest and for replicas without any; 1 for all of them if they hold
+    equally long ones. So a block that all prompts share draws them to the one replica that has it
+    until its KV memory is full. After 0.8 the score is the share of the prompt that is cached
+    (`min_max` 0). Events come at once unless `event_lag_s` is set; the program states no lag. Left
+    out: entries for prompts that were sent but not yet reported (speculativeIndexing, off by
+    default), and the index's limit of ten replicas a block.
     Source: llm-d-inference-scheduler 0.8.0, pkg/epp/framework/plugins/scheduling/scorer/
     preciseprefixcache/utils.go (indexedScoresToNormalizedScoredPods), precise_prefix_cache.go
     (PluginConfig), and at 520af478 (absoluteScoredPods); llm-d-kv-cache, pkg/kvcache/
@@ -194,7 +194,7 @@ class LlmDPrecise(Router):
     )
 
     def memory(self, sizes: MemorySizes, seed: int) -> ScoreMemory:
-        """Return room for the scores of one request, and dice."""
+        """Return an empty score array, and the state of random numbers."""
         return ScoreMemory(np.zeros(sizes.replicas), new_dice(seed))
 
     @staticmethod

@@ -13,11 +13,11 @@ _FREE = -1
 
 
 class LruIndex(NamedTuple):
-    """N lists of up to C blocks each, and a hash table that finds a block's place in them.
+    """N LRU lists of up to C blocks each, and a hash table from (block, replica) to place.
 
     List `replica` has the places from replica * (C + 1) on; the last of them is its sentinel, whose
     `older` is the most recent block and whose `newer` the least recent one. `table` has the place
-    of each (block, replica), at the hash of both or behind it; its size is a power of 2.
+    of each (block, replica), at the index of its hash or behind it; its size is a power of 2.
     """
 
     table: Int32s
@@ -37,7 +37,7 @@ def empty_index(replicas: int, capacity: int) -> LruIndex:
 
 
 def find(index: LruIndex, replica: int, block: int) -> int:
-    """Return where in `table` this block of this replica is, or would be."""
+    """Return the index in `table` of this replica's block, or the one at which to insert it."""
     places = len(index.blocks) // len(index.sizes)
     last = len(index.table) - 1
     at = mix32(block * len(index.sizes) + replica) & last
@@ -50,7 +50,7 @@ def find(index: LruIndex, replica: int, block: int) -> int:
 
 
 def holds(index: LruIndex, replica: int, block: int) -> bool:
-    """Return whether the list of a replica has a block."""
+    """Return whether a replica's list has a block."""
     return bool(index.table[find(index, replica, block)] != _FREE)
 
 
@@ -94,14 +94,14 @@ def clear(index: LruIndex, replica: int) -> None:
 
 
 def _unlink(index: LruIndex, place: int) -> None:
-    """Take a place out of its list."""
+    """Remove a place from its list."""
     newer, older = index.newer[place], index.older[place]
     index.older[newer] = older
     index.newer[older] = newer
 
 
 def _forget(index: LruIndex, at: int) -> None:
-    """Free an entry of the table and move up those behind it that its place had pushed away.
+    """Free an entry of the table, and move entries that had collided with it closer to their hash.
 
     Source: Knuth, The Art of Computer Programming 3, section 6.4, algorithm R.
     """

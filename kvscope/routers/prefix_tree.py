@@ -41,7 +41,7 @@ class Tree(NamedTuple):
 
 
 def new_tree(sizes: MemorySizes, begin: int, epochs: int) -> Tree:
-    """Return an empty tree whose first epoch is `begin`, for so many `epochs` a request.
+    """Return an empty tree that begins at epoch `begin` and has room for `epochs` a request.
 
     Each request adds at most two nodes.
     """
@@ -64,7 +64,7 @@ def new_tree(sizes: MemorySizes, begin: int, epochs: int) -> Tree:
 
 
 def forget_replicas(tree: Tree, replicas: int) -> None:
-    """Take all but the first `replicas` out of the tree."""
+    """Remove all but the first `replicas` from the tree."""
     left = np.flatnonzero(tree.stamps[:, replicas:].any(axis=1))
     tree.stamps[:, replicas:], tree.replica_tokens[replicas:] = ABSENT, 0
     for node in left[left > 0].tolist():
@@ -72,7 +72,7 @@ def forget_replicas(tree: Tree, replicas: int) -> None:
 
 
 def eviction_is_due(tree: Tree, now_s: float, interval_s: float) -> bool:
-    """Return whether an interval has ended since the last eviction, and count it; 0: never."""
+    """Return whether an interval (0: never) has ended since the last eviction, and note it."""
     evictions = int(now_s / interval_s) if interval_s > 0 else 0
     if evictions <= tree.counters[_EVICTIONS]:
         return False
@@ -81,7 +81,7 @@ def eviction_is_due(tree: Tree, now_s: float, interval_s: float) -> bool:
 
 
 def matching_blocks(node_of: Int32s, path: Int32s, blocks: int) -> int:
-    """Return how many leading blocks of a path the tree has."""
+    """Return how many leading blocks of a path are in the tree."""
     low, high = 0, blocks
     while low < high:
         middle = (low + high + 1) // 2
@@ -93,9 +93,9 @@ def matching_blocks(node_of: Int32s, path: Int32s, blocks: int) -> int:
 
 
 def node_at(tree: Tree, path: Int32s, blocks: int, block_size: int) -> int:
-    """Return the node that ends with so many leading blocks of a path, all of them in the tree.
+    """Return the node that ends with the path's first `blocks` blocks, all of them in the tree.
 
-    An edge on which they end is cut there; the new upper node has the stamps of the lower one.
+    If they end inside an edge, it is split; the new upper node copies the stamps of the lower one.
     """
     if blocks == 0:
         return 0
@@ -124,7 +124,7 @@ def node_at(tree: Tree, path: Int32s, blocks: int, block_size: int) -> int:
 def add_leaf(
     tree: Tree, node: int, prompt: Prompt, path: Int32s, matching: int, block_size: int
 ) -> int:
-    """Return a new node below one for what follows the `matching` blocks; the same for nothing."""
+    """Return a new child of `node` for the prompt behind `matching` blocks; `node` for none."""
     rest = prompt.input_tokens - min(matching * block_size, prompt.input_tokens)
     if rest == 0:
         return node
@@ -142,7 +142,7 @@ def add_leaf(
 
 
 def stamp(tree: Tree, node: int, replica: int) -> None:
-    """Make a node a replica's newest, in an epoch of its own."""
+    """Make a node a replica's newest one: stamp it with a new epoch."""
     epoch = tree.counters[EPOCH]
     tree.counters[EPOCH] += 1
     tree.stamps[node, replica] = epoch + FIRST
@@ -150,7 +150,7 @@ def stamp(tree: Tree, node: int, replica: int) -> None:
 
 
 def take_out(tree: Tree, node: int, replica: int, replicas: int) -> int:
-    """Take a node from a replica, and return its parent."""
+    """Remove a node's stamp of a replica, and return the node's parent."""
     parent = int(tree.parent[node])
     tree.replica_tokens[replica] -= tree.tokens[node]
     tree.stamps[node, replica] = ABSENT
@@ -159,7 +159,7 @@ def take_out(tree: Tree, node: int, replica: int, replicas: int) -> int:
 
 
 def free_if_unused(tree: Tree, node: int, replicas: int) -> None:
-    """Forget a node that no replica has."""
+    """Delete a node that no replica has."""
     for replica in range(replicas):
         if tree.stamps[node, replica] != ABSENT:
             return
@@ -169,7 +169,7 @@ def free_if_unused(tree: Tree, node: int, replicas: int) -> None:
 
 
 def _label(tree: Tree, bottom: int, blocks: int, node: int) -> None:
-    """Write down on which node's edge some blocks lie, from the last one up."""
+    """Set `node_of` for `blocks` blocks of a node's edge, from its `bottom` one up."""
     block = bottom
     for _ in range(blocks):
         tree.node_of[block] = node
@@ -177,7 +177,7 @@ def _label(tree: Tree, bottom: int, blocks: int, node: int) -> None:
 
 
 def _new_node(tree: Tree) -> int:
-    """Return a node that no replica has."""
+    """Return an unused node, without stamps."""
     node = int(tree.counters[_FREE])
     if node:
         tree.counters[_FREE] = tree.parent[node]

@@ -19,7 +19,7 @@ _OLDEST, _NEXT = 0, 1  # entries of `window`
 
 
 class Sent(NamedTuple):
-    """What was sent where: `had` by block and replica (_PASSED and _ENDED).
+    """The prompts sent to each replica: `had` has flags by block and replica (_PASSED and _ENDED).
 
     `arrivals_s` and `replicas` have every request; those from `window[_OLDEST]` to `window[_NEXT]`
     are recent, and `recent` counts them by replica.
@@ -34,13 +34,13 @@ class Sent(NamedTuple):
 
 
 class Prefixaware(Router):
-    """Send a prompt to any replica that got the longest prefix of it before; it forgets nothing.
+    """Send a prompt to a random one of the replicas that got its longest prefix; forget nothing.
 
-    Prefixes are compared in chunks of 128 characters, the last one shorter. If they match in fewer
-    than `prefix_min_match_length` characters, the replica with the fewest requests of the last
-    `request_stats_window_s` gets it; with the default of 0 the load counts for nothing.
+    Prefixes are compared in chunks of 128 characters, the last one shorter. If fewer than
+    `prefix_min_match_length` characters match, the replica with the fewest requests of the last
+    `request_stats_window_s` gets it; with the default of 0, load plays no part.
 
-    A token stands for `characters_per_token`; blocks differ from their first character on.
+    A token counts as `characters_per_token` characters; blocks differ from their first one on.
     Source: vllm-project/production-stack, vllm-stack-0.1.12, src/vllm_router/prefix/hashtrie.py and
     routers/routing_logic.py (PrefixAwareRouter), stats/request_stats.py, parsers/parser.py.
     """
@@ -64,7 +64,7 @@ class Prefixaware(Router):
     )
 
     def memory(self, sizes: MemorySizes, seed: int) -> Sent:
-        """Return a memory of no requests."""
+        """Return a memory without requests."""
         return Sent(
             had=np.zeros((sizes.blocks, sizes.replicas), dtype=np.uint8),
             arrivals_s=np.zeros(sizes.requests),
@@ -130,7 +130,7 @@ def _blocks_of(chunks: int, block_characters: float) -> int:
 
 
 def _matching_chunks(had: Uint8s, path: Int32s, chunks: int, width: float) -> int:
-    """Return how many of a prompt's leading `chunks` any replica had."""
+    """Return how many of a prompt's leading `chunks` were sent to any replica."""
     low, high = 0, chunks
     while low < high:
         middle = (low + high + 1) // 2
@@ -142,7 +142,7 @@ def _matching_chunks(had: Uint8s, path: Int32s, chunks: int, width: float) -> in
 
 
 def _having(had: Uint8s, block: int, flag: int) -> int:
-    """Return how many replicas have a block with this flag."""
+    """Return how many replicas have this flag set for a block."""
     count = 0
     for replica in range(had.shape[1]):
         count += int(had[block, replica] & flag > 0)
@@ -150,7 +150,7 @@ def _having(had: Uint8s, block: int, flag: int) -> int:
 
 
 def _one_having(had: Uint8s, block: int, flag: int, skipped: int) -> int:
-    """Return a replica that has a block with this flag, after `skipped` others that have it."""
+    """Return the replica with this flag set for a block that follows `skipped` others with it."""
     for replica in range(had.shape[1]):
         if had[block, replica] & flag > 0:
             if skipped == 0:
@@ -160,7 +160,7 @@ def _one_having(had: Uint8s, block: int, flag: int, skipped: int) -> int:
 
 
 def _count_arrival(memory: Sent, now_s: float, replica: int) -> None:
-    """Write down that a replica got a request."""
+    """Record that a request was sent to a replica at `now_s`."""
     number = memory.window[_NEXT]
     memory.arrivals_s[number] = now_s
     memory.replicas[number] = replica
@@ -169,7 +169,7 @@ def _count_arrival(memory: Sent, now_s: float, replica: int) -> None:
 
 
 def _fewest_recent(memory: Sent, view: View, since_s: float) -> int:
-    """Return the first replica that never got a request, or got the fewest since a time."""
+    """Return the first replica without any request, else the one with fewest since `since_s`."""
     oldest = memory.window[_OLDEST]
     while oldest < memory.window[_NEXT] and memory.arrivals_s[oldest] < since_s:
         memory.recent[memory.replicas[oldest]] -= 1

@@ -37,28 +37,28 @@ _CLASS = "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
 
 
 class DrawnTree(NamedTuple):
-    """A tree of prompts, and dice."""
+    """A tree of prompts, and the state of random numbers."""
 
     tree: Tree
     dice: Int64s
 
 
 class RayPrefixAware(Router):
-    """Send a request where the longest prefix of it was sent before, however busy by default.
+    """Send a request to a replica that got its longest matching prefix, by default at any load.
 
     One radix tree has the texts sent to all replicas. If less than `match_rate_threshold` of a
     prompt matches, the replicas with the fewest characters in the tree are candidates, otherwise
-    those that got the whole match; of several the one with the fewest requests in flight, the first
-    of equals. While the busiest replica exceeds the least busy one by more than
-    `imbalanced_threshold` requests, the less busy of two that are drawn gets the request.
+    those that got the whole match; among candidates, the fewest requests in flight win, of equals
+    the first. While the busiest replica exceeds the least busy one by more than
+    `imbalanced_threshold` requests, the less busy of two random replicas gets the request.
 
     Every `eviction_interval_s` (do_eviction) the tree cuts replicas with more than
     `eviction_threshold_chars` to `eviction_target_chars`: texts sent least recently go first, whole
     requests at a time. A new replica has no characters, so it gets all prompts that match too
     little, until it has as many as the others.
 
-    A token stands for `characters_per_token`; blocks differ from their first character on. One
-    proxy routes all requests and knows each queue. Left out: replicas near the proxy,
+    A token counts as `characters_per_token` characters; blocks differ from their first character
+    on. One proxy routes all requests and knows each queue. Left out: replicas near the proxy,
     multiplexed models, and a limit of requests in flight, which Ray Serve LLM sets to 10^9.
     Source: ray 2.60.0, llm/_internal/serve/routing_policies/prefix_aware/prefix_aware_router.py and
     prefix_tree.py, serve/_private/request_router/pow_2_router.py and request_router.py.
@@ -100,13 +100,13 @@ class RayPrefixAware(Router):
         return DrawnTree(new_tree(sizes, begin=0, epochs=1), new_dice(seed))
 
     def among(self, memory: DrawnTree, replicas: int, seed: int) -> DrawnTree:
-        """Take replicas that left out of the tree."""
+        """Remove replicas that left from the tree."""
         forget_replicas(memory.tree, replicas)
         return memory
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: DrawnTree, p: Float64s) -> int:
-        """Return the least busy of the replicas that the tree names, or of two that are drawn."""
+        """Return the least busy of the tree's candidates, or of two random replicas."""
         tree, load = memory.tree, view.own.in_flight
         if eviction_is_due(tree, prompt.now_s, p[_INTERVAL]):
             _evict(tree, view.replicas, p[_THRESHOLD] / p[_CHARACTERS], p[_TARGET] / p[_CHARACTERS])
@@ -148,7 +148,7 @@ class RayPrefixAware(Router):
 def _insert(
     tree: Tree, prompt: Prompt, path: Int32s, matching: int, block_size: int, replica: int
 ) -> None:
-    """Add a prompt, of which the tree has some blocks, as a replica's newest."""
+    """Add a prompt, whose first `matching` blocks are in the tree, as a replica's newest."""
     node = node_at(tree, path, matching, block_size)
     leaf = add_leaf(tree, node, prompt, path, matching, block_size)
     above = leaf
@@ -161,9 +161,9 @@ def _insert(
 
 
 def _evict(tree: Tree, replicas: int, threshold_tokens: float, target_tokens: float) -> None:
-    """Cut every replica that has more tokens than the threshold, by all nodes of an epoch at once.
+    """Cut every replica above `threshold_tokens` to `target_tokens`, oldest epochs first.
 
-    They end with the node that was stamped in it: what lies above is as new or newer.
+    All nodes of an epoch go at once, from its stamped node up: ancestors are as new or newer.
     """
     for replica in range(replicas):
         if tree.replica_tokens[replica] <= threshold_tokens:

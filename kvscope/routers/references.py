@@ -39,7 +39,7 @@ class BestCached(Router):
 
 
 class MinTtft(Router):
-    """Send each request where wait and prefill end first; of equals to the one with fewer so far.
+    """Send each request where wait and prefill end first; of equals, the fewest requests so far.
 
     Knows every queue and every cache: a bound for routers that estimate either, greedy and so not
     the optimum.
@@ -54,7 +54,7 @@ class MinTtft(Router):
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
-        """Return the replica with the least wait and prefill."""
+        """Return the replica with the shortest wait and prefill together."""
         truth, processed = view.truth, view.own.processed
         best, soonest = 0, truth.wait_s[0] + truth.prefill_s[0]
         for replica in range(1, view.replicas):
@@ -72,14 +72,14 @@ _THRESHOLD, _TRANSFER = 0, 1
 class MooncakeConductor(Router):
     """Send each request where queue, copy and prefill are estimated to end first.
 
-    best is the longest prefix on any replica. A replica whose own prefix is shorter than
-    best / kvcache_balancing_threshold would first copy the rest of it from there; others compute
-    what they lack. Estimates are exact here: queue, prefills and caches are known. A copy delays
-    the prefill and leaves the prefix in both caches; it loads neither network nor the source.
-    Equal estimates: the first of the replicas with the fewest requests so far. Left out: the choice
-    of a decode instance, rejection of requests that would miss the SLO, and copies of hot blocks
-    to hosts that no request goes to. A reference: Mooncake's released conductor only looks prefixes
-    up, so no program that one can run chooses by this rule.
+    best is the longest prefix on any replica. A replica whose own prefix is shorter than best /
+    kvcache_balancing_threshold would first copy the rest of it from there; others compute the
+    missing blocks. Estimates are exact here: queue, prefills and caches are known. A copy delays
+    the prefill and leaves the prefix in both caches; it loads neither network nor the source. Equal
+    estimates: the first of the replicas with the fewest requests so far. Left out: the choice of a
+    decode instance, rejection of requests that would miss the SLO, and copies of hot blocks to
+    hosts that no request goes to. A reference: Mooncake's released conductor only looks prefixes
+    up, so no available program chooses by this rule.
     Source: Mooncake, FAST'25, Algorithm 1 and sections 4.1 and 4.2; the paper gives no value of the
     threshold, and 100 GB/s at 328 kB a token (Llama-2 70B) are 300,000 tokens a second.
     """
@@ -106,7 +106,7 @@ class MooncakeConductor(Router):
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
-        """Return the replica with the least estimated TTFT, and say what it copies."""
+        """Return the replica with the least estimated TTFT; write its copy into `view.fetch`."""
         truth, processed, fetch = view.truth, view.own.processed, view.fetch
         longest = 0
         for replica in range(1, view.replicas):

@@ -29,8 +29,8 @@ from kvscope.routers.prefix_tree import (
 class OwnedTree(NamedTuple):
     """A tree of prompts, of which each node has an owner.
 
-    Per node: its `owner`. Per node and replica: how many `children` the replica has. Per replica:
-    a leaf older than the epochs that were searched, or 0.
+    Per node: its `owner`, the replica that gets matching requests. Per node and replica: how many
+    `children` the replica has. Per replica: `oldest`, a leaf from epochs already searched, or 0.
     """
 
     tree: Tree
@@ -40,7 +40,7 @@ class OwnedTree(NamedTuple):
 
 
 class Sglang(Router):
-    """Send a request where most of its prompt was sent before, unless load is imbalanced.
+    """Send a request to the owner of its longest matching prefix, unless load is imbalanced.
 
     One radix tree has the texts sent to all replicas. If more than `cache_threshold` of a prompt
     matches, the request goes to the replica that got the deepest matched text first. Otherwise, and
@@ -49,8 +49,9 @@ class Sglang(Router):
     the tree drops the oldest leaves of replicas with more than `max_tree_chars`, whatever engines
     evict.
 
-    A token stands for `characters_per_token`; blocks differ from their first character on. A text
-    whose first replica was evicted falls to any other that has it: here to one drawn by its node.
+    A token counts as `characters_per_token` characters; blocks differ from their first character
+    on. If a text's first replica was evicted, another that has it owns it: here a random one, by
+    the node.
     Source: sglang-router 0.3.2 (sgl-project/sglang, release commit of #17168),
     sgl-model-gateway/src/policies/cache_aware.rs and tree.rs; defaults of its launcher,
     sglang_router/router_args.py.
@@ -88,7 +89,7 @@ class Sglang(Router):
     )
 
     def memory(self, sizes: MemorySizes, seed: int) -> OwnedTree:
-        """Return an empty tree: a request takes one epoch to match, and one to join it."""
+        """Return an empty tree: each request uses one epoch to match, and one to be inserted."""
         replicas = sizes.replicas
         # Each replica that registers adds an epoch for every one registered so far and itself. As
         # they register at the same time, the real number may be anything up to their square.
@@ -101,14 +102,14 @@ class Sglang(Router):
         )
 
     def among(self, memory: OwnedTree, replicas: int, seed: int) -> OwnedTree:
-        """Take replicas that left out of the tree."""
+        """Remove replicas that left from the tree."""
         forget_replicas(memory.tree, replicas)
         memory.children[:, replicas:], memory.oldest[replicas:] = 0, 0
         return memory
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: OwnedTree, p: Float64s) -> int:
-        """Return the owner of what matches, or the replica with the fewest requests in flight."""
+        """Return the owner of the matching prefix, or the replica with the fewest in flight."""
         load = view.own.in_flight
         least, most = idlest_and_most(load)
         # In 32-bit floats, as the real program compares.
@@ -143,7 +144,7 @@ class Sglang(Router):
 
 
 def _match(memory: OwnedTree, node: int, replicas: int) -> int:
-    """Return the replica that owns a node, and refresh its stamp in one of 8 epochs."""
+    """Return the replica that owns a node, and refresh its stamp in every 8th epoch."""
     tree, owner = memory.tree, int(memory.owner[node])
     if node and tree.stamps[node, owner] == ABSENT:
         owner = (mix32(node) * replicas) >> 32
@@ -160,7 +161,7 @@ def _match(memory: OwnedTree, node: int, replicas: int) -> int:
 def _insert(
     memory: OwnedTree, prompt: Prompt, path: Int32s, matching: int, view: View, replica: int
 ) -> None:
-    """Add a prompt, of which the tree has some blocks, as one of a replica."""
+    """Add a prompt, whose first `matching` blocks are in the tree, as one of a replica."""
     tree, owner, children = memory.tree, memory.owner, memory.children
     lower = tree.node_of[path[matching - 1]] if matching else 0
     node = node_at(tree, path, matching, view.block_size)
@@ -183,10 +184,10 @@ def _insert(
 
 
 def _evict(memory: OwnedTree, replicas: int, most_tokens: float) -> None:
-    """Take the oldest leaves from every replica that has more than `most_tokens`.
+    """Remove the oldest leaves of every replica that has more than `most_tokens`.
 
-    A leaf is a node below which the replica has none. Stamps only grow, so leaves older than the
-    epochs searched can only be nodes that lost their last child: at most one, and the next to go.
+    A replica's leaf is a node without children of that replica. Stamps only grow, so a leaf of
+    epochs already searched has just lost its last child: there is at most one, the next to go.
     """
     tree = memory.tree
     for replica in range(replicas):
@@ -200,14 +201,14 @@ def _evict(memory: OwnedTree, replicas: int, most_tokens: float) -> None:
 
 
 def _is_old_leaf(memory: OwnedTree, node: int, replica: int) -> bool:
-    """Return True if a node, not the root, is a replica's leaf of an epoch already searched."""
+    """Return whether a node, not the root, is a replica's leaf from an epoch already searched."""
     stamped = memory.tree.stamps[node, replica]
     searched = memory.tree.searched[replica] + FIRST
     return node > 0 and ABSENT < stamped < searched and memory.children[node, replica] == 0
 
 
 def _search(memory: OwnedTree, replica: int) -> int:
-    """Return a replica's leaf with the lowest stamp of the epochs not yet searched."""
+    """Return a replica's oldest leaf, searching on from its last searched epoch."""
     tree = memory.tree
     while True:
         epoch = tree.searched[replica]

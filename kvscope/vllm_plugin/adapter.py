@@ -52,10 +52,10 @@ _REQUIRED = (
 
 
 def check_version() -> None:
-    """Raise EngineError for a vLLM that this plugin does not know.
+    """Raise EngineError for a vLLM version that this plugin does not know.
 
-    It knows the releases of `PLUGIN`, patches and local builds included. What precedes a release
-    (0.33.0rc1, 0.33.1.dev4) may still have the earlier one's code, or neither's.
+    Known are the releases of `PLUGIN`, patches and local builds included. Pre-releases (0.33.0rc1,
+    0.33.1.dev4) are not: they may have the code of the release before, or neither's.
     """
     missing = [name for kind, names in _REQUIRED for name in names if not hasattr(kind, name)]
     if not _is_known(vllm.__version__) or missing:
@@ -78,7 +78,7 @@ def _is_known(text: str) -> bool:
 
 
 class _Observed:
-    """What both of vLLM's schedulers get: observers that are notified of every event."""
+    """Mixin of both schedulers: observers are notified of every event."""
 
     kvscope: tuple[Observer, ...] = ()
     deferred_frees: Any
@@ -89,12 +89,12 @@ class _Observed:
         self.kvscope = observers(self)
 
     def add_request(self, request: Any) -> None:
-        """Add a request, as vLLM's."""
+        """Add a request as vLLM does, and notify the observers."""
         self._tell("arrived", request)
         super().add_request(request)  # type: ignore[misc]  # the scheduler's, here and below
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan a step, as vLLM's."""
+        """Plan a step as vLLM does, and notify the observers."""
         self._tell("stepping")
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         for new in output.scheduled_new_reqs:
@@ -102,14 +102,14 @@ class _Observed:
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        """Process the outputs of a step, as vLLM's."""
+        """Process a step's outputs as vLLM does, and notify the observers."""
         self._tell("updating")
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         self._tell("updated")
         return outputs
 
     def shutdown(self) -> None:
-        """Shut down, as vLLM's."""
+        """Shut down as vLLM does, after notifying the observers."""
         self._tell("closing")
         super().shutdown()  # type: ignore[misc]
 
@@ -137,7 +137,7 @@ class KvscopeScheduler(_Observed, Scheduler):  # type: ignore[misc]  # as above
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make the scheduler that vLLM itself would take, observed."""
+        """Make the scheduler that vLLM would choose, with observers."""
         config = kwargs.get("vllm_config") or args[0]
         if cls is KvscopeScheduler and config.scheduler_config.async_scheduling:
             return KvscopeAsyncScheduler(*args, **kwargs)
@@ -147,7 +147,7 @@ class KvscopeScheduler(_Observed, Scheduler):  # type: ignore[misc]  # as above
 def observers(scheduler: Any) -> tuple[Observer, ...]:
     """Return the observers of a new scheduler, by its configuration and the environment.
 
-    Never raises: a mistake there is logged, and the engine starts without them.
+    Never raises: an error in the settings is logged, and the engine starts without observers.
     """
     try:
         settings = read_settings(scheduler.vllm_config.additional_config, os.environ)
@@ -172,7 +172,7 @@ def observers(scheduler: Any) -> tuple[Observer, ...]:
 
 
 def _controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:
-    """Return what orders an engine's free blocks; nothing where vLLM's own order stays."""
+    """Return the controller that orders an engine's free blocks; empty if vLLM's order stays."""
     policy = settings.policy
     # Without a TTL, LRU is vLLM's own order.
     if policy is None or (policy.name == "lru" and not math.isfinite(policy.values["ttl_s"])):
@@ -188,7 +188,7 @@ def _controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:
 
 
 def _recordings(scheduler: Any, settings: PluginSettings) -> list[Observer]:
-    """Return what records an engine's requests; nothing where none does, logged unless wanted."""
+    """Return the engine's recording; empty if none was requested, or with a logged reason."""
     if settings.record is None:
         return []
     if not scheduler.kv_cache_manager.enable_caching:
@@ -206,7 +206,7 @@ def _recordings(scheduler: Any, settings: PluginSettings) -> list[Observer]:
 
 
 def unfit(scheduler: Any) -> str | None:
-    """Return why a policy cannot order the blocks of this engine, if it cannot."""
+    """Return why a policy cannot order the blocks of this engine, None if it can."""
     groups = scheduler.kv_cache_config.kv_cache_groups
     if not scheduler.kv_cache_manager.enable_caching:
         return "prefix caching is off"
@@ -218,7 +218,7 @@ def unfit(scheduler: Any) -> str | None:
 
 
 def block_size(scheduler: Any) -> int:
-    """Return the tokens in a block."""
+    """Return the number of tokens in a block."""
     return int(scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size)
 
 
@@ -289,7 +289,7 @@ def _report_hashes(pool: Any, controller: EvictionController) -> None:
 
 
 def register() -> None:
-    """Make vLLM take the observed schedulers for its own; a second call does nothing."""
+    """Make vLLM choose the observed schedulers instead of its own; idempotent."""
     check_version()
     choose = SchedulerConfig.get_scheduler_cls
     if getattr(choose, "by_kvscope", False):
@@ -314,11 +314,11 @@ class ForcedOutputs(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM has n
     """
 
     def is_argmax_invariant(self) -> bool:
-        """Return False: it changes which token is likeliest."""
+        """Return False: the processor changes the most likely token."""
         return False
 
     def new_req_logits_processor(self, params: Any) -> Callable[..., Any] | None:
-        """Return what forces the output of one request; None where it names none."""
+        """Return the function that forces one request's output; None if the request names none."""
         forced = (params.extra_args or {}).get(OUTPUTS)
         if not forced:
             return None

@@ -25,7 +25,7 @@ from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 
 
 class RequestState(Struct):
-    """What is known of a request that is being served; `memo` is the learner's."""
+    """A request being served, as far as the policy needs it; `memo` is the learner's data."""
 
     number: int
     arrival_s: float
@@ -35,12 +35,12 @@ class RequestState(Struct):
 
 
 class EvictionController(Observer):
-    """Chooses the lane of each freed block, and the score of lanes; `attach` comes first.
+    """Chooses the lane of each freed block, and scores lanes; call `attach` first.
 
     `clock` returns seconds and is read twice a step; times of requests count from the first
-    arrival, as in the simulator. With `trace_clock` the time is what requests carry
+    arrival, as in the simulator. With `trace_clock`, the time is the one stated by requests
     (`kvscope_arrival_s`), so that a trace can be replayed faster than it was recorded; requests
-    without it teach nothing. `fitted` is the table of a file.
+    without it teach nothing. `fitted` is a table fitted offline.
     """
 
     free: Any = None
@@ -73,12 +73,12 @@ class EvictionController(Observer):
 
     @property
     def in_words(self) -> str:
-        """Return the policy, its parameters and its learner, for a line of the log."""
+        """The policy, its parameters and its learner, for a line of the log."""
         learned = f"; {self.learner.in_words}" if self.learner and self.learner.in_words else ""
         return f"{self.policy.name} {self.policy.values}{learned}"
 
     def use(self, table: Float64s) -> None:
-        """Score by this table from now on."""
+        """Use `table` for scores from now on."""
         self.table = Scores(table)
         if self.free is not None:
             self.free.score_anew()
@@ -102,7 +102,7 @@ class EvictionController(Observer):
                 self.use(self.learner.table)
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """Note the hits; adaptive policies adapt to what recent requests had to compute."""
+        """Note the hits; adaptive policies adapt to the uncached tokens of recent requests."""
         state = self._requests.get(request_id)
         if state is None or state.hit_blocks >= 0:
             return
@@ -139,10 +139,10 @@ class EvictionController(Observer):
         blocks_of: Callable[[str], list[Block]],
         lru: Callable[[list[Block]], Any],
     ) -> GuardedQueue:
-        """Return the queue that replaces the engine's, with the `free` ones of all its `blocks`.
+        """Return the queue that replaces the engine's, of whose `blocks` the `free` ones are in it.
 
-        `forget` takes a block out of the engine's cache; `blocks_of` lists a request's blocks;
-        `lru` makes the engine's own queue of free blocks, for after a failure.
+        `forget` removes a block's hash from the engine's cache; `blocks_of` lists a request's
+        blocks; `lru` makes the engine's own queue of free blocks, used after a failure.
         """
         self._forget, self._blocks_of = forget, blocks_of
         ordered = self.free = FreeBlocks(
@@ -161,11 +161,11 @@ class EvictionController(Observer):
         return GuardedQueue(ordered, blocks, free, self, lru)
 
     def give_up(self) -> None:
-        """Drop what is known of requests; the queue orders blocks by LRU from now on."""
+        """Drop all request state; the queue orders blocks by LRU from now on."""
         self._requests.clear()
 
     def stepping(self) -> None:
-        """Advance the clock, and drop expired blocks."""
+        """Advance the clock, and remove the hashes of expired blocks."""
         now_s = self.clock()
         self.free.at(now_s)
         if self._ttl_s < math.inf:
@@ -176,7 +176,7 @@ class EvictionController(Observer):
         self.free.at(self.clock())
 
     def releasing(self, request: Request) -> None:
-        """Plan the lanes of its blocks; drop those of a turn that the policy does not admit."""
+        """Plan the lanes of a request's blocks; drop its new blocks if it is not admitted."""
         state = self._requests.get(request.request_id)
         if state is None:
             return
@@ -193,17 +193,17 @@ class EvictionController(Observer):
                     self._forget(block)
 
     def put_off(self, blocks: list[Block]) -> None:
-        """Remember the lanes of the released request's blocks, which are freed later."""
+        """Remember the planned lanes of the request's blocks, since vLLM frees them later."""
         if self.free.plan is not None:
             for block in blocks:
                 self.free.assigned[block.block_id] = planned(self.free.plan, block)
 
     def released(self) -> None:
-        """Send blocks that are freed without a request being released to the usual lane."""
+        """End the request's plan: blocks freed without one go to the usual lane."""
         self.free.plan = None
 
     def cached(self, blocks: list[Block], start: int, end: int) -> None:
-        """Note the hashes that a request's blocks from `start` to `end` - 1 have got."""
+        """Note the hashes that a request's blocks `start` to `end` - 1 have received."""
         above = blocks[start - 1].block_hash if start else None
         for block in blocks[start:end]:
             if block.block_hash is not None:
@@ -228,7 +228,7 @@ class EvictionController(Observer):
 
 
 def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
-    """Return a policy that an engine can run; raise UsageError at `where` for others."""
+    """Return `policy` if an engine can run it; raise UsageError at `where` otherwise."""
     if isinstance(policy, LanePolicy) and policy.runs_in_plugin():
         return policy
     why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"

@@ -21,7 +21,7 @@ Block: TypeAlias = Any  # an engine's block: block_id, block_hash, block_hash_nu
 
 
 class Ring:
-    """The place before a list's first block and behind its last one."""
+    """Sentinel of a circular list, before its first block and behind its last one."""
 
     __slots__ = ("next_free_block", "prev_free_block")
 
@@ -37,18 +37,18 @@ class Ring:
 
 
 def planned(plan: LanePlan, block: Block) -> int:
-    """Return the lane of one block by a plan in tokens."""
+    """Return the lane of a block, by a plan in tokens."""
     return lane_at(plan, block.block_hash_num_tokens or 0)[1]
 
 
 class FreeBlocks:
     """The blocks of vLLM's FreeKVCacheBlockQueue, in the order of a policy.
 
-    `score` returns the worth of a lane's oldest block after so many idle seconds. Before a request
-    frees its blocks, `plan` (in tokens) names their lanes; without one they go where they are
-    `assigned`, or to the lane `usual`. `prefixes`, for policies that evict leaves, tracks what is
-    cached; then `forget` is called for each block that is taken, at once. `next_step_s` is a
-    `stepwise` policy's. Errors leave it in any state: `GuardedQueue` drops it then.
+    `score` returns the worth of a lane's oldest block after a number of idle seconds. Before a
+    request frees its blocks, `plan` (in tokens) names their lanes; without a plan they go where
+    they are `assigned`, or to the lane `usual`. `prefixes`, for policies that evict leaves, tracks
+    cached blocks; `forget` is then called at once for each block taken. `next_step_s` belongs to
+    `stepwise` policies. Errors leave this in an inconsistent state: `GuardedQueue` then drops it.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class FreeBlocks:
             self.num_free_blocks += 1
 
     def at(self, now_s: float) -> None:
-        """Advance the clock; worths are the same until the next call."""
+        """Advance the clock; the worth of blocks is constant until the next call."""
         self.now_s = now_s
         self._heap.at(now_s)
 
     def score_anew(self) -> None:
-        """Drop all scores: the table has changed."""
+        """Drop all scores, since the table has changed."""
         self._heap.anew()
 
     def popleft_n(self, count: int) -> list[Block]:
-        """Take the first `count` blocks."""
+        """Remove and return the first `count` blocks."""
         if count > self.num_free_blocks:
             raise ValueError(f"{count} blocks wanted, {self.num_free_blocks} are free")
         taken = self._pop_unhashed(count)
@@ -103,9 +103,9 @@ class FreeBlocks:
         return taken
 
     def _evict(self, taken: list[Block], count: int) -> None:
-        """Take the block that is worth least, and those behind it that were freed together with it.
+        """Append to `taken` the block of least worth, and equal ones freed together with it.
 
-        They are worth the same. Ends with `count` blocks taken, and once anything else changes.
+        Ends with `count` blocks taken, or earlier once the next choice may differ.
         """
         block, limit = self._choose()
         heap, prefixes, freed, freed_s = self._heap, self._prefixes, self._freed, self._freed_s
@@ -127,7 +127,7 @@ class FreeBlocks:
         heap.changed.add(lane)
 
     def _pop_unhashed(self, most: int) -> list[Block]:
-        """Take so many blocks without a hash, or all there are."""
+        """Remove and return up to `most` blocks without a hash."""
         taken: list[Block] = []
         ring = self.unhashed
         block = ring.next_free_block
@@ -140,7 +140,7 @@ class FreeBlocks:
         return taken
 
     def remove(self, block: Block) -> None:
-        """Take out a block that was hit, wherever it is."""
+        """Remove a free block that a request hit from its list."""
         if block.prev_free_block is None or block.next_free_block is None:
             raise RuntimeError(f"remove() called on a block that is not free: {block}")
         key = block.block_hash
@@ -152,7 +152,7 @@ class FreeBlocks:
         self.num_free_blocks -= 1
 
     def append_n(self, blocks: list[Block]) -> None:
-        """Add freed blocks with a hash, the first one to be taken first, to the planned lanes."""
+        """Add freed blocks with a hash, in the order to take them, to the planned lanes."""
         plan, now_s, count, lanes = self.plan, self.now_s, self._count, self.lanes
         for block in blocks:
             at = block.block_id
@@ -171,13 +171,13 @@ class FreeBlocks:
         self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: list[Block]) -> None:
-        """Add freed blocks without a hash, the first one to be taken first."""
+        """Add freed blocks without a hash, in the order to take them."""
         for block in reversed(blocks):
             _link(block, self.unhashed)
         self.num_free_blocks += len(blocks)
 
     def get_all_free_blocks(self) -> list[Block]:
-        """Return all blocks: those without a hash, then lane by lane, then those set aside."""
+        """Return all blocks: those without a hash, then each lane's, then those set aside."""
         return [block for ring in self._rings() for block in ring]
 
     def iter_blocks_after(self, cursor: Block | None) -> Iterator[Block]:
@@ -189,7 +189,7 @@ class FreeBlocks:
         yield from blocks
 
     def expire(self, before_s: float) -> None:
-        """Forget the blocks freed before then; they are the first to be taken now."""
+        """Remove the hash of blocks freed before `before_s`, and put them first."""
         for lane, ring in enumerate(self.lanes):
             block = ring.next_free_block
             while block is not ring and self._freed_s[block.block_id] < before_s:
@@ -201,14 +201,14 @@ class FreeBlocks:
                 block = ring.next_free_block
 
     def gained(self, key: Key, above: Key | None) -> None:
-        """Note that a block has got `key`, whose prefix is `above`."""
+        """Note that a block has got hash `key`, behind a block with hash `above`."""
         if self._prefixes is not None:
             self._prefixes.gain(key, above)
             if self._parked:
                 self._unpark(key)  # the new block serves the children
 
     def lost(self, key: Key) -> None:
-        """Note that a block has lost `key`."""
+        """Note that a block has lost hash `key`."""
         if self._prefixes is not None:
             bare = self._prefixes.lose(key)
             if self._prefixes.stranded:  # some free block has become the only one
@@ -219,14 +219,14 @@ class FreeBlocks:
                 self._unpark(key)
 
     def emptied(self, block: Block) -> None:
-        """Put a block that has lost its hash first, if it is free."""
+        """Put a free block that has lost its hash first."""
         if block.block_hash is None and block.next_free_block is not None:
             self._heap.changed.add(self._lane[block.block_id])
             _unlink(block)
             _link(block, self.unhashed)
 
     def lost_all(self) -> None:
-        """Note that nothing is cached any more: all free blocks are alike."""
+        """Note that no block has a hash any more; free blocks lose their lanes."""
         if self._prefixes is not None:
             self._prefixes.clear()
         self._parked.clear()
@@ -249,9 +249,9 @@ class FreeBlocks:
         return self._freed[at], self._freed_s[at]
 
     def _choose(self) -> tuple[Block, float]:
-        """Return the oldest block of the lane where it is worth least; of equals the oldest.
+        """Return the block to evict: of the lanes' oldest, the least worth, of equals the oldest.
 
-        And below which free-sequence number others of this lane and worth are the next ones.
+        Also return the free-sequence number below which blocks of its lane and worth come next.
         """
         heap = self._heap
         if self._prefixes is not None:
@@ -268,8 +268,8 @@ class FreeBlocks:
     def _oldest_set_aside(self) -> Block:
         """Return the oldest of the blocks that were set aside, for when no other block is free.
 
-        Their cached children are in use, by requests whose own blocks of that prefix have lost
-        their hashes.
+        Requests in progress use their cached children, but have lost the hashes of their own blocks
+        of that prefix.
         """
         block = min(self.set_aside, key=lambda each: self._freed[each.block_id])
         del self._parked[block.block_hash]
@@ -287,7 +287,7 @@ class FreeBlocks:
                 block = ring.next_free_block
 
     def _unpark(self, key: Key | None) -> None:
-        """Put a block that was set aside back to its place by age, which is near the front."""
+        """Return a block that was set aside to its lane, in order of its time of freeing."""
         block = self._parked.pop(key, None) if self._parked and key is not None else None
         if block is None:
             return

@@ -18,7 +18,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _guarded(by_policy: Method) -> Method:
-    """Return a method that runs `by_policy`, and vLLM's own of that name once anything failed."""
+    """Return a method that runs `by_policy`, and after any failure vLLM's method of that name."""
     name = by_policy.__name__
 
     @wraps(by_policy)
@@ -38,10 +38,10 @@ def _guarded(by_policy: Method) -> Method:
 class GuardedQueue:
     """Replaces vLLM's FreeKVCacheBlockQueue by `ordered`, until its `observer` is broken.
 
-    `blocks` are all blocks of the pool in the order of their ids, `free` those that are free, the
-    next to be taken first; both agree with `ordered`. `lru` makes vLLM's own queue of the free
-    blocks in LRU's order. It is made at the next call from vLLM, never inside of one of kvscope's:
-    the two queues link blocks through the same fields.
+    `blocks` are all blocks of the pool in the order of their ids, `free` the free ones, the next to
+    be taken first; both agree with `ordered`. `lru` makes vLLM's own queue of the free blocks in
+    LRU's order. It is made at the next call from vLLM, never inside a call of kvscope: the two
+    queues link blocks through the same fields.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class GuardedQueue:
         return self._free_blocks if self._lru is None else int(self._lru.num_free_blocks)
 
     def popleft(self) -> Block:
-        """Take the first block."""
+        """Remove and return the first block."""
         return self.popleft_n(1)[0]
 
     @_guarded
     def popleft_n(self, count: int) -> list[Block]:
-        """Take the first `count` blocks."""
+        """Remove and return the first `count` blocks."""
         place = self._place
         taken = self._ordered.popleft_n(count)
         if self.observer.broken:
@@ -88,7 +88,7 @@ class GuardedQueue:
 
     @_guarded
     def remove(self, block: Block) -> None:
-        """Take out a block that was hit."""
+        """Remove a free block that a request hit."""
         if not self._place[block.block_id]:
             raise RuntimeError(f"remove() called on a block that is not free: {block}")
         self._ordered.remove(block)
@@ -102,7 +102,7 @@ class GuardedQueue:
 
     @_guarded
     def append_n(self, blocks: list[Block]) -> None:
-        """Add freed blocks with a hash, the first one to be taken first."""
+        """Add freed blocks with a hash, in the order in which they will be taken."""
         self._ordered.append_n(blocks)
         if not self.observer.broken:
             for place, block in enumerate(blocks, start=self._back + 1):
@@ -112,7 +112,7 @@ class GuardedQueue:
 
     @_guarded
     def prepend_n(self, blocks: list[Block]) -> None:
-        """Add freed blocks without a hash, the first one to be taken first."""
+        """Add freed blocks without a hash, in the order in which they will be taken."""
         self._ordered.prepend_n(blocks)
         if not self.observer.broken:
             self._front -= len(blocks)
@@ -131,7 +131,7 @@ class GuardedQueue:
         return iter(list(self._ordered.iter_blocks_after(cursor)))
 
     def lru(self) -> Any:
-        """Return vLLM's own queue of what is free, made at the first call."""
+        """Return vLLM's own queue of the free blocks, made at the first call."""
         if self._lru is None:
             place = self._place
             free = sorted(filter(place.__getitem__, range(len(place))), key=place.__getitem__)

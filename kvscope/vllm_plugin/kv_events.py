@@ -52,7 +52,7 @@ _FEW, _RECENT = 8, 256  # distances that make a pace, and that it looks back on
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """As vLLM's, without the token ids, which are not even read."""
+    """vLLM's event of this name, without the token ids, which are not decoded."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
@@ -67,7 +67,7 @@ class BlockStored(msgspec.Struct, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
-    """As vLLM's."""
+    """vLLM's event of this name."""
 
     block_hashes: list[Hash]
     medium: str | None = None
@@ -76,7 +76,7 @@ class BlockRemoved(msgspec.Struct, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
-    """As vLLM's."""
+    """vLLM's event of this name."""
 
 
 class EventBatch(msgspec.Struct, array_like=True):
@@ -87,10 +87,10 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 
 class _Chain(Struct):
-    """A chain that may still grow.
+    """A chain of blocks that may still grow.
 
-    `was_cached`: nothing of it was stored since it began. `batch` is the one that it grew with last
-    and `cut` whether that step may have cut its prompt.
+    `was_cached`: no block was stored since the chain began. It last grew in event batch number
+    `batch`, and `cut` says whether that step may have cut its prompt.
     """
 
     path: list[Hash]
@@ -107,18 +107,18 @@ class _Chain(Struct):
     output_start_s: float = 0.0
 
     def pace_s(self) -> float | None:
-        """Return the mean time between its output blocks, None for fewer than two."""
+        """Return the mean time between the chain's output blocks, None for fewer than two."""
         if self.output_blocks < 2:
             return None
         return (self.last_s - self.output_start_s) / (self.output_blocks - 1)
 
 
 class BlockChains(Struct):
-    """Assembles requests from events; counts tell how many it can have missed.
+    """Assembles requests from events; counts bound how many requests it can have missed.
 
-    `stored` blocks of which `unknown` lie behind unknown ones; `reported` requests that began with
-    what they found; `unsure` first output blocks of a chain, each of which may be a short turn.
-    `outputs_at_end`: outputs are stored when their request has ended, as SGLang does.
+    Of `stored` blocks, `unknown` ones follow a block that no event named. `reported` requests began
+    with their cached blocks. `unsure` counts first output blocks of chains, each of which may be a
+    short turn. `outputs_at_end`: outputs are stored when their request has ended, as SGLang does.
     """
 
     quiet_s: float = QUIET_S
@@ -142,7 +142,7 @@ class BlockChains(Struct):
     _pace_s: float = math.inf
 
     def take(self, batch: EventBatch) -> list[TraceLine]:
-        """Process a batch; return the lines of the requests that have ended by its time."""
+        """Process a batch of events; return the lines of requests that have ended by its time."""
         if self._start_s is None:
             self._start_s = batch.ts
         self._batch += 1
@@ -167,7 +167,7 @@ class BlockChains(Struct):
         return lines
 
     def _follows(self, event: BlockStored | BlockRemoved) -> bool:
-        """Return whether an event is of this GPU, and of the KV group that is followed."""
+        """Return whether an event concerns this GPU and the tracked KV group."""
         if event.medium not in {None, "GPU"} or event.locality == "REMOTE":
             return False
         if event.group_idx is None:
@@ -232,7 +232,7 @@ class BlockChains(Struct):
         return self._lines(chain, same)
 
     def _continues(self, chain: _Chain, event: BlockStored, now_s: float) -> bool:
-        """Return whether an event is of a chain's request, and not a next turn's prompt."""
+        """Return whether an event is of a chain's request, and not of a next turn's prompt."""
         if chain.session != event.session_id:
             return False
         if chain.was_cached or self.outputs_at_end:
@@ -242,12 +242,12 @@ class BlockChains(Struct):
         return now_s - chain.last_s <= PAUSE * (chain.pace_s() or self._pace_s)
 
     def _is_chunk(self, chain: _Chain) -> bool:
-        """Return whether several blocks that continue a chain now are its prompt's next chunk."""
+        """Return whether several blocks added to a chain now are the next chunk of its prompt."""
         directly = self._batch - chain.batch <= NEXT_STEPS
         return chain.cut and directly and not chain.output_blocks
 
     def _count_output(self, chain: _Chain, now_s: float) -> None:
-        """Count one more output block, and what it says about the pace of all chains."""
+        """Count one more output block, and update the median pace of all chains."""
         if not chain.output_blocks:
             self.unsure += 1
             chain.output_start_s = now_s
@@ -258,7 +258,7 @@ class BlockChains(Struct):
         chain.output_blocks += 1
 
     def _remember(self, hashes: list[Hash], above: Hash | None) -> None:
-        """Note what lies before each block; the oldest are forgotten beyond `most_known`."""
+        """Note each block's predecessor; beyond `most_known` blocks, the oldest are forgotten."""
         known = self._above
         for key, before in zip(hashes, [above, *hashes], strict=False):
             known.pop(key, None)
@@ -271,7 +271,7 @@ class BlockChains(Struct):
         return [self._line(chain) for chain in sorted(chains, key=lambda chain: chain.start_s)]
 
     def _path(self, tip: Hash | None) -> list[Hash] | None:
-        """Return the blocks from the first one to `tip`, None where some are unknown."""
+        """Return the blocks from the first one to `tip`, None if some are unknown."""
         path = []
         while tip is not None:
             if tip not in self._above:
@@ -303,10 +303,10 @@ class BlockChains(Struct):
 
 
 def batches(endpoint: str, patience_s: float = 1.0) -> Generator[tuple[int, EventBatch] | None]:
-    """Yield (number, batch) as the engine publishes them at a ZMQ endpoint.
+    """Yield (number, batch) as the engine publishes event batches at a ZMQ endpoint.
 
-    None after `patience_s` without any; missing numbers were missed. Raises EngineError where there
-    is no such endpoint, or what comes is not vLLM's.
+    Yields None after `patience_s` without a batch; gaps in the numbers are lost batches. Raises
+    EngineError if the endpoint does not exist or its messages are not vLLM's events.
     """
     try:
         import zmq

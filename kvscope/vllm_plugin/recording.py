@@ -38,11 +38,11 @@ TraceLine = Mapping[str, Any]
 class LineWriter:
     """JSON lines in `folder`/`name`-00001.jsonl and so on, written by a thread of its own.
 
-    `put` takes a function that makes the line, which is called in that thread; a bounded queue, so
-    no executor. Beyond `most_waiting` lines are dropped, and `dropped` counts them. A file that has
-    reached `rotate_bytes` is closed. `failure` is what ended the writing, such as a full disk;
-    `written` counts whole lines, and no other is in the files.
-    Raises OSError where the folder cannot be made.
+    `put` takes a function that makes the line, called in that thread; the queue is bounded, so this
+    is no executor. Lines beyond `most_waiting` are dropped, and `dropped` counts them. A file that
+    has reached `rotate_bytes` is closed. `failure` is the error that ended the writing, such as a
+    full disk; `written` counts lines, and files contain only whole ones. Raises OSError where the
+    folder cannot be made.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class LineWriter:
         atexit.register(self.close)
 
     def put(self, make: Callable[[], TraceLine]) -> None:
-        """Have one more line written. Never waits."""
+        """Queue one more line. Never waits."""
         try:
             self._waiting.put_nowait(make)
         except queue.Full:
             self.dropped += 1
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Write the waiting lines, as far as there is time."""
+        """Write the waiting lines, within about `patience_s` seconds."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
             try:
@@ -106,13 +106,13 @@ class LineWriter:
 
 
 class Hashes:
-    """Salted hashes: whole numbers below 2^63."""
+    """Salted hashes: integers below 2^63."""
 
     def __init__(self) -> None:
         self._salt = secrets.token_bytes(SALT_BYTES)
 
     def of(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the hash of each of an engine's hashes."""
+        """Return the salted hash of each of an engine's block hashes."""
         salt = self._salt
         return [
             int.from_bytes(blake2b(bytes(key), key=salt, digest_size=8).digest(), "big") >> 1
@@ -121,7 +121,7 @@ class Hashes:
 
 
 class _RecordedRequest(Struct):
-    """What is known of a request that is being served."""
+    """A request being served, and its record so far."""
 
     number: int
     request: Request
@@ -134,7 +134,7 @@ class _RecordedRequest(Struct):
 
 
 class Recording(Observer):
-    """Writes a line for each finished request to files in `folder`."""
+    """Records each finished request as a line in files in `folder`."""
 
     what = "kvscope's recording has failed"
 
@@ -160,7 +160,7 @@ class Recording(Observer):
         self._warned = False
 
     def arrived(self, request: Request) -> None:
-        """Note the request's hints, and its session's request before; skip probes of kvscope's."""
+        """Note the request's hints and its session's previous request; skip kvscope's probes."""
         if request.request_id in self._requests:  # more input of one that streams it
             return
         hints = read_hints(request)
@@ -183,7 +183,7 @@ class Recording(Observer):
             self._awaiting_token[request_id] = recorded
 
     def updated(self) -> None:
-        """Note the time of first tokens."""
+        """Note the time of requests' first tokens."""
         if not self._awaiting_token:
             return
         now_s = self.clock()
@@ -193,7 +193,7 @@ class Recording(Observer):
             recorded.ttft_s = now_s - recorded.request.arrival_time
 
     def releasing(self, request: Request) -> None:
-        """Have the line written, if the request has finished."""
+        """Queue the request's line, if it has finished."""
         if not request.is_finished():
             return
         recorded = self._requests.pop(request.request_id, None)
@@ -232,7 +232,7 @@ class Recording(Observer):
         self._warn()
 
     def _warn(self) -> None:
-        """Log once that requests are dropped, and why."""
+        """Log once that requests are being dropped, and why."""
         if self.lines.dropped and not self._warned:
             self._warned = True
             why = self.lines.failure or "the disk is too slow"
@@ -253,7 +253,7 @@ class Recording(Observer):
 def _content_hashes(request: Request) -> list[Any]:
     """Return the hashes that the blocks would have without the request's salt and adapter.
 
-    Both have a field of their own in a line. The request's own hashes where vLLM hashes otherwise.
+    A line has separate fields for these. If vLLM's hasher fails, the request's own hashes.
 
     Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
     """

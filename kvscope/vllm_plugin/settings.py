@@ -36,7 +36,7 @@ _USAGE = f"keys: {', '.join(_KEYS)}"
 
 
 class SettingsTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The table `kvscope` of `--additional-config`; what is empty is left to the environment."""
+    """The table `kvscope` of `--additional-config`; empty keys fall back to the environment."""
 
     policy: Any = msgspec.UNSET
     recommendation: str = ""
@@ -46,9 +46,9 @@ class SettingsTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PluginSettings(Struct, frozen=True):
-    """The policy that orders free blocks, what was fitted for it, and the recording's folder.
+    """The policy that orders free blocks, its fitted table, and the folder to record to.
 
-    `trace_clock`: the policy's clock is the time that requests carry, see `EvictionController`.
+    `trace_clock`: the policy's clock is the time stated in requests, see `EvictionController`.
     """
 
     policy: LanePolicy | None = None
@@ -60,10 +60,9 @@ class PluginSettings(Struct, frozen=True):
 def read_settings(additional: object, environment: Mapping[str, str]) -> PluginSettings:
     """Return the settings of the engine's `additional` configuration, else of the environment.
 
-    The recommendation of a cache study, which was not checked for any engine, is only taken where
-    that is stated too.
-    Raises UsageError or InputError with the place, the key, the value and the remedy, also for a
-    policy that no engine can run.
+    The recommendation of a cache study, not checked for any engine, needs the `cache_study`
+    setting, too. Raises UsageError or InputError with the place, the key, the value and the remedy,
+    also for a policy that no engine can run.
     """
     given = additional.get("kvscope", {}) if isinstance(additional, Mapping) else {}
     table = table_as(given, SettingsTable, _WHERE, _USAGE)
@@ -79,7 +78,7 @@ def read_settings(additional: object, environment: Mapping[str, str]) -> PluginS
 def _policy(
     table: SettingsTable, environment: Mapping[str, str]
 ) -> tuple[LanePolicy | None, FittedTable | None]:
-    """Return the policy to run and its fit; None for what is not named."""
+    """Return the policy to run and its fitted table; (None, None) if no policy is configured."""
     given = table.policy
     if given is not msgspec.UNSET:
         document = {"policy": {"params": {}, **given} if isinstance(given, dict) else given}
@@ -99,7 +98,7 @@ def _policy(
 
 
 def _readable(text: str) -> Path:
-    """Return the path of a file that can be read at once: no pipe, no device, nothing huge."""
+    """Return the path `text`. Raises InputError for a pipe, a device or too large a file."""
     path = Path(text)
     try:
         if path.exists() and not path.is_file():
@@ -114,6 +113,6 @@ def _readable(text: str) -> Path:
 def _is_cache_study(document: Mapping[str, Any]) -> bool:
     """Return whether a recommendation was made without a deployment, and so without flags.
 
-    Earlier versions of kvscope gave flags to every recommendation, and named no deployment.
+    Earlier versions of kvscope wrote flags into every recommendation, but no deployment.
     """
     return "verdict" in document and not (document.get("deployment") or document.get("flags"))
