@@ -109,10 +109,10 @@ class LayerKinds(Struct, frozen=True):
     """Layers by what they cache: KV of all tokens, of the last `window` ones, or a fixed state.
 
     `full_first`: the first layer is full attention. `chunked` windows are those of chunked local
-    attention, others slide. `alike`: all layers keep the same bytes for a token, as far as the
-    config shows, so that vLLM's groups follow from them. `state` is that of linear layers, None
-    where kvscope does not know it. `unlike_heads` are those of full and of windowed layers where
-    they differ. `sharing_full` and `sharing_windowed` layers use the KV of others.
+    attention, others slide. `alike`: as far as the config shows, all layers keep the same bytes for
+    a token, so that vLLM's groups follow from their numbers. `state` is the state of a linear
+    layer, None if kvscope does not know it. `unlike_heads` are the heads of full and of windowed
+    layers if they differ. `sharing_full` and `sharing_windowed` layers use other layers' KV.
     """
 
     full: int
@@ -129,22 +129,22 @@ class LayerKinds(Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All layers."""
+        """Number of all layers."""
         return self.full + self.windowed + self.linear
 
     @property
     def attending(self) -> tuple[int, int]:
-        """The full and the windowed layers, with those that use the KV of others."""
+        """Numbers of full and of windowed layers, including layers that use other layers' KV."""
         return self.full + self.sharing_full, self.windowed + self.sharing_windowed
 
     @property
     def hybrid(self) -> bool:
-        """Whether some layers cache something else than the KV of all tokens."""
+        """Whether some layers keep less than the KV of all tokens: windows or states."""
         return bool(self.windowed or self.linear)
 
 
 class WeightBits(Struct, frozen=True):
-    """Bits of a parameter in each part, with the scales of quantized ones."""
+    """Bits per parameter in each part of a model, including the scales of quantized parts."""
 
     attention: float = 16
     mlp: float = 16
@@ -183,12 +183,12 @@ class VisionEncoder(Struct, frozen=True):
 
 
 class Architecture(Struct, frozen=True):
-    """The shape of a decoder: parameters by part, over all layers, and what sizes attention.
+    """The shape of a decoder: parameters by part, over all layers, and the sizes of attention.
 
-    `latent_size` is the rank of MLA's compressed keys and values, None elsewhere.
-    `replicated_parameters` of the attention are held whole by each tensor-parallel rank, as are the
-    `rotary_bytes` of tables of positions.
-    `widest` is the width of the widest activation of a token, in values, before tensor parallelism.
+    `latent_size` is the rank of MLA's compressed keys and values, None elsewhere. Each
+    tensor-parallel rank holds `replicated_parameters` of the attention whole, and the
+    `rotary_bytes` of tables of positions. `widest` is the width of the widest activation of a
+    token, in values, before tensor parallelism.
     """
 
     hidden_size: int
@@ -229,7 +229,7 @@ class Architecture(Struct, frozen=True):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that a prompt's token is multiplied with; only the last one needs the head."""
+        """Parameters multiplied with each prompt token; the head is for the last one only."""
         active_experts = self.expert_parameters * self.experts_per_token // max(1, self.experts)
         dense = self.attention_parameters + self.mlp_parameters + self.shared_parameters
         return dense + active_experts + self.router_parameters
@@ -250,12 +250,12 @@ class Architecture(Struct, frozen=True):
         return self.experts > 0
 
     def weight_bytes(self, bits: WeightBits, tp: int = 1, dp: int = 1) -> float:
-        """Return the bytes of weights on each of the `tp` GPUs of a rank, on the largest of them.
+        """Return the weight bytes on the fullest of the `tp` GPUs of a rank.
 
-        KV heads are replicated where there are fewer than GPUs, the router and MLA's
-        down-projections always; the rest is divided. The `dp` ranks of an engine divide the routed
-        experts alone, whole experts a GPU; where a rank has several GPUs, these divide the tokens
-        of shared experts, not their weights.
+        Replicated are KV heads, where they are fewer than GPUs, the router and MLA's
+        down-projections; the rest is divided. The `dp` ranks of an engine divide the routed experts
+        alone, whole experts a GPU; if a rank has several GPUs, these divide the tokens of shared
+        experts, not their weights.
 
         Source: vLLM 0.32.0, vllm/model_executor/layers/fused_moe/config.py
         (FusedMoEParallelConfig), expert_map_manager.py (determine_expert_map) and
@@ -282,10 +282,10 @@ class Architecture(Struct, frozen=True):
         return divided / tp + replicated + bits.attention * self.replicated_parameters / 8
 
     def bytes_read(self, bits: WeightBits, tokens: float, dp: int = 1) -> float:
-        """Return the bytes of weights that a step of `tokens` tokens a rank reads, on its GPUs.
+        """Return the weight bytes that a rank's GPUs read in a step of `tokens` tokens a rank.
 
-        Of E experts, a step of n tokens with k experts each reads 1 - (1 - k/E)^n in expectation,
-        of which each of `dp` ranks has its part. The embedding is looked up, the head is read.
+        Of E experts, a step of n tokens with k experts each reads a share of 1 - (1 - k/E)^n in
+        expectation, divided among `dp` ranks. The embedding is looked up, the head is read.
         """
         share = 0.0
         if self.moe:
@@ -301,7 +301,7 @@ class Architecture(Struct, frozen=True):
 
 
 def layer_kinds(config: ConfigFields) -> LayerKinds:
-    """Return how many layers are of which kind. Raises InputError where the config contradicts."""
+    """Return how many layers are of which kind. Raises InputError for contradictory configs."""
     total = config.count("num_hidden_layers", "n_layer", "num_layers")
     if config.has("compress_ratios"):
         return LayerKinds(total)
@@ -359,11 +359,11 @@ def unknown_layers(config: ConfigFields) -> list[str]:
 
 
 def usual_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the usual fields that follow from `layers_block_type` or `block_configs`.
+    """Return the usual config fields equivalent to `layers_block_type` or `block_configs`.
 
-    Of Nemotron-H the pattern and the number of layers, unless the config has a pattern. Of
-    Nemotron-NAS the layers that attend, their KV heads and the width of each feed-forward layer;
-    nothing where the KV heads differ.
+    For Nemotron-H: the pattern and the number of layers, unless the config has a pattern. For
+    Nemotron-NAS: the attention layers, their KV heads and the width of each feed-forward layer;
+    empty if the KV heads differ.
 
     Source: vLLM 0.32.0, vllm/model_executor/models/nemotron_nas.py.
     """
@@ -399,7 +399,7 @@ def _nas_width(block: Mapping[str, Any], hidden: Any) -> int:
 
 
 def _named_layers(config: ConfigFields, total: int) -> list[str]:
-    """Return the kind of each layer of Falcon-H1, Jamba and LFM2, in their own words; else none."""
+    """Return the kind of each layer of Falcon-H1, Jamba and LFM2, by their names; else empty."""
     if config.family == "falcon_h1":  # attention and Mamba in each layer, side by side
         return ["attention", "mamba"] * total
     if config.family == "jamba":
@@ -413,7 +413,7 @@ def _named_layers(config: ConfigFields, total: int) -> list[str]:
 
 
 def _kv_sharing_layers(config: ConfigFields) -> int:
-    """Return how many layers, the last ones, keep no KV of their own."""
+    """Return how many of the last layers use other layers' KV and keep none."""
     return config.count_or(0, "num_kv_shared_layers") if config.family in _GEMMA else 0
 
 
@@ -442,7 +442,7 @@ def _unlike_heads(config: ConfigFields) -> tuple[Heads, Heads] | None:
 
 
 def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) -> list[str] | None:
-    """Return the kind of each layer that is not a feed-forward one, None where none is listed.
+    """Return the kind of each layer, feed-forward ones excluded, None if the config lists none.
 
     Raises InputError for a list of another length than `total`.
     """
@@ -469,9 +469,9 @@ def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) 
 
 
 def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
-    """Return whether no field says that layers differ in heads, or share the KV of others.
+    """Return whether all layers have the same heads and KV of their own, as far as fields say.
 
-    With `latent`, compressed keys do not count: all layers that have keys compress them.
+    With `latent`, compressed keys make no difference: every layer with keys compresses them.
     """
     unlike = config.has("num_kv_shared_layers") and config.family not in _GEMMA
     unlike = unlike or (config.has("global_head_dim") and config.family not in _GEMMA)
@@ -479,7 +479,7 @@ def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
 
 
 def architecture(config: ConfigFields) -> Architecture | str:
-    """Return the shape that a config.json describes, or in words what it lacks."""
+    """Return the shape that a config.json describes, or a description of what is missing."""
     state = linear_state(config)
     stated = next(filter(config.has, _STATE_SPACE), None)
     if stated is not None and state is None:
@@ -599,7 +599,7 @@ def _mixed_bits(modules: Mapping[str, Any]) -> WeightBits:
 
 
 def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:
-    """Return whether `names` leave the modules of `pattern` unquantized, in most layers."""
+    """Return whether the `names` of unquantized modules match `pattern` in most layers."""
     matches = [name for name in names if re.search(pattern, name)]
     return len(matches) > layers // 2 or any("*" in name for name in matches)
 
@@ -624,7 +624,7 @@ def _quantized_to(stated: Mapping[str, Any]) -> WeightDtype | None:
 
 
 def _tied(config: ConfigFields) -> bool:
-    """Return whether the output head is the embedding where the config does not say it."""
+    """Return whether the model ties its output head to the embedding if the config does not say."""
     return config.family == "lfm2"
 
 
@@ -686,7 +686,7 @@ def _shared_width(config: ConfigFields, expert_width: int) -> int:
 
 
 def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, Any]]:
-    """Return a layer's parameters, those that each GPU holds whole, and the heads' sizes."""
+    """Return a layer's attention parameters, the replicated ones among them, and head sizes."""
     heads = config.count("num_attention_heads", "n_head")
     if config.has("compress_ratios"):
         size = config.count("head_dim")
@@ -715,9 +715,9 @@ def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, A
 
 
 def _compressed_attention(config: ConfigFields, hidden: int) -> tuple[int, int, int]:
-    """Return the parameters of all layers, those of a layer that each GPU holds whole, and others.
+    """Return attention parameters: of all layers, replicated ones of a layer, and unquantized ones.
 
-    The others are the compressors, in 16 bits, and what mixes the streams of hidden states, in 32.
+    The last are the compressors, in 16 bits, and the mixing of the streams of hidden states, in 32.
 
     Source: vLLM 0.32.0, vllm/models/deepseek_v4: attention.py, compressor.py, nvidia/model.py.
     """
@@ -737,7 +737,7 @@ def _compressed_attention(config: ConfigFields, hidden: int) -> tuple[int, int, 
 
 
 def layer_heads(config: ConfigFields) -> Heads:
-    """Return the heads of a layer that caches whole keys and values."""
+    """Return the heads of a layer that caches keys and values uncompressed."""
     heads, size = config.count("num_attention_heads", "n_head"), head_size(config)
     return Heads(heads, kv_head_count(config), size, config.count_or(size, "v_head_dim"))
 
@@ -755,7 +755,7 @@ def kv_head_count(config: ConfigFields) -> int:
 
 
 def head_size(config: ConfigFields) -> int:
-    """Return the values of a head's key. Raises InputError where it is not a whole number."""
+    """Return the number of values in a key head. Raises InputError if it is not a whole number."""
     if stated := config.count_or(0, "head_dim", "attention_head_dim"):
         return stated
     heads = config.count("num_attention_heads", "n_head")
@@ -767,7 +767,7 @@ def head_size(config: ConfigFields) -> int:
 
 
 def _layer_embeddings(config: ConfigFields, layers: int) -> int:
-    """Return the parameters of embeddings that each layer looks up on its own, and projects."""
+    """Return the parameters of per-layer embeddings and their projections."""
     vocabulary = config.count("vocab_size_per_layer_input", "vocab_size")
     if not config.get("hidden_size_per_layer_input"):
         return 0
@@ -776,7 +776,7 @@ def _layer_embeddings(config: ConfigFields, layers: int) -> int:
 
 
 def _vision(config: ConfigFields) -> VisionEncoder:
-    """Return the vision encoder, with the parameters of an audio encoder of Gemma's beside it."""
+    """Return the vision encoder; its parameters include Gemma's audio encoder."""
     audio = config.get("audio_config")
     heard = 0
     if isinstance(audio, Mapping):  # conformers: two feed-forward parts, attention, a convolution

@@ -35,9 +35,9 @@ Bucket = Literal["entries", "windows", "4", "128"]
 class CompressedKv(Struct, frozen=True):
     """The caches of all layers, in 8 bits: `ratios` by layer, 0 for a window alone.
 
-    Sizes are those of an entry and of its rotary part, of the keys of an indexer's heads, and of
-    the window; a token looks at `entries` of those that an indexer chooses from. Bytes of a token
-    are those of a long prompt, with `of_block` those of a block for each of its least tokens.
+    Sizes are those of an entry and its rotary part, of an indexer head's key, and the window's
+    tokens; a token looks at `entries` of those that an indexer chooses from. Bytes of a token are
+    those of a long prompt, with `of_block` a block's bytes over the tokens of the smallest block.
     """
 
     ratios: tuple[int, ...]
@@ -51,7 +51,7 @@ class CompressedKv(Struct, frozen=True):
 
     @classmethod
     def of(cls, config: ConfigFields) -> CompressedKv:
-        """Return the caches that a config describes. Raises InputError for ratios without rules."""
+        """Return the caches that a config describes. Raises InputError for unknown ratios."""
         layers, ratios = config.count("num_hidden_layers"), config.get("compress_ratios")
         ratios = ratios[:layers] if isinstance(ratios, list) else []
         known = all(each in (0, 1, *_STATE_BLOCKS) for each in ratios)
@@ -71,12 +71,12 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def layers(self) -> int:
-        """All layers."""
+        """Number of all layers."""
         return len(self.ratios)
 
     @property
     def sparse_layers(self) -> int:
-        """Layers whose tokens look at chosen entries."""
+        """Number of layers whose tokens look at entries chosen by an indexer."""
         return self.ratios.count(_SPARSE)
 
     @property
@@ -92,18 +92,18 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def values_per_token(self) -> int:
-        """Bytes of a token: windows and states hold none for long."""
+        """KV bytes of a token of a long prompt: windows and states do not keep it for long."""
         if self.of_block:
             return self.block_bytes // min(_STATE_BLOCKS.values())
         return -(-sum(size * count for size, count in self._pages("entries").items()) // BLOCK)
 
     def values_on_rank(self, tp: int) -> int:
-        """Return the same: every rank caches all."""
+        """Return `values_per_token`, since every rank caches all of it."""
         return self.values_per_token
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the pool: those of the group with most."""
+        """Bytes of a block of the pool: those of the group with the largest blocks."""
         return max(
             sum(size * -(-count // groups) for size, count in self._pages(bucket).items())
             for bucket, groups in self._group_counts().items()
@@ -125,7 +125,7 @@ class CompressedKv(Struct, frozen=True):
         return each, entry * (self.window * self.layers + self.entries * self.sparse_layers)
 
     def kv_groups(self) -> KvGroups:
-        """Return the groups that vLLM forms; those of windows and states hold no token for long."""
+        """Return the groups that vLLM forms; windows and states hold no token for long."""
         groups: list[KvGroup] = []
         for bucket, number in self._group_counts().items():
             if bucket == "entries":
@@ -138,7 +138,7 @@ class CompressedKv(Struct, frozen=True):
         return KvGroups(tuple(groups))
 
     def _pages(self, bucket: Bucket) -> dict[int, int]:
-        """Return how many layers have a page of so many bytes in a block of a bucket's group."""
+        """Return the layers by page size (bytes), for a block of one of a bucket's groups."""
         sparse, dense = self.sparse_layers, self.ratios.count(128)
         if bucket == "windows":
             return {_page(_WINDOW_BLOCK * self.entry_bytes): self.layers}
@@ -157,10 +157,10 @@ class CompressedKv(Struct, frozen=True):
         return states | ({_page(sums * self.index_size): sparse} if ratio == _SPARSE else {})
 
     def _group_counts(self) -> dict[Bucket, int]:
-        """Return into how many groups vLLM divides each bucket, in the order of its layers.
+        """Return the number of groups of each bucket, in the order of its layers.
 
-        Buckets whose pages of each size are equally many are divided so that their groups have
-        about as many layers as the largest bucket with several sizes.
+        A bucket with equally many pages of each size is divided into groups with about as many
+        layers as the largest bucket with several sizes.
         """
         order: dict[Bucket, None] = {}
         for ratio in self.ratios:
@@ -178,12 +178,12 @@ class CompressedKv(Struct, frozen=True):
 
 
 def _page(size: int) -> int:
-    """Return the bytes of a page, aligned."""
+    """Return the bytes of a page, rounded up to the alignment."""
     return -(-size // _ALIGNED) * _ALIGNED
 
 
 def _group_size(counts: Sequence[int], least: int) -> int:
-    """Return the size, `least` or more, whose multiples exceed the counts least; else the largest.
+    """Return the group size, `least` or more, that pads the counts least; of equals the largest.
 
     Source: vLLM 0.32.0, kv_cache_utils.py (_approximate_gcd).
     """

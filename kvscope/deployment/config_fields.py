@@ -71,7 +71,7 @@ _CACHED = re.compile(
 
 
 class ConfigFields(Struct, frozen=True):
-    """A config.json with its text part on top; `read` collects the names of the fields read."""
+    """A config.json, its text part merged on top; `read` collects the names of fields read."""
 
     where: str
     fields: Mapping[str, Any]
@@ -98,7 +98,7 @@ class ConfigFields(Struct, frozen=True):
         )
 
     def count(self, *names: str) -> int:
-        """Return the first of `names` that the config states, a positive whole number."""
+        """Return the first of `names` that the config states, as a positive whole number."""
         name = next(filter(self.has, names), None)
         if name is None:
             remedy = "is this a language model's config.json? A preset may do instead"
@@ -124,7 +124,7 @@ class ConfigFields(Struct, frozen=True):
 
     @property
     def family(self) -> str:
-        """The model's type, that of its text part without the ending."""
+        """The config's `model_type` without the ending `_text`."""
         return str(self.get("model_type", default="")).removesuffix("_text")
 
 
@@ -157,8 +157,8 @@ _NOT_READ = {
 class StateExport(Struct, frozen=True):
     """Kernels that write the state before a prompt's last block without ending a step there.
 
-    They do so at multiples of `tokens`, in vLLM from version `since` on, on GPUs of `families`
-    (none named: on all).
+    They export states at multiples of `tokens`, in vLLM from version `since` on, on GPUs of
+    `families` (empty: all).
     """
 
     tokens: int
@@ -166,19 +166,19 @@ class StateExport(Struct, frozen=True):
     families: tuple[str, ...] = ()
 
     def tokens_in(self, version: tuple[int, int], family: str | None) -> int:
-        """Return `tokens` where an engine exports states, else 0."""
+        """Return `tokens` if vLLM of this version exports states on this GPU family, else 0."""
         known = version >= self.since and (not self.families or family in self.families)
         return self.tokens if known else 0
 
 
 class LinearState(Struct, frozen=True):
-    """What a layer of linear attention keeps of a request, however long: two arrays of values.
+    """The state of a request in one layer of linear attention, of fixed size: two arrays of values.
 
-    The inputs that its convolution still sees have the model's 16 bits, the recurrent state
-    `recurrent_bytes` a value. Of Mamba 2, the convolution also sees `groups` of `group_values`,
-    more of them where ranks cannot share them. `export_tokens` are those of `export` in the engine
-    that serves the model, 0 where none is known. `parameters` are those of a layer, 0 where it has
-    about as many as one of attention. `convolved` inputs are those that its convolution still sees.
+    The inputs of its convolution have the model's 16 bits, the recurrent state `recurrent_bytes` a
+    value. In Mamba 2, the convolution also has `groups` of `group_values` inputs, replicated if
+    ranks cannot divide them. `export_tokens` are those of `export` in the engine that serves the
+    model, 0 if unknown. `parameters` are those of a layer, 0 if about as many as in attention. The
+    convolution covers the `convolved` latest tokens.
 
     Source: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py (MambaStateShapeCalculator),
     mamba_mixer2.py, gdn/qwen_gdn_linear_attn.py; vllm/models/kimi_k3/nvidia/kda.py.
@@ -195,7 +195,7 @@ class LinearState(Struct, frozen=True):
     convolved: int = 3
 
     def with_drafts(self, tokens: int) -> Self:
-        """Return the state where the convolution also sees so many drafted tokens."""
+        """Return the state with a convolution that also covers `tokens` drafted tokens."""
         values, of_group = (
             each // self.convolved * (self.convolved + tokens)
             for each in (self.convolution_values, self.group_values)
@@ -208,16 +208,16 @@ class LinearState(Struct, frozen=True):
         )
 
     def bytes_on_rank(self, tp: int) -> int:
-        """Return the bytes on each of `tp` ranks, which share both arrays."""
+        """Return the bytes on each of `tp` ranks, which divide both arrays."""
         groups = self.groups if self.groups % tp == 0 else tp
         convolution = self.convolution_values + groups * self.group_values
         return 2 * (convolution // tp) + self.recurrent_bytes * (self.recurrent_values // tp)
 
 
 def linear_state(config: ConfigFields) -> LinearState | None:
-    """Return the state of a layer that has no KV for each token; None of unknown ones.
+    """Return the state of a layer without KV for each token; None if its kind is unknown.
 
-    Of gated delta nets, KDA, Mamba 1 (Jamba), Mamba 2 and short convolutions (LFM2).
+    Known: gated delta nets, KDA, Mamba 1 (Jamba), Mamba 2 and short convolutions (LFM2).
     """
     if all(map(config.has, _DELTA_NET)):
         return _delta_net(config)
@@ -268,7 +268,7 @@ def _nemotron(config: ConfigFields) -> LinearState:
 
 
 def _granite(config: ConfigFields) -> LinearState:
-    """Return the state of Granite 4 and Falcon-H1."""
+    """Return the state of Granite 4's and Falcon-H1's Mamba 2 layers."""
     heads, state, groups, kernel = map(config.count, _GRANITE)
     stated, inner = config.get("mamba_d_head"), config.count_or(_expanded(config), "mamba_d_ssm")
     size = stated if isinstance(stated, int) else inner // heads
@@ -319,7 +319,7 @@ def _mamba1(config: ConfigFields) -> LinearState:
 
 
 def has_mtp(config: ConfigFields) -> bool:
-    """Return whether a model comes with layers that predict further tokens, for MTP.
+    """Return whether a model has layers for multi-token prediction (MTP).
 
     Source: vLLM 0.32.0, vllm/config/speculative.py (hf_config_override).
     """
@@ -328,12 +328,12 @@ def has_mtp(config: ConfigFields) -> bool:
 
 
 def concern_the_cache(names: Sequence[str]) -> bool:
-    """Return whether a field among `names` may change what is cached, judged by its name."""
+    """Return whether any field among `names` may change the KV cache, judged by its name."""
     return any(_CACHED.search(name) for name in names)
 
 
 def check_family(config: ConfigFields) -> None:
-    """Raise InputError for a model whose layers kvscope would count wrongly, by its name."""
+    """Raise InputError for a model type whose layers kvscope would count wrongly."""
     reason = _NOT_READ.get(config.family)
     if reason is not None:
         raise InputError(

@@ -55,15 +55,15 @@ _BATCHED = 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    """Replicas of one engine, as a user writes them; None takes what follows from the rest.
+    """Replicas of one engine, as stated by the user; None: derived from the other fields.
 
-    With `dp` the engine has so many data-parallel ranks of `tp` GPUs, which divide the experts:
-    each is a replica with a pool of its own, and vLLM's own balancer is in front of them.
-    `traffic` says whether the trace is that of the whole fleet or of one replica. `gpu_hour` is the
-    price of one GPU for an hour. `max_model_len` are the tokens of the longest request.
-    `num_gpu_blocks` is the engine's own count, block 0 included; `engine_log` is a log or saved
-    metrics that report the pool. `prefix_match_unit` is vLLM's option, the tokens of a hash.
-    `speculative` is a drafter, as `parse_drafter` reads it.
+    With `dp`, the engine has `dp` data-parallel ranks of `tp` GPUs, which divide the experts: each
+    is a replica with a pool of its own, behind vLLM's own balancer. `traffic` says whether the
+    trace is that of the whole fleet or of one replica. `gpu_hour` is the price of one GPU for an
+    hour. `max_model_len` is the longest request in tokens. `num_gpu_blocks` is the engine's own
+    count, block 0 included; `engine_log` is a log or saved metrics that report the pool.
+    `prefix_match_unit` is vLLM's option, the tokens of a hash. `speculative` is a drafter in the
+    form of `parse_drafter`.
     """
 
     gpu: str | None = None
@@ -113,20 +113,20 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def as_table(self) -> dict[str, Any]:
-        """The fields that are not their defaults, as kvscope.toml has them; the engine always."""
+        """Fields that differ from their defaults, as in kvscope.toml, and always the engine."""
         plain = defaults(Deployment) | {"engine": None}
         return {name: value for name, value in asdict(self).items() if value != plain.get(name)}
 
     @property
     def in_words(self) -> str:
-        """The deployment in one line, as it was stated."""
+        """The stated deployment in one line."""
         dtype = f" in {self.weight_dtype}" if self.weight_dtype else ""
         model = f", {self.model}{dtype}" if self.model else ""
         drafter = f"+{self.speculative}" if self.speculative not in {None, "none"} else ""
         return f"{self.fleet_of(self.gpu)}{model}, {self.engine}{drafter}"
 
     def fleet_of(self, gpu: str | None) -> str:
-        """Return the replicas or ranks in words, on a GPU called so."""
+        """Return the replicas or ranks in words, on GPUs of the name `gpu`."""
         if self.dp > 1:
             return f"{self.dp} ranks of {self.tp} x {gpu or 'unknown GPU'}"
         replica = f"{self.tp} x {gpu}" if gpu else "one engine"
@@ -134,12 +134,12 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
 
 def option(field: str) -> str:
-    """Return the command line's option of a field."""
+    """Return the command-line option of a field."""
     return f"--{field.replace('_', '-')}"
 
 
 class ReplicaLatency(Struct, frozen=True):
-    """The latency of one replica, and the factors of it at which a decision has to hold."""
+    """The latency of one replica; decisions must hold at `low` and `high` times the profile."""
 
     DOCUMENT: ClassVar[str] = "*profile source low high"
     profile: LatencyProfile
@@ -149,12 +149,12 @@ class ReplicaLatency(Struct, frozen=True):
 
 
 class ResolvedDeployment(Struct, frozen=True, kw_only=True):
-    """A deployment with its pool and its latency, each with where it is from.
+    """A deployment with its pool and its latency, each with its origin.
 
-    Times are those of one replica. `latency_low` and `latency_high` are the factors at which a
-    decision has to hold, 1 for a profile that was calibrated or is stated for its own model.
-    `model` and `gpu` are None where they are not named. `notes` say what is uncertain; without
-    `switchable`, no flags may be printed for this deployment, and `not_switchable` says why.
+    Times are those of one replica. Decisions must hold at `latency_low` and `latency_high` times
+    the latency; both are 1 for a profile that was calibrated or is stated for its own model.
+    `model` and `gpu` are None if not named. `notes` describe uncertainties. Unless `switchable`, no
+    flags may be printed for this deployment; `not_switchable` says why.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -186,12 +186,12 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def dp(self) -> int:
-        """Ranks of an engine that divide experts."""
+        """Data-parallel ranks of an engine, which divide the experts."""
         return self.stated.dp
 
     @property
     def replicas(self) -> int:
-        """Engines that serve the traffic, or the ranks of the one that does."""
+        """Number of replicas that serve the traffic: engines, or the ranks of one."""
         return self.stated.replicas * self.dp
 
     @property
@@ -206,7 +206,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def replica_latency(self) -> ReplicaLatency:
-        """The latency with where it is from, and its band."""
+        """The latency of one replica with its origin and its band."""
         band = self.latency_low, self.latency_high
         return ReplicaLatency(self.latency, self.latency_origin, *band)
 
@@ -227,7 +227,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def pool_bytes(self) -> int | None:
-        """Bytes of the KV that the pools of these engines hold, None without a model."""
+        """KV bytes in the pools of these engines, None without a model."""
         if self.model is None:
             return None
         return self.model.bytes_for(self.pool.of_all_layers.tokens) * self.engines
@@ -243,23 +243,23 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def as_cache(self) -> ResolvedDeployment:
-        """The deployment with the pool of a cache in which each block holds all layers."""
+        """The deployment with a pool in which each block holds the KV of all layers."""
         return replace(self, pool=self.pool.of_all_layers)
 
     @property
     def kv_groups(self) -> KvGroups | None:
-        """The groups of a hybrid model in the least blocks, None where they are not simulated."""
+        """KV groups of a hybrid model, for the smallest trace blocks; None if not simulated."""
         return self.kv_groups_for(1)
 
     @property
     def block_tokens(self) -> int:
-        """The tokens of the engine's blocks, however many the trace's have."""
+        """Tokens in one of the engine's blocks; the trace's may differ."""
         return _block_tokens(self.stated, self.engine, self.model, self.gpu)
 
     def kv_groups_for(self, trace_block: int) -> KvGroups | None:
-        """Return the groups of a hybrid model for a trace with blocks of so many tokens.
+        """Return the groups of a hybrid model for a trace with blocks of `trace_block` tokens.
 
-        None where they are not simulated: SGLang's cache of such models is another one.
+        None if they are not simulated: SGLang caches such models differently.
         """
         if self.model is None or self.engine.name != "vllm":
             return None
@@ -272,20 +272,20 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def engine_doubts(self) -> tuple[str, ...]:
-        """What is uncertain of the cache of this version of the engine, in words."""
+        """Uncertainties of the simulated cache of this engine version, in words."""
         return self.engine.doubts(self.kv_groups)
 
     @property
     def price_hour(self) -> float | None:
-        """Price of all GPUs for an hour, None without one for a GPU."""
+        """Price of all GPUs for an hour, None if a GPU's price is unknown."""
         return self.price_of(self.gpus)
 
     def price_of(self, gpus: int) -> float | None:
-        """Return the price of so many GPUs for an hour, None without one for a GPU."""
+        """Return the price of `gpus` GPUs for an hour, None if a GPU's price is unknown."""
         return None if self.stated.gpu_hour is None else self.stated.gpu_hour * gpus
 
     def gpus_for(self, tokens: int) -> int:
-        """Return the GPUs of the replicas whose pools hold the KV of so many tokens."""
+        """Return the number of GPUs whose pools hold the KV of `tokens` tokens."""
         return self.tp * math.ceil(tokens / self.pool.tokens)
 
     @property
@@ -301,9 +301,9 @@ def resolve(
 ) -> ResolvedDeployment:
     """Return a deployment with its pool, in blocks of `block_size` tokens, and its latency.
 
-    `block_size` is the trace's, by default the engine's. `fitted` is the latency by a trace's
-    TTFTs, which takes the place of what the deployment says of it. Raises UsageError or InputError
-    with the option that is wrong or missing.
+    `block_size` is the trace's, by default the engine's. `fitted`, a latency fitted to a trace's
+    TTFTs, replaces the deployment's. Raises UsageError or InputError with the option that is wrong
+    or missing.
     """
     engine = _engine(deployment)
     _check_ranks(deployment, engine)
@@ -367,9 +367,9 @@ def resolve(
 
 
 def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str]:
-    """Yield that the pool is smaller than the longest request, where vLLM does not start.
+    """Yield a note if the pool may be smaller than the longest request: vLLM then does not start.
 
-    Not where a log says that it did. Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py
+    No note if a log shows that it did start. Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py
     (check_enough_kv_cache_memory).
     """
     asked = model is not None and engine.name == "vllm" and pool.origin != "engine log"
@@ -398,7 +398,7 @@ def _engine(deployment: Deployment) -> Engine:
 
 
 def _check_ranks(deployment: Deployment, engine: Engine) -> None:
-    """Raise UsageError for ranks that are not simulated."""
+    """Raise UsageError for data-parallel ranks that are not simulated."""
     if deployment.dp == 1:
         return
     if engine.name != "vllm":
@@ -441,7 +441,7 @@ def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | 
 def _step_tokens(
     deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None, sequences: int
 ) -> int:
-    """Return the limit of tokens per step, by default no more than `sequences` requests have.
+    """Return the limit of tokens per step, by default at most `sequences` longest requests.
 
     Source: vLLM 0.32.0, vllm/engine/arg_utils.py, where nothing states the limit.
     """
@@ -456,7 +456,7 @@ def _step_tokens(
 def _block_tokens(
     deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None
 ) -> int:
-    """Return the tokens of a block that the engine is started with."""
+    """Return the block size, in tokens, with which the engine starts."""
     usual = engine.default_block_size
     if engine.name == "vllm" and model is not None and gpu is not None:
         usual = model.default_block(gpu)
@@ -490,7 +490,7 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
 
 
 def _unused_mean(engine: Engine, origin: Origin) -> tuple[str, ...]:
-    """Return that a measured latency has what a step yields, where that is stated too."""
+    """Return a note if the stated tokens per step are unused, as the latency is not derived."""
     if engine.drafter is None or engine.drafter.per_step == 1 or origin == "derived":
         return ()
     return (f"--speculative @{engine.drafter.per_step:g} is not used: the latency is {origin}",)
@@ -549,7 +549,7 @@ def _pool(
 def _latency(
     deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None
 ) -> tuple[LatencyProfile, Origin, list[str]]:
-    """Return the latency profile, where it is from, and what is uncertain about it."""
+    """Return the latency profile, its origin, and notes on uncertainties."""
     if deployment.latency is not None and deployment.latency != FROM_TRACE:
         with placed("--latency"):
             profile = load_profile(deployment.latency)

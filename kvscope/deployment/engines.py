@@ -33,7 +33,7 @@ PLUGIN: tuple[Version, ...] = ((0, 26), (0, 32), (0, 33))
 
 
 class EngineChange(Struct, frozen=True):
-    """A behaviour that vLLM has from version `since` on, and what it did `before`."""
+    """A behaviour of vLLM from version `since` on (`now`), and the one `before`."""
 
     since: Version
     now: str
@@ -145,12 +145,12 @@ CHANGES = (
 
 
 def version_text(version: Version) -> str:
-    """Return a version as it is written: 0.33."""
+    """Return a version as text, such as 0.33."""
     return f"{version[0]}.{version[1]}"
 
 
 def not_compared(version: Version) -> str | None:
-    """Return a warning about a vLLM version that was not compared, None for one that was."""
+    """Return a warning about a vLLM version not compared with kvscope, None for a compared one."""
     if version in COMPARED:
         return None
     name, oldest = version_text(version), version_text(COMPARED[0])
@@ -193,7 +193,7 @@ _NEWEST: dict[str, tuple[int, int]] = {"vllm": NEWEST, "sglang": (0, 5)}
 
 
 class HiCache(Struct, frozen=True):
-    """SGLang's tier in the host's memory: `ratio` times the GPU's pool, and when it is written.
+    """SGLang's host tier: its size is `ratio` times the GPU's pool; `write_policy`: when to write.
 
     Source: SGLang 0.5.23, srt/arg_groups/fields/memory.py (--hicache-ratio,
     --hicache-write-policy), srt/mem_cache/pool_host/base.py (HostKVCache).
@@ -204,18 +204,18 @@ class HiCache(Struct, frozen=True):
 
     @property
     def copies_pool(self) -> bool:
-        """Whether copies of what the GPU holds leave no room for anything else."""
+        """Whether copies of the GPU's pool leave no room for other blocks."""
         return self.ratio <= 1 and self.write_policy != "write_back"
 
     def blocks(self, pool_blocks: int, block_size: int) -> int:
-        """Return the blocks of `block_size` tokens that it holds, in pages of one token."""
+        """Return the tier's number of blocks of `block_size` tokens; its pages have one token."""
         return (int(pool_blocks * block_size * self.ratio) + 1) // block_size
 
 
 class Engine(Struct, frozen=True):
-    """An engine, its (major, minor) version, and what drafts tokens in it, if anything.
+    """An engine, its (major, minor) version, and its drafter, if any.
 
-    Requests wait in SGLang in this `order`; it has a host tier with `hicache`.
+    For SGLang, `order` is that of its waiting queue, and `hicache` its host tier, if any.
     """
 
     name: EngineName
@@ -239,12 +239,12 @@ class Engine(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The engine as `parse_engine` reads it, with the tokens of its drafter's blocks."""
+        """The engine in the form of `parse_engine`, with the tokens of its drafter's blocks."""
         blocks = f"/{self.drafter.block_tokens}" if self.drafter else ""
         return f"{self}{blocks}"
 
     def has(self, change: EngineChange) -> bool:
-        """Return whether it is a vLLM with this behaviour."""
+        """Return whether the engine is a vLLM with this behaviour."""
         return self.name == "vllm" and self.version >= change.since
 
     @property
@@ -253,13 +253,13 @@ class Engine(Struct, frozen=True):
         return 0.92 if self.has(UTILIZATION) else 0.9
 
     def default_num_seqs(self, gpu: Gpu | None) -> int:
-        """Return the limit of running requests on a GPU, by default one below 70 GiB."""
+        """Return the default limit of running requests on a GPU (None: below 70 GiB)."""
         if self.name == "sglang":
             return SGLANG_NUM_SEQS
         return gpu.default_max_num_seqs if gpu else 256
 
     def default_batched_tokens(self, gpu: Gpu) -> int:
-        """Return the limit of tokens per step on a GPU; of SGLang, that of a prompt's chunk."""
+        """Return the default limit of tokens per step on a GPU; for SGLang, of a prompt's chunk."""
         if self.name == "sglang":
             return gpu.sglang_chunk_tokens
         usual = gpu.default_max_num_batched_tokens
@@ -267,18 +267,18 @@ class Engine(Struct, frozen=True):
 
     @property
     def simulated_as(self) -> str:
-        """Its name where the simulator does something else for it than for the newest vLLM."""
+        """The engine as text if it is simulated differently from the newest vLLM, else empty."""
         own = (WHOLE_PROMPT, UNHASHED_FIRST, STATES_WRITTEN_ONCE)
         plain = all(map(self.has, own)) and not self.shortens_hits
         return "" if self.name != "vllm" or plain else self.text
 
     @property
     def shortens_hits(self) -> bool:
-        """Whether it computes the last block of each hit again, for a drafter's sake."""
+        """Whether the engine recomputes the last block of each hit, for a drafter."""
         return self.drafter is not None and self.drafter.reads_states
 
     def in_blocks_of(self, tokens: int) -> Engine:
-        """Return the engine with blocks of so many tokens, as far as a drafter counts in them."""
+        """Return the engine with its drafter, if any, on blocks of `tokens` tokens."""
         if self.drafter is None:
             return self
         return replace(self, drafter=replace(self.drafter, block_tokens=tokens))
@@ -290,11 +290,11 @@ class Engine(Struct, frozen=True):
 
     @property
     def runs_plugin(self) -> bool:
-        """Whether kvscope's plugin loads into it."""
+        """Whether kvscope's plugin loads into this engine."""
         return self.name == "vllm" and self.version in PLUGIN
 
     def retaining(self, groups: KvGroups) -> KvGroups:
-        """Return groups with the retention interval that is this vLLM's default."""
+        """Return the groups with the default retention interval of this vLLM version."""
         if self.has(THIN_RETENTION) or not groups.sparse:
             return groups
         return replace(groups, retention_tokens=None)
@@ -310,7 +310,7 @@ class Engine(Struct, frozen=True):
         return (f"{why}: other policies than LRU get no flags",)
 
     def doubts(self, groups: KvGroups | None) -> tuple[str, ...]:
-        """Return what is uncertain of its cache, for a model with these groups of layers."""
+        """Return the uncertainties of the simulated cache, for a model with these groups."""
         if self.name != "vllm":
             newest, own = (version_text(each) for each in (_NEWEST[self.name], self.version))
             other = f"SGLang {own} was not compared with kvscope, and is simulated as {newest}"
@@ -376,7 +376,7 @@ def parse_engine(text: str) -> Engine:
 def _sglang_options(
     name: EngineName, stated: dict[str, str]
 ) -> tuple[WaitingOrder, HiCache | None]:
-    """Return the order of waiting requests and the host tier that options of SGLang state."""
+    """Return the waiting order and the host tier that SGLang's stated options select."""
     known = ("schedule_policy", "hicache_ratio", "hicache_write_policy")
     for option, value in stated.items():
         if option not in known or name != "sglang":
@@ -401,7 +401,7 @@ def _sglang_options(
 
 
 def _choice(option: str, stated: dict[str, str], values: Sequence[Text]) -> Text:
-    """Return the stated one of the values of an option, by default the first."""
+    """Return an option's stated value, by default the first of `values`."""
     text = stated.get(option, values[0])
     value = next((value for value in values if value == text), None)
     if value is None:

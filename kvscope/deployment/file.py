@@ -45,7 +45,7 @@ AboveZero = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A deployment in a file; fields as in `Deployment`, the others as their options have them."""
+    """A deployment as TOML; fields as in `Deployment`, further ones as the options of commands."""
 
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
     gpu: str | None = None
@@ -107,7 +107,7 @@ def read_work(path: Path) -> dict[str, str]:
 
 
 def files_in(folder: Path, stated: Mapping[str, object]) -> dict[str, str]:
-    """Return the fields of a deployment that name files in `folder`, with their paths from here."""
+    """Return the fields of a deployment that name files in `folder`, as paths through it."""
     return {
         field: str(folder / value)
         for field in ("model", "engine_log", "latency")
@@ -126,8 +126,8 @@ def _read(path: Path) -> dict[str, Any]:
 def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str] = ()) -> None:
     """Write `deployment` to `path`, whole or not at all, so that reading it returns an equal one.
 
-    Fields with their default are left out; what else a file that is there states stays. One that
-    cannot be read states nothing.
+    Fields at their defaults are left out. The target, trace and database of an existing, readable
+    file are kept.
     """
     kept: dict[str, str] = {}
     with suppress(InputError):

@@ -64,7 +64,7 @@ class Gpu(Struct, frozen=True):
 
     @property
     def in_server(self) -> bool:
-        """Whether it has more memory than GPUs of workstations of its family."""
+        """Whether it is a server GPU: it has more memory than any workstation GPU."""
         return self.total_bytes > _LARGEST_WORKSTATION
 
     def _by_memory(self, largest: int, large: int, others: int) -> int:

@@ -23,11 +23,11 @@ GroupKind = Literal["full", "sliding", "chunked", "linear"]
 class KvGroup(Struct, frozen=True):
     """Layers whose KV lies in one block table.
 
-    A block holds `block_tokens` tokens of `layers` layers; of linear attention ("linear") it holds
-    their states after so many tokens. `window_tokens` is how far a sliding layer looks back, or the
+    A block holds `block_tokens` tokens of `layers` layers; for linear attention ("linear") their
+    states after that many tokens. `window_tokens` is how far a sliding layer looks back, or the
     length of a chunk of chunked local attention; 0 for the others. Linear layers with
-    `export_tokens` write a second state within a step, at a multiple of so many tokens after its
-    start: the last one at which a later request can begin.
+    `export_tokens` write a second state within a step, a multiple of `export_tokens` after its
+    start: the last state at which a later request can begin.
     """
 
     kind: GroupKind
@@ -38,12 +38,12 @@ class KvGroup(Struct, frozen=True):
 
     @property
     def spec(self) -> tuple[GroupKind, int, int]:
-        """What groups have in common that vLLM looks up together."""
+        """Kind, block and window size; vLLM looks up groups with the same spec together."""
         return self.kind, self.block_tokens, self.window_tokens
 
     @property
     def blocks_for_hit(self) -> int:
-        """Blocks before the end of a hit that a sliding layer needs, or a state."""
+        """Blocks needed before the end of a hit: a sliding layer's window, or one state."""
         if self.kind == "linear":
             return 1
         return -(-(self.window_tokens - 1) // self.block_tokens)
@@ -51,8 +51,7 @@ class KvGroup(Struct, frozen=True):
     def most_blocks(self, in_flight_tokens: int) -> int | None:
         """Return the blocks that a request holds at most, None without a limit.
 
-        `in_flight_tokens` are those of steps that have not ended: what their tokens look at is
-        still held.
+        `in_flight_tokens` are those of unfinished steps, whose windows are still held.
         """
         if self.kind == "full":
             return None
@@ -69,9 +68,9 @@ class KvGroups(Struct, frozen=True):
     `retention_tokens` is `prefix_cache_retention_interval`: which blocks of sliding layers and
     which states are kept for later requests. 0, vLLM's default: those before the end of a prompt
     and before a junction of prompts; k: also those before every multiple of k tokens; None: all.
-    `match_tokens` is `prefix_match_unit`, the tokens of a hash; None for vLLM's default.
-    Raises UsageError for what vLLM refuses, and for states in blocks of another size than those of
-    the other groups.
+    `match_tokens` is `prefix_match_unit`, the tokens of a hash; None for vLLM's default. Raises
+    UsageError for values that vLLM refuses, and if states have blocks of another size than the
+    other groups.
     """
 
     groups: tuple[KvGroup, ...]
@@ -104,10 +103,10 @@ class KvGroups(Struct, frozen=True):
             )
 
     def retaining(self, tokens: float) -> Self:
-        """Return the groups with another interval, rounded down to one that vLLM takes; inf: all.
+        """Return the groups with another retention interval, rounded down to a valid one; inf: all.
 
-        Less than the least one but 0 is the least one. Groups that keep all they write stay as they
-        are.
+        A value above 0 is at least the smallest interval. Groups without windows or states stay as
+        they are.
         """
         if not self.sparse:
             return self
@@ -117,9 +116,9 @@ class KvGroups(Struct, frozen=True):
         return replace(self, retention_tokens=int(steps) * self.alignment_tokens)
 
     def in_blocks_of(self, tokens: int) -> Self:
-        """Return the groups with blocks of so many tokens in all of them.
+        """Return the groups with blocks of `tokens` tokens in all of them.
 
-        Those of several sizes stay: sizes are then the model's.
+        Groups with blocks of several sizes are unchanged, since the model sets these.
         """
         if len({group.block_tokens for group in self.groups}) > 1:
             return self
@@ -129,16 +128,16 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def sparse(self) -> bool:
-        """Whether some layers keep a part of what they write, by the retention interval."""
+        """Whether the retention interval decides which blocks some layers keep."""
         return any(group.kind in {"sliding", "linear"} for group in self.groups)
 
     @property
     def take_drafter(self) -> bool:
-        """Whether hits are simulated with a drafter beside these groups.
+        """Whether hits with a drafter are simulated for these groups.
 
-        That is one of full attention beside states of linear attention, without hits within blocks,
-        and one in all groups (EAGLE's) beside windows, all in blocks of one size; or MTP's window
-        beside compressed attention.
+        Simulated: a drafter in full attention beside linear attention, without hits within blocks;
+        EAGLE's in all groups beside windows, with one block size; MTP's window beside compressed
+        attention.
         """
         kinds = {group.kind for group in self.groups}
         full = {group.block_tokens for group in self.groups if group.kind == "full"}
@@ -148,10 +147,10 @@ class KvGroups(Struct, frozen=True):
         return kinds <= {"full", "linear"} and sizes == {self.hit_tokens}
 
     def shares_drafts(self, group: KvGroup) -> bool:
-        """Whether a drafter's KV is in a group, or in one that is looked up with it.
+        """Whether `group` has a drafter's KV, or is looked up with a group that has.
 
-        Windows in the largest blocks of windows, and full attention in blocks of that size or
-        without windows.
+        These are windows in the largest blocks of windows, and full attention in blocks of that
+        size or without windows.
         """
         windows = [each.block_tokens for each in self.groups if each.kind == "sliding"]
         return group.kind != "linear" and group.block_tokens == max(
@@ -160,14 +159,14 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def alignment_tokens(self) -> int:
-        """Steps and retention count in so many tokens: vLLM's `scheduler_block_size`."""
+        """Unit of steps and retention, in tokens: vLLM's `scheduler_block_size`."""
         return math.lcm(*(group.block_tokens for group in self.groups))
 
     @property
     def hit_tokens(self) -> int:
-        """Hits are multiples of so many tokens.
+        """Unit of hits, in tokens.
 
-        Those of a hash where states are of more tokens, and windows and chunks in blocks of one
+        It is that of a hash if states span more tokens, and blocks of windows and chunks have one
         hash: vLLM then hits within blocks. Source: vLLM 0.32.0, kv_cache_utils.py
         (partial_hash_hits_enabled).
         """
@@ -184,7 +183,7 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def layer_share(self) -> float:
-        """Share of a token's KV in all layers that a block of the pool holds of each token.
+        """Share of a token's KV, over all layers, that one block of the pool holds.
 
         States take blocks, too, but hold no token's KV.
         """
@@ -200,7 +199,7 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def block_tokens(self) -> int:
-        """The greatest common divisor of all blocks, as the pool is counted."""
+        """The greatest common divisor of all groups' block sizes, the unit of the pool."""
         return math.gcd(*(group.block_tokens for group in self.groups))
 
     def matching(self, unit: int | None) -> Self:
@@ -232,14 +231,14 @@ class KvGroups(Struct, frozen=True):
         return ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
 
     def contents(self, trace_block: int) -> int:
-        """Return how many blocks of all groups end in a block of the trace, at most."""
+        """Return the maximum number of blocks of all groups that end in a block of the trace."""
         return sum(max(1, trace_block // group.block_tokens) for group in self.groups)
 
     def undivided(self, trace_block: int) -> UsageError | None:
-        """Return why a trace with blocks of so many tokens cannot be replayed, None if it can.
+        """Return the error for a trace with blocks of this size, None if it can be replayed.
 
-        Windows may lie in smaller blocks, of which a block of the trace then has several, and full
-        attention beside windows alone, too: hits then end where blocks of the trace do.
+        A block of the trace may contain several smaller blocks of windows, and of full attention
+        beside windows only: hits then end where blocks of the trace do.
         """
         kinds = {group.kind for group in self.groups}
         dividing = {"full", "sliding"} if kinds <= {"full", "sliding"} else {"sliding"}
@@ -278,7 +277,7 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """The groups in a sentence or two, as a report has them."""
+        """The groups in a sentence or two, for reports."""
         number = dict.fromkeys(dict.fromkeys(group.spec for group in self.groups), 0)
         for group in self.groups:
             number[group.spec] += 1
@@ -311,7 +310,7 @@ class KvGroups(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the groups that `text` wrote."""
+        """Return the groups from a word in the form of the property `text`."""
         written, _, interval = text.partition("@")
         groups = []
         for group in written.split("+"):
@@ -328,10 +327,10 @@ _KINDS: dict[str, GroupKind] = {kind: kind for kind in get_args(GroupKind)}
 def kv_groups(
     kinds: LayerKinds, block_tokens: int, full_times: int = 1, other_times: int = 1
 ) -> KvGroups | None:
-    """Return the groups that vLLM forms of layers; None where kvscope does not know them.
+    """Return the groups that vLLM forms of layers; None if kvscope does not know them.
 
-    All groups have about as many layers as the rarer kind has: their blocks have equal bytes.
-    Blocks of full layers have `full_times` as many tokens as `block_tokens`, others `other_times`.
+    All groups have about as many layers as the rarer kind: their blocks have equal bytes. Blocks of
+    full layers have `full_times` as many tokens as `block_tokens`, others `other_times`.
 
     Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size and
     unify_kv_cache_spec_page_size.

@@ -70,11 +70,11 @@ class HeadKv(Struct, frozen=True):
 
     @property
     def values_per_token(self) -> int:
-        """Numbers cached for each token."""
+        """Values cached for each token."""
         return self.values_on_rank(1)
 
     def values_on_rank(self, tp: int) -> int:
-        """Return the numbers that each of `tp` ranks caches for a token: at least one KV head."""
+        """Return the values that each of `tp` ranks caches for a token: at least one KV head."""
         return 2 * self.layers * -(-self.kv_heads // tp) * self.head_size
 
 
@@ -87,19 +87,19 @@ class LatentKv(Struct, frozen=True):
 
     @property
     def values_per_token(self) -> int:
-        """Numbers cached for each token."""
+        """Values cached for each token."""
         return self.layers * (self.latent_size + self.rope_size)
 
     def values_on_rank(self, tp: int) -> int:
-        """Return the numbers that each rank caches for a token: all of them, whatever `tp`."""
+        """Return the values that each rank caches for a token: all of them, whatever `tp`."""
         return self.values_per_token
 
 
 class UnlikeKv(Struct, frozen=True):
-    """Keys and values of layers of two kinds with unlike heads.
+    """Keys and values of full and of windowed layers whose heads differ.
 
-    With `widest` only those of the kind with more values count: a block of vLLM's pool, which
-    layers of either kind fill.
+    With `widest`, only the kind with more values counts: the size of a block of vLLM's pool, which
+    layers of either kind may use.
     """
 
     full: HeadKv
@@ -108,31 +108,31 @@ class UnlikeKv(Struct, frozen=True):
 
     @property
     def layers(self) -> int:
-        """Layers that are counted."""
+        """Number of layers that count."""
         if self.widest:
             return max(self.full.layers, self.windowed.layers)
         return self.full.layers + self.windowed.layers
 
     @property
     def values_per_token(self) -> int:
-        """Numbers cached for each token."""
+        """Values cached for each token."""
         return self.values_on_rank(1)
 
     def values_on_rank(self, tp: int) -> int:
-        """Return the numbers that each of `tp` ranks caches for a token."""
+        """Return the values that each of `tp` ranks caches for a token."""
         both = self.full.values_on_rank(tp), self.windowed.values_on_rank(tp)
         return max(both) if self.widest else sum(both)
 
     def of_block(self, layers: int) -> UnlikeKv:
-        """Return the shape of a block with so many layers of either kind."""
+        """Return the shape of a block that holds `layers` layers of either kind."""
         full, windowed = (replace(kind, layers=layers) for kind in (self.full, self.windowed))
         return UnlikeKv(full, windowed, widest=True)
 
     def times(self, tp: int) -> tuple[int, int]:
-        """Return how many times as many tokens a block of full and of windowed layers has.
+        """Return the factors by which blocks of full and of windowed layers have more tokens.
 
-        Blocks have equal bytes: those of the kind with fewer values get more tokens where that
-        comes out even, else padding.
+        Blocks have equal bytes: those of the kind with fewer values per token hold more tokens if
+        the ratio is whole, else padding.
         """
         full, windowed = (
             replace(kind, layers=1).values_on_rank(tp) for kind in (self.full, self.windowed)
@@ -154,14 +154,14 @@ class Indexers(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """A model: its KV cache, and its weights where the whole shape is known.
+    """A model: its KV cache, and its weights if the whole shape is known.
 
-    `unknown` are the fields of its config that kvscope does not know. `notes` say where a size is
-    only an approximation. `architecture` is None where the config lacks what weights need, and
+    `unknown` are the fields of its config that kvscope does not know. `notes` name sizes that are
+    only approximate. `architecture` is None if the config lacks what weights need, and
     `architecture_missing` then says what. `weights_total` are the bytes of a checkpoint's index,
     which win over those counted from the shape. With `mtp` it has layers that predict further
-    tokens. vLLM's longest request has `longest_tokens` by default, None where nothing says it. With
-    `parts_assumed` all parts count as quantized, though checkpoints leave some as they are.
+    tokens. vLLM's longest request has `longest_tokens` by default, None if unknown. With
+    `parts_assumed`, all parts count as quantized, though checkpoints leave some unquantized.
     """
 
     DOCUMENT: ClassVar[str] = "name dtype bytes_per_token notes"
@@ -199,7 +199,7 @@ class Model(Struct, frozen=True):
 
     @property
     def layers_per_block(self) -> int | None:
-        """Layers of which a block of vLLM's pool holds KV; None where kvscope does not know."""
+        """Number of layers whose KV is in a block of vLLM's pool; None if kvscope does not know."""
         if not self.hybrid:
             return self.shape.layers
         groups = self.kv_groups(1)
@@ -211,7 +211,7 @@ class Model(Struct, frozen=True):
         """Return the groups that vLLM forms of a hybrid model's layers; None as in `kv_groups`.
 
         vLLM is started with blocks of `engine_block` tokens: by default those of the trace, or with
-        linear attention vLLM's own default, which then grow as `block_tokens` says.
+        linear attention vLLM's own default; `block_tokens` then enlarges them for states.
         """
         if self.compressed:
             return self.compressed.kv_groups()
@@ -222,8 +222,8 @@ class Model(Struct, frozen=True):
     def default_block(self, gpu: Gpu) -> int:
         """Return the tokens of a block that vLLM chooses on a GPU.
 
-        The first kernels for MLA that run there decide, and those of MiniMax-M3's sparse attention;
-        all others take 16.
+        It is the block size of the first MLA kernel that runs there, or of MiniMax-M3's sparse
+        attention; 16 for all other models.
 
         Source: vLLM 0.20.0, 0.28.0 and 0.32.0, vllm/platforms/cuda.py (_get_backend_priorities) and
         get_supported_kernel_block_sizes of the backends in vllm/v1/attention/backends/mla, and of
@@ -242,11 +242,11 @@ class Model(Struct, frozen=True):
         return 64 if self.dtype == "fp8" else _USUAL_BLOCK  # FlashMLA, else FlashAttention
 
     def block_tokens(self, engine_block: int, tp: int = 1) -> int:
-        """Return the tokens of a block where vLLM is started with blocks of `engine_block` tokens.
+        """Return the tokens of a block if vLLM is started with blocks of `engine_block` tokens.
 
         A block of linear attention is one state, and all blocks have equal bytes: vLLM enlarges
-        those of attention until a state fits. Of the sizes that compressed attention has, the least
-        counts. Source: vLLM 0.33.0, vllm/platforms/interface.py (_align_hybrid_block_size).
+        blocks of attention until a state fits. For compressed attention, the smallest of its sizes.
+        Source: vLLM 0.33.0, vllm/platforms/interface.py (_align_hybrid_block_size).
         """
         state = self.kinds.state
         if self.compressed:
@@ -261,8 +261,8 @@ class Model(Struct, frozen=True):
     def served_by(self, engine: Engine, gpu: Gpu | None) -> Model:
         """Return the model with what an engine on a GPU adds to its KV.
 
-        That is the layer of a drafter, whose KV lies beside the model's, and of linear layers the
-        states that they export.
+        That is a drafter's layer, with KV beside the model's, and the states that linear layers
+        export.
         """
         if engine.shortens_hits and self.compressed:
             caches = replace(self.compressed, ratios=(*self.compressed.ratios, 0))
@@ -314,7 +314,7 @@ class Model(Struct, frozen=True):
 
     @property
     def uniform(self) -> bool:
-        """Whether the bytes of a block are known, so that the pool is one number."""
+        """Whether the KV bytes of a block are known, so that the pool is one number."""
         return self.layers_per_block is not None
 
     def bytes_for(self, tokens: int) -> int:
@@ -335,11 +335,11 @@ class Model(Struct, frozen=True):
 
     @property
     def _index_bytes(self) -> int:
-        """Bytes of a token's keys for the indexers of sparse attention, on each GPU."""
+        """Bytes of a token's indexer keys (sparse attention) on each GPU, over all layers."""
         return self.indexers.layers * self.indexers.bytes
 
     def layer_bytes_per_token(self, tp: int = 1) -> tuple[float, float]:
-        """Return the KV bytes of a token on each GPU, in a full and in a windowed layer."""
+        """Return a token's KV bytes on each GPU in one full and in one windowed layer."""
         if isinstance(self.shape, UnlikeKv):
             full, windowed = (
                 kind.values_on_rank(tp) * _BYTES[self.dtype] / max(1, kind.layers)
@@ -352,9 +352,9 @@ class Model(Struct, frozen=True):
     def tokens_in(self, size_bytes: float, tp: int = 1) -> tuple[int, int, int]:
         """Return how many tokens fit into `size_bytes` of each GPU: least, best, most.
 
-        Of a hybrid model whose groups are known, that is the tokens of its blocks, each of one
-        group. Of others it is at least if every layer kept the KV of all tokens, at most if only
-        full-attention layers did, the windowed ones keeping one window.
+        If a hybrid model's groups are known, these are equal: the tokens of its blocks, each of one
+        group. Otherwise the least assumes the KV of all tokens in every layer, the most only one
+        window in windowed layers.
         """
         if self.uniform:
             tokens = int(size_bytes // self.by_block.kv_bytes_per_token(tp))
@@ -416,7 +416,7 @@ class Model(Struct, frozen=True):
     def up_to(self, tokens: int) -> Model:
         """Return the model for requests of at most `tokens` tokens.
 
-        Raises UsageError where its own longest are shorter, as vLLM does.
+        Raises UsageError if that exceeds the model's own limit, as vLLM does.
         """
         longest = self.longest_tokens
         if longest is not None and tokens > longest:
@@ -610,9 +610,9 @@ def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv | 
 
 
 def _indexers(config: ConfigFields, layers: int) -> Indexers:
-    """Return the index caches of sparse attention; layers may share one.
+    """Return the index caches of sparse attention; several layers may share one.
 
-    Keys beside MLA have 8 bits and their scales, those of MiniMax-M3 16 bits.
+    Indexer keys of MLA models have 8 bits and scales, those of MiniMax-M3 16 bits.
 
     Source: vLLM 0.32.0, vllm/model_executor/models/deepseek_v2.py (Indexer, and which layers skip
     theirs) and vllm/models/minimax_m3/nvidia/model.py.
@@ -640,7 +640,7 @@ def _indexers(config: ConfigFields, layers: int) -> Indexers:
 
 
 def _layers(config: ConfigFields) -> tuple[int, list[str]]:
-    """Return the number of layers that keep KV for each token, and notes where it is rough."""
+    """Return the number of layers that keep KV for each token, and notes on approximations."""
     kinds = layer_kinds(config)
     total = kinds.total
     listed = any(isinstance(config.get(name), list) for name in ("layer_types", *NUMBERED))
@@ -664,9 +664,9 @@ def _layers(config: ConfigFields) -> tuple[int, list[str]]:
 
 
 def _dtype(config: ConfigFields) -> tuple[KvDtype, list[str]]:
-    """Return the precision of the cache, and notes where it is uncertain.
+    """Return the precision of the cache, and notes on uncertainties.
 
-    What a quantized checkpoint states of its KV cache wins, as in vLLM.
+    A KV precision stated by a quantized checkpoint wins, as in vLLM.
     Source: vLLM 0.33.0, vllm/utils/torch_utils.py (get_kv_cache_quant_algo_string) and
     vllm/model_executor/layers/attention/attention.py.
     """

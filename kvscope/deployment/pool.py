@@ -97,7 +97,7 @@ _MOST = 2**53  # blocks, tokens or GiB
 
 
 class Term(Struct, frozen=True):
-    """One term of the pool, in bytes on each GPU; the truth lies within `band_bytes` mostly.
+    """One term of the pool, in bytes on each GPU; the true value mostly lies within `band_bytes`.
 
     It may take `more_bytes` beyond the band, where published logs differ by the driver or kernels.
     """
@@ -113,11 +113,11 @@ class KvPool(Struct, frozen=True):
     """The KV blocks of one replica that requests can use.
 
     `blocks` is the best figure, `low_blocks` and `high_blocks` bound it; all three are equal where
-    the pool is stated or observed. `null_blocks` are those that the engine keeps to itself on top.
-    `terms` are those of one GPU, none but for a derived pool. `layer_share` is the share of the
-    model's layers whose KV a block holds: below 1 for hybrid models, whose layers are in groups.
-    `num_gpu_blocks` is the engine's own count, with those that it keeps to itself. By a log,
-    `fitting_bytes` of KV fit on each GPU, and hold `fitting_times` as many blocks.
+    the pool is stated or observed. The engine reserves `null_blocks` more for itself;
+    `num_gpu_blocks` counts both. `terms` are those of one GPU, none but for a derived pool.
+    `layer_share` is the share of the model's layers whose KV a block holds: below 1 for hybrid
+    models, whose layers are in groups. If a log reports it, `fitting_bytes` of KV would fit on each
+    GPU, and hold `fitting_times` as many blocks.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -143,7 +143,7 @@ class KvPool(Struct, frozen=True):
 
     @property
     def low_tokens(self) -> int:
-        """Tokens that it holds at least."""
+        """Lower bound of the tokens whose KV the pool holds."""
         return self.low_blocks * self.block_size
 
     @property
@@ -153,12 +153,12 @@ class KvPool(Struct, frozen=True):
 
     @property
     def of_all_layers(self) -> KvPool:
-        """The pool as if each block held the KV of all layers: what a cache without groups gets."""
+        """The pool if each block held the KV of all layers, as in a cache without groups."""
         return replace(self._scaled(self.layer_share), layer_share=1.0)
 
     @property
     def filling_the_gpu(self) -> KvPool:
-        """The pool with `fitting_bytes`."""
+        """The pool with `fitting_bytes` of KV on each GPU."""
         return replace(self._scaled(self.fitting_times), fitting_bytes=None, fitting_times=1.0)
 
     def in_blocks_of(self, block_size: int) -> KvPool:
@@ -282,12 +282,12 @@ def _vllm_terms(
 
 
 def _graphs(model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int) -> Term:
-    """Return what vLLM expects its CUDA graphs to take.
+    """Return the memory that vLLM estimates for its CUDA graphs.
 
-    It captures steps of 1, 2, 4, 8, 16, ... tokens in pieces, and decode steps whole: these need
-    FlashInfer's workspace where that is the backend, which with drafts captures none. Its estimate
-    is what the second graph of each kind takes, times their number, so that whatever else is
-    allocated at that moment counts as often (vllm#45178): logs have up to 0.3 MiB a layer in each
+    It captures steps of 1, 2, 4, 8, 16, ... tokens in pieces, and decode steps whole: whole ones
+    need FlashInfer's workspace if that is the backend, which with drafts captures none. vLLM's
+    estimate is the memory of the second graph of each kind times their number, so other memory
+    allocated meanwhile is multiplied, too (vllm#45178): logs have up to 0.3 MiB a layer in each
     graph, with experts up to 0.8.
 
     Source: vLLM 0.32.0, vllm/config/vllm.py (_set_cudagraph_sizes), v1/worker/gpu_model_runner.py
@@ -336,12 +336,12 @@ def activation_bytes(
     """Return the peak of vLLM's profiling pass: the sampler's logits, the widest layer, or images.
 
     Tensor parallelism does not divide the sampler's copies. With `dp` ranks each GPU gathers the
-    tokens of all of them, and has room for every expert of each, whole experts wide: other ways
+    tokens of all ranks, and has room for all experts of each token, at full width; other settings
     of `--all2all-backend` than the default take less.
 
-    The second runner profiles logits in 16 and 32 bits; indexers have room for 40 long prompts.
-    A feed-forward layer keeps its two inputs, both of its products (that of fp8 weights in 8 bits
-    afterwards) and two hidden states.
+    The second runner profiles logits in 16 and 32 bits; indexers have room for 40 long prompts. A
+    feed-forward layer keeps its two inputs, both products (the one of fp8 weights later in 8 bits)
+    and two hidden states.
 
     Source: vLLM 0.32.0, vllm/model_executor/layers/fused_moe: prepare_finalize/naive_dp_ep.py,
     and workspace_shapes of experts/deep_gemm_moe.py (fp8) and triton_moe.py; vllm/v1: worker/gpu
@@ -377,9 +377,9 @@ def _sampler_bytes(model: Model, engine: Engine, sequences: int, batched: int) -
 
 
 def _compiled_bytes(model: Model, engine: Engine, batched: int, tp: int) -> int:
-    """Return the peak of a first start's compilation, which tries out merged kernels.
+    """Return the peak of a first start's compilation, which benchmarks merged kernels.
 
-    On one GPU they look tokens up in a copy of the embedding, but not beside an encoder of images.
+    On one GPU they use a copy of the embedding, unless the model has an image encoder.
 
     Source: vLLM 0.32.0, vllm/config/compilation.py (benchmark_combo_kernel); published logs of a
     first start and the next one.
@@ -536,7 +536,7 @@ def pool_in(
 ) -> KvPool:
     """Return the pool that `lines` report, in blocks of `block_size` or of what they state.
 
-    The size in bytes needs `model`, whose KV of a token on one of `tp` GPUs divides it.
+    A size in bytes is divided by the KV bytes of a token of `model` on one of `tp` GPUs.
     """
     reports: dict[re.Pattern[str], list[float]] = {}
     stated_size = None
@@ -576,11 +576,11 @@ def pool_in(
 def _fitting(
     reports: Mapping[re.Pattern[str], list[float]], model: Model | None, tp: int
 ) -> tuple[int | None, float]:
-    """Return the KV memory that fits on each GPU, and how many times what is in use.
+    """Return the KV bytes that fit on each GPU, and their ratio to those in use.
 
-    None where no log says it, or hardly more fits; and for models with states, whose prompts take
-    more than vLLM profiles (vllm#52872). vLLM counts it once CUDA graphs are captured, of which its
-    pool rests on an estimate. Source: vLLM 0.32.0, vllm/v1/worker/gpu_worker.py
+    (None, 1.0) if no log reports it or hardly more fits; also for models with states, whose prompts
+    take more than vLLM profiles (vllm#52872). vLLM counts once CUDA graphs are captured; its pool
+    uses an estimate of them. Source: vLLM 0.32.0, vllm/v1/worker/gpu_worker.py
     (compile_or_warm_up_model).
     """
     states = model is not None and model.kinds.linear > 0

@@ -52,13 +52,12 @@ def roofline(
 ) -> LatencyProfile:
     """Return the latency profile of one replica on `tp` GPUs, decode costs included.
 
-    Of `dp` ranks that divide the experts, each computes as many tokens' experts as it sends, and
-    reads its part of the experts of all ranks' tokens: as if all ranks' steps were alike. Tokens
-    go to all GPUs and back over the link, as in vLLM's default exchange.
-    `request_s` is the time outside of the engine's steps. A step in which a drafter runs takes
-    longer, by its layer and the output head for each token that it drafts, and decodes several
-    tokens of each request. Raises InputError for a model whose
-    config lacks what its weights need.
+    Each of `dp` ranks that divide the experts computes as many tokens' experts as it sends, and
+    reads its part of the experts of all ranks' tokens, assuming equal steps on all ranks. Tokens go
+    to all GPUs and back over the link, as in vLLM's default exchange. `request_s` is the time
+    outside of the engine's steps. With a drafter, a step takes longer, by its layer and the output
+    head for each drafted token, and decodes several tokens of each request. Raises InputError for a
+    model whose config lacks what its weights need.
     """
     shape = model.shaped()
     dp = dp if shape.moe else 1
@@ -108,7 +107,7 @@ def roofline(
 
 
 def kv_read(model: Model, tp: int) -> tuple[float, float]:
-    """Return the KV bytes that a decode reads on each GPU: per token of context, and of windows."""
+    """Return the KV bytes that a decode reads on each GPU: per context token, and for windows."""
     if model.compressed:
         return model.compressed.read_bytes
     of_full, of_windowed = model.layer_bytes_per_token(tp)
@@ -117,9 +116,9 @@ def kv_read(model: Model, tp: int) -> tuple[float, float]:
 
 
 def attention_flops_per_pair(shape: Architecture, heads: Heads | None = None) -> float:
-    """Return the operations of one layer for one pair of tokens: scores and their sum of values.
+    """Return the FLOPs of one layer for one pair of tokens: score and weighted value.
 
-    `heads` are the layer's where they are not those of `shape`.
+    `heads` are the layer's if they differ from those of `shape`.
     """
     if heads is None:
         return 2.0 * shape.heads * (shape.query_size + shape.value_size)
@@ -127,7 +126,7 @@ def attention_flops_per_pair(shape: Architecture, heads: Heads | None = None) ->
 
 
 def prefill_rate(model: Model, gpu: Gpu) -> tuple[float, float]:
-    """Return the dense FLOP/s that a prefill can use, and the share of them that engines reach.
+    """Return the dense FLOP/s available to a prefill, and the share of them that engines reach.
 
     Weights of 4 bits without tensor cores for them are computed in 16 bits.
     """
@@ -153,7 +152,7 @@ def _all_reduce_s(shape: Architecture, gpu: Gpu, tp: int) -> float:
 
 
 def _exchange_s(shape: Architecture, gpu: Gpu, tp: int, dp: int) -> float:
-    """Return the seconds in which a rank's token reaches the experts of all ranks, and returns.
+    """Return the seconds to send a rank's token to the experts of all ranks and back.
 
     An all-gather and a reduce-scatter in each layer, over all GPUs: a rank's share of both.
 

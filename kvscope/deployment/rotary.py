@@ -21,9 +21,9 @@ _AXES = 4  # as many times as many positions where images have axes of their own
 
 
 def rotary_bytes(config: ConfigFields, head_size: int) -> int:
-    """Return the bytes of all tables on a GPU; 0 where no field states the longest position.
+    """Return the bytes of all tables on a GPU; 0 if no field states the longest position.
 
-    `head_size` is that of attention without compressed keys.
+    `head_size` is the size of a head where keys are not compressed.
     """
     longest = config.count_or(0, "max_position_embeddings")
     if not longest:
@@ -38,7 +38,7 @@ def rotary_bytes(config: ConfigFields, head_size: int) -> int:
 
 
 def _tables(config: ConfigFields, longest: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the positions and the values of a position of each table."""
+    """Yield the number of positions of each table, and its values per position."""
     stated = config.get("rope_parameters", "rope_scaling", default={})
     stated = stated if isinstance(stated, Mapping) else {}
     kinds = {name: each for name, each in stated.items() if isinstance(each, Mapping)}
@@ -55,7 +55,7 @@ def _tables(config: ConfigFields, longest: int, size: int) -> Iterator[tuple[int
 
 
 def _positions(rope: Mapping[str, Any], longest: int) -> int:
-    """Return the positions of a table, which some ways of scaling multiply."""
+    """Return the number of positions of a table, including the effect of RoPE scaling."""
     kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
     factor = factor if isinstance(factor, int | float) and factor > 0 else 1
     original = rope.get("original_max_position_embeddings")

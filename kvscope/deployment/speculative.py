@@ -25,9 +25,9 @@ _MOST_TOKENS = 64  # drafted in a step; engines use 1 to 16
 
 
 class Drafter(Struct, frozen=True):
-    """What drafts `tokens` tokens in each step.
+    """A drafter that proposes `tokens` tokens in each step.
 
-    A step yields `per_step` tokens on average, the accepted ones and one of the model's own. The
+    A step yields `per_step` tokens on average: the accepted ones and one of the model's own. The
     engine's blocks have `block_tokens`.
     """
 
@@ -41,19 +41,19 @@ class Drafter(Struct, frozen=True):
 
     @property
     def reads_states(self) -> bool:
-        """Whether it reads the model's hidden states, and so shortens hits and has KV."""
+        """Whether the drafter reads the model's hidden states, and so shortens hits and has KV."""
         return self.method != "ngram"
 
     def drops(self, block_size: int) -> int:
-        """Return by how many tokens a hit is shortened, in blocks of a trace with `block_size`.
+        """Return the tokens by which hits are shortened: an engine block, in whole trace blocks.
 
-        None where those are more than twice the engine's: hits are shorter by more already.
+        0 if trace blocks are more than twice as long: rounding down to them costs more already.
         """
         return int(self.block_tokens / block_size + 0.5) * block_size if self.reads_states else 0
 
     @property
     def config(self) -> str:
-        """The value of vLLM's --speculative-config; EAGLE also needs the name of its head."""
+        """The value of vLLM's --speculative-config; for EAGLE, add the name of its head."""
         known: dict[str, object] = {"method": self.method, "num_speculative_tokens": self.tokens}
         if self.method.startswith("eagle"):
             known["model"] = "DRAFTER"
@@ -61,7 +61,7 @@ class Drafter(Struct, frozen=True):
 
 
 def not_beside(drafter: object, what: str, where: str = "--speculative") -> UsageError:
-    """Return the refusal of a drafter that shortens hits beside what is simulated without it."""
+    """Return the error for a drafter together with `what`, which is simulated without one only."""
     remedy = "take --speculative none: hits are then those without a drafter"
     if where != "--speculative":
         remedy = "leave it out, or take --speculative none"
