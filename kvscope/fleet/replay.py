@@ -290,7 +290,7 @@ def _empty_served(requests: int) -> Served:
 def pooled_fleet(
     traffic: Traffic, hit_blocks: Int32s, profile: LatencyProfile, replicas: int
 ) -> FleetReplay:
-    """Return what N replicas do that share one cache and one queue, first come, first served.
+    """Return the replay of N replicas that share one cache and one queue, first come, first served.
 
     `hit_blocks` (R) are those of a replay at N times the capacity. A request goes to the replica
     that is free first. Decoding is left out: `end_s` is NaN. In open loop only.
