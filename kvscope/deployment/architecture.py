@@ -139,7 +139,7 @@ class LayerKinds(Struct, frozen=True):
 
     @property
     def hybrid(self) -> bool:
-        """Whether some layers keep less than the KV of all tokens: windows or states."""
+        """Whether some layers cache windows or states instead of the KV of all tokens."""
         return bool(self.windowed or self.linear)
 
 

@@ -138,7 +138,7 @@ class CompressedKv(Struct, frozen=True):
         return KvGroups(tuple(groups))
 
     def _pages(self, bucket: Bucket) -> dict[int, int]:
-        """Return the layers by page size (bytes), for a block of one of a bucket's groups."""
+        """Return how many layers have each page size (bytes), in a block of a bucket's group."""
         sparse, dense = self.sparse_layers, self.ratios.count(128)
         if bucket == "windows":
             return {_page(_WINDOW_BLOCK * self.entry_bytes): self.layers}

@@ -49,7 +49,7 @@ def assignment(
 
 
 def fleet_distances(prompts: Prompts, definition: HitDefinition, replica: Int32s) -> LruDistances:
-    """Return the LRU stack distance of each looked-up block, in its replica's own LRU list.
+    """Return the LRU stack distance of each block looked up again, in its replica's own list.
 
     `replica` (R) is the assignment. `live` is the length of the longest list.
     """

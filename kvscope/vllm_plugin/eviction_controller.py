@@ -139,7 +139,7 @@ class EvictionController(Observer):
         blocks_of: Callable[[str], list[Block]],
         lru: Callable[[list[Block]], Any],
     ) -> GuardedQueue:
-        """Return the queue that replaces the engine's, of whose `blocks` the `free` ones are in it.
+        """Return the queue that replaces the engine's: it holds the `free` ones of all `blocks`.
 
         `forget` removes a block's hash from the engine's cache; `blocks_of` lists a request's
         blocks; `lru` makes the engine's own queue of free blocks, used after a failure.

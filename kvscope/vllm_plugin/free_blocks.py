@@ -219,7 +219,7 @@ class FreeBlocks:
                 self._unpark(key)
 
     def emptied(self, block: Block) -> None:
-        """Put a free block that has lost its hash first."""
+        """Put a block that has lost its hash first, if it is free."""
         if block.block_hash is None and block.next_free_block is not None:
             self._heap.changed.add(self._lane[block.block_id])
             _unlink(block)

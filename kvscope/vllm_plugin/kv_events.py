@@ -114,7 +114,7 @@ class _Chain(Struct):
 
 
 class BlockChains(Struct):
-    """Assembles requests from events; counts bound how many requests it can have missed.
+    """Assembles requests from events; its counts show how many requests it may have missed.
 
     Of `stored` blocks, `unknown` ones follow a block that no event named. `reported` requests began
     with their cached blocks. `unsure` counts first output blocks of chains, each of which may be a
