@@ -103,7 +103,7 @@ class LlmD(Router):
     )
 
     def memory(self, sizes: MemorySizes, seed: int) -> PickerMemory:
-        """Return empty lists."""
+        """Return an empty LRU list of blocks for each replica."""
         capacity = sizes.capacity_blocks
         if not self.values["auto_tune"]:
             tokens = _LISTED_BLOCKS * self.values["engine_block_tokens"]

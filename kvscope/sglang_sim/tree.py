@@ -59,8 +59,8 @@ class PrefixTree(NamedTuple):
     """A prefix tree over a trie of N blocks, with the paths of the requests that run on it.
 
     `parents` (N + 1) are the trie's; request r has the blocks `paths[starts[r]:starts[r + 1]]`.
-    `nodes` and `state` are records as above. `at` (N + 1 entries) is the node whose first block is
-    this one, NONE without one. `leaves` (2 rows) are the heaps, of `leaf_counts` (2) nodes.
+    `nodes` and `state` are records as above. Per block, `at` (N + 1) is the tree node that begins
+    with it, NONE without one. `leaves` (2 rows) are the heaps, of `leaf_counts` (2) nodes.
     """
 
     parents: Int32s

@@ -80,7 +80,7 @@ def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
 
 @called_by_kernels
 def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int) -> None:
-    """Free blocks begin..end of a group, the last one first, to the only lane."""
+    """Free blocks begin..end of a group, the last one first, to lane 0, the only one."""
     row = machine.requests[request].slot * len(machine.groups) + group
     free_unhashed(machine, row, begin, end)
     for at in range(end - 1, begin - 1, -1):
@@ -360,7 +360,7 @@ def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserv
 
 @called_by_kernels
 def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the `hit` tokens' cached blocks that a request reads once `cached` tokens are cached."""
+    """Pin the cached blocks of a hit (`hit` tokens) that later tokens than `cached` still read."""
     if machine.state[0].hybrid:
         machine.grouped.use_hits(machine, request, hit, cached)
         return

@@ -349,7 +349,7 @@ def fits(machine: Any, request: int, hit: int, cached: int, end: int, reserved: 
 
 
 def use_hits(machine: Any, request: int, hit: int, cached: int) -> None:
-    """Pin the `hit` tokens' cached blocks that a request reads once `cached` tokens are cached."""
+    """Pin the cached blocks of a hit (`hit` tokens) that later tokens than `cached` still read."""
     record, state, partial = machine.requests[request], machine.state[0], False
     for group in range(len(machine.groups)):
         row = record.slot * len(machine.groups) + group

@@ -138,7 +138,7 @@ def find_leading(machine: Machine, request: int, group: int, begin: int, end: in
 
 @callable_in_kernels
 def find_window(machine: Machine, group: int, begin: int, end: int, first: int) -> int:
-    """Return the chunks from `begin` to the end of the tier's last window among begin..end.
+    """Return how many of the chunks begin..end lie before the end of the last window in the tier.
 
     A window at `end` needs `first` chunks. A run from `begin` is a window, too, since the GPU has
     the blocks before it. SKIP if one of its chunks is being stored.
@@ -486,7 +486,7 @@ def fits_loaded(machine: Machine, request: int, end: int) -> bool:
 
 @callable_in_kernels
 def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the hit blocks that a request reads once `cached` tokens are cached."""
+    """Pin the cached blocks of a hit (`hit` tokens) that later tokens than `cached` still read."""
     off = machine.offload
     use_hits(machine, request, hit, cached)
     for group in range(len(machine.groups)):

@@ -303,7 +303,7 @@ def idle_machine(
 
 
 def lane_class(policy: Policy) -> type[LanePolicy]:
-    """Return the class of a policy, which an engine's queues must be able to follow.
+    """Return the class of a policy whose order an engine's queues can follow.
 
     Raises UsageError for a policy without lanes.
     """
