@@ -85,7 +85,7 @@ def names_no_machine(options: ReplicaOptions) -> bool:
 def resolved_deployment(
     options: Stating, block_size: int | None = None
 ) -> ResolvedDeployment | None:
-    """Return pool, latency and flags of a command's deployment; None if none is stated.
+    """Return a command's deployment with its pool and latency; None if none is stated.
 
     The pool is counted in blocks of `block_size` tokens, the trace's. An error in the file is an
     InputError with file and key, an error in an option a UsageError.
@@ -126,7 +126,7 @@ def file_states(options: Stating) -> bool:
 
 
 def resolved_file(path: Path) -> ResolvedDeployment:
-    """Return the resolved deployment of a file. Raises InputError for errors in the file."""
+    """Return the deployment of a file with its pool and latency. Raises InputError for errors."""
     _target_in(path)
     resolved = resolved_deployment(DeploymentOptions(deployment=str(path)))
     assert resolved is not None  # noqa: S101  (a file states one)

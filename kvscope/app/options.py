@@ -231,7 +231,7 @@ DeploymentFile = Annotated[
 
 
 class ReplicaOptions(Options, frozen=True, kw_only=True):
-    """Options that describe one replica of a deployment.
+    """Options that describe one replica, and whose traffic the trace holds: a fleet's or its own.
 
     An option wins over the same key of a kvscope.toml, and the file over earlier commands. With
     `beside_pool`, a capacity is reported next to the deployment's pool instead of replacing it.

@@ -209,7 +209,7 @@ class StartedCaching:
         asked, block_size = self.request, self.paths.block_size
 
         def compute() -> Caching:
-            """Return the part; a capacity that holds no block raises UsageError in the future."""
+            """Return the part; for a capacity that holds no block, its future raises UsageError."""
             named = asked.capacities.in_blocks(asked.model, block_size)
             return caching(self.paths, asked.definition, named)
 

@@ -290,7 +290,7 @@ def _noise(fact: Difference, groups: Sequence[Sequence[_Groups]]) -> float | Non
 def compare_runs(
     names: tuple[str, str], both: tuple[Run, Run], traces: tuple[Trace, Trace] | None = None
 ) -> Comparison:
-    """Compare two runs, including their categories and windows."""
+    """Compare two runs, and their outcomes by shared category."""
     categories = [
         {part.category: part.outcome for part in run.parts if part.category is not None}
         for run in both

@@ -240,7 +240,7 @@ def _setting(options: FleetOptions, profile: LatencyProfile, slo_s: float) -> Ru
 
 
 def _check_ranks(where: ResolvedDeployment, replicas: tuple[int, ...]) -> None:
-    """Raise UsageError for several numbers of replicas if these are ranks of one engine."""
+    """Raise UsageError for a number of replicas that differs from one engine's ranks."""
     if where.dp > 1 and replicas not in {_COUNTS, (where.dp,)}:
         raise UsageError(
             f"the replicas are the {where.dp} ranks of one engine (--dp)",
