@@ -1,4 +1,4 @@
-"""What a server of kvscope is bound to, by which names it answers, and the token that it needs."""
+"""A server's bind address, the host names that it answers to, and its access token."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from msgspec import Struct
 
 
 class Address(Struct, frozen=True):
-    """What this server is bound to, and the token to know, None where it needs none."""
+    """A server's bind address, and the token that clients need, None without one."""
 
     host: str
     port: int
     token: str | None = None
 
     def names(self, host: str) -> bool:
-        """Return whether `host`, of a header and without a port, names this server."""
+        """Return whether `host` (from a header, without a port) names this server."""
         bound = _ip(self.host)
         if bound is not None and bound.is_unspecified and _ip(host) is not None:
             return True  # one of this machine's addresses: no name that could be pointed here
@@ -31,12 +31,12 @@ class Address(Struct, frozen=True):
 
 
 def is_same(text: str, token: str) -> bool:
-    """Return whether two texts are the same, in a time that does not say where they differ."""
+    """Compare two texts in constant time, so that timing does not show where they differ."""
     return compare_digest(text.encode(), token.encode())
 
 
 def hostname(authority: str) -> str:
-    """Return the host of a `Host` header, an empty text for one that cannot be read."""
+    """Return the host of a `Host` header, an empty text if it cannot be parsed."""
     try:
         return urlsplit(f"//{authority}").hostname or ""
     except ValueError:

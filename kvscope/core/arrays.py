@@ -1,4 +1,4 @@
-"""Names for arrays of one type, as kernels take them; distinct numbers, and random ones."""
+"""Names of array types as kernels take them; functions for distinct and for random numbers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def record_type(whole: str, real: str = "") -> np.dtype[Any]:
-    """Return the dtype of records with fields of whole numbers, then of floats: names by blanks."""
+    """Return a dtype with integer fields (`whole`) and float fields (`real`); names by blanks."""
     return np.dtype(
         [(name, np.int64) for name in whole.split()] + [(name, float) for name in real.split()]
     )
 
 
 def unsigned(numbers: Int32s) -> UInt32s:
-    """Return a view as unsigned numbers, by which kernels index without a check for negatives.
+    """Return an unsigned view of indices, which kernels use without a check for negative ones.
 
-    Of a signed index a kernel first looks whether it is negative: a quarter of the time of some.
+    The check of a signed index takes a quarter of the time of some kernels.
     """
     return numbers.view(np.uint32)
 
@@ -62,5 +62,5 @@ def mixed(state: Any) -> Any:
 
 @callable_in_kernels
 def fraction(number: Any) -> Any:
-    """Return a random number of 64 bits, or an array of them, as one in [0, 1)."""
+    """Return a random number of 64 bits, or an array of them, scaled to [0, 1)."""
     return (number >> np.uint64(11)) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Calls in a second thread, for work that leaves the interpreter: kernels, NumPy, DuckDB, decoders.
+"""Calls in a second thread, for work outside the interpreter: kernels, NumPy, DuckDB, decoders.
 
 The thread is a daemon, not a ThreadPoolExecutor's: the interpreter joins executors' threads at
 exit, so that Ctrl-C would have to wait for the call to end.

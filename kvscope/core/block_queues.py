@@ -1,14 +1,14 @@
-"""Queues of blocks in arrays: linked lists, and rings for what is only taken from the old end.
+"""Queues of blocks in arrays: linked lists, and rings, from which only old ends are taken.
 
-Lists: `links` (int32) has a row a block: AFTER and BEFORE, the neighbours; WHERE, the list that it
-is in, or NOWHERE; MARK, a small number that is the policy's own. List k is closed by row -1 - k,
-whose AFTER is the oldest block and whose MARK is the length.
+Lists: `links` (int32) has a row for each block: AFTER and BEFORE, its neighbours; WHERE, its list,
+or NOWHERE; MARK, a small number for the policy. List k is closed by row -1 - k, whose AFTER is the
+oldest block and whose MARK is the length.
 
 Rings: twice as fast, but a block leaves the middle only by being forgotten. `rings` (int32) has a
-row a queue, then a last one with a number a block, the policy's own: at least 0, or below that the
-place of a block in a queue that can forget it. A queue's row has YOUNG and OLD, how often a slot
-was filled and emptied; HOLES, how many slots in between were forgotten; MASK, the slots less one,
-a power of two of them; then the slots, filled round and round.
+row for each queue, then a last row with a number for each block: the policy's own, at least 0, or
+below 0 the place of the block in a queue that can forget it. A queue's row has YOUNG and OLD, the
+times that slots were filled and emptied; HOLES, the forgotten slots in between; MASK, the slots (a
+power of two) less one; then the slots, filled round and round.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def ring_length(rings: Int32s, queue: int) -> int:
 
 
 def _empty_slot(rings: Int32s, queue: int) -> int:
-    """Empty the oldest slot and return its block, or a hole."""
+    """Empty the oldest slot and return its block, or `_HOLE` for a forgotten one."""
     old = rings[queue, OLD]
     rings[queue, OLD] = old + 1
     return int(rings[queue, SLOTS + (old & rings[queue, MASK])])
 
 
 def _close_up(rings: Int32s, queue: int) -> None:
-    """Push every block again, without the holes that forgotten ones have left."""
+    """Push every block again, leaving out the holes of forgotten blocks."""
     for _ in range(rings[queue, YOUNG] - rings[queue, OLD]):
         block = _empty_slot(rings, queue)
         if block == _HOLE:

@@ -1,4 +1,4 @@
-"""Columns that stay on disk, read in stretches, and their order by one of them."""
+"""Columns on disk that are read slice by slice, and sorting by one of them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 def append_array(file: BinaryIO, values: NDArray[Any]) -> None:
-    """Write the values at the end of a file; OSError where the disk is full, now or at its flush.
+    """Write the values at the end of a file. Raises OSError for a full disk, maybe at the flush.
 
-    NumPy's own `tofile` says nothing of that for arrays of a few kilobytes.
+    NumPy's own `tofile` does not report a full disk for arrays of a few kilobytes.
     """
     file.write(np.ascontiguousarray(values).data)
 
 
 def close_quietly(file: BinaryIO) -> None:
-    """Close a file that nothing reads any more, also on a full disk."""
+    """Close a file that is no longer read; ignore errors, as of a full disk."""
     with suppress(OSError):
         file.close()
 
 
 class Column(Protocol):
-    """An array or a column on disk: of both, slices can be taken, which are arrays."""
+    """An array, or a column on disk; slices of both are arrays."""
 
     def __len__(self) -> int: ...
 
@@ -42,7 +42,7 @@ class Column(Protocol):
 
 
 class TemporaryColumns:
-    """A `file` without a name, for columns; it goes when nothing refers to this any more."""
+    """A temporary `file` for columns, without a name; removed with the last reference to this."""
 
     def __init__(self, folder: Path) -> None:
         self.file = cast("BinaryIO", TemporaryFile(dir=folder))  # noqa: SIM115 - see above
@@ -50,7 +50,7 @@ class TemporaryColumns:
 
 
 class DiskColumn:
-    """`length` entries in a file from `begin` on, in bytes; a slice is read when it is taken."""
+    """A column of `length` entries in a file, from byte `begin` on; slices are read on access."""
 
     def __init__(
         self, file: TemporaryColumns, dtype: np.dtype[Any], length: int, begin: int = 0
@@ -75,12 +75,12 @@ class DiskColumn:
 
 
 def stretches(length: int, at_once: int = AT_ONCE) -> Iterator[slice]:
-    """Yield slices that make up `length` entries, `at_once` in each."""
+    """Yield slices that cover `length` entries, at most `at_once` each."""
     return (slice(k, min(k + at_once, length)) for k in range(0, length, at_once))
 
 
 def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]]:
-    """Return the columns of all parts by ascending `key`; equal ones stay in their order."""
+    """Return the columns of all parts by ascending `key`; equal keys keep their order."""
     every = list(parts)
     whole = every[0]
     if len(every) > 1:
@@ -90,10 +90,10 @@ def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]
 
 
 def stable_order(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the indices that sort up to 2^31 values, none of them NaN; equal ones stay in order.
+    """Return the indices that stably sort up to 2^31 values, none of them NaN.
 
-    NumPy's stable sort of floats takes twice as long as its other two: one of the values, and one
-    of integers that order equal values by their indices.
+    NumPy's stable sort of floats takes twice as long as the two sorts used here: one of the values,
+    and one of integers that order equal values by their indices.
     """
     order = np.argsort(values)
     ordered = values[order]
@@ -113,8 +113,8 @@ def sorted_on_disk(
 ) -> dict[str, DiskColumn]:
     """Return sorted columns on disk: parts are sorted one by one, then merged by ranges of the key.
 
-    About `at_once` entries, and one part, are in memory at a time. Only entries with one and the
-    same key cannot be told apart: they are merged together, however many they are.
+    About `at_once` entries, and one part, are in memory at a time. Entries with equal keys are
+    always merged together, however many they are.
     """
     runs = [_written(sorted_columns([part], key), folder) for part in parts]
     every = sum(len(run[key]) for run in runs)

@@ -1,6 +1,6 @@
 """One family of errors: every message names the place, the value and the remedy, in one line.
 
-Addresses in them are shown without passwords, tokens and signatures.
+Messages show addresses without passwords, tokens and signatures.
 
 The command line turns each class into its exit code; nothing else in kvscope calls `sys.exit`.
 """
@@ -35,7 +35,7 @@ def without_secrets(text: str) -> str:
 
 
 def require_whole_addresses(arguments: Iterable[str]) -> None:
-    """Raise UsageError for an address in parts, whose user or query no message could leave out."""
+    """Raise UsageError for an address split over arguments: its secrets could not be left out."""
     for place, argument in enumerate(arguments, 1):
         if "://" in argument and _IN_PARTS.search(argument):
             remedy = "put it in quotes, and write a space in it as %20"
@@ -55,7 +55,7 @@ class ExitCode(IntEnum):
 
 
 class KvscopeError(Exception):
-    """What went wrong, where, and what to do about it, in one line."""
+    """An error with its place and its remedy, in one line."""
 
     exit_code = ExitCode.FAILED
 
@@ -70,7 +70,7 @@ class KvscopeError(Exception):
         return f"{line}; {self.remedy}" if self.remedy else line
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process as these parts, whatever a kind of error is made from."""
+        """Pickle the parts of the message, whatever arguments a subclass takes."""
         return _remade, (type(self), self.what, self.where, self.remedy)
 
 
@@ -90,7 +90,7 @@ class UsageError(KvscopeError):
 
 @contextmanager
 def placed(where: str, kind: type[KvscopeError] = UsageError) -> Iterator[None]:
-    """Raise a UsageError of the block as an error of `kind` at this place."""
+    """Raise a UsageError from the block again, as an error of `kind` with this place."""
     try:
         yield
     except UsageError as error:
@@ -98,7 +98,7 @@ def placed(where: str, kind: type[KvscopeError] = UsageError) -> Iterator[None]:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return the remedy for an unknown name: the nearest of those known, else `otherwise`."""
+    """Return the remedy for an unknown name: the nearest known name, else `otherwise`."""
     near = get_close_matches(name, [*known], n=1)
     return f"did you mean {near[0]}?" if near else otherwise
 
@@ -108,7 +108,7 @@ def key_values(
 ) -> Iterator[tuple[str, str]]:
     """Yield the key and the value of pieces such as `ttl=10m`, options of `owner`.
 
-    Raises UsageError for another form, for a key that is unknown and for one that is there twice.
+    Raises UsageError for another form, an unknown key, and a repeated key.
     """
     seen = set()
     for piece in pieces:
@@ -131,7 +131,7 @@ class InputError(KvscopeError):
 
 
 class DiskFullError(KvscopeError):
-    """A file could not be written whole, for lack of space; what was there before is intact."""
+    """A file could not be written whole for lack of space; its earlier content is intact."""
 
 
 class StoreBusyError(KvscopeError):
@@ -151,7 +151,7 @@ class StoreVersionError(InputError):
 
 
 class OutdatedStoreError(StoreVersionError):
-    """An older kvscope wrote the store, and it is to be read only."""
+    """An older kvscope wrote the store, which is opened read-only and so cannot be upgraded."""
 
 
 class Stopped(KvscopeError):

@@ -1,4 +1,4 @@
-"""Where independent tasks run: in threads or processes of this machine, or elsewhere."""
+"""Executors of independent tasks: threads or processes of this machine, or a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROCESS_BYTES = 300 * MIB
 class Executor(ABC):
     """Runs steps, whose results depend on their arguments and on files alone, wherever they run.
 
-    So many `workers` run at once on each of so many `machines`.
+    Up to `workers` steps run at once on each of `machines`.
     """
 
     workers: int
@@ -33,14 +33,14 @@ class Executor(ABC):
 
     @property
     def free_bytes(self) -> int | None:
-        """Memory that is free on each machine, None where that is unknown."""
+        """Free memory of each machine in bytes, None where unknown."""
         free = memory.available_bytes()
         return free[0] if free else None
 
     def shared(self, value: T, version: int | None = None) -> T:
-        """Return a stand-in for a large value in the argument `before` of many tasks.
+        """Return a reference to a large value, to pass in `before` of many tasks.
 
-        With the same version of a value it stays the same.
+        The same version of a value always has the same reference.
         """
         return value
 
@@ -56,12 +56,12 @@ class Executor(ABC):
         """Yield the number of each task and `step(*before, task)`, as they finish.
 
         Once `stop` is set, no further step begins. A step takes about `each_bytes` of memory beside
-        its process and `before`: a cluster runs no more of them on a machine at once than fit.
+        its process and `before`: a cluster runs at most as many on a machine as fit.
         """
 
 
 class Threads(Executor):
-    """Threads of this process, for steps that leave the interpreter lock most of the time."""
+    """Threads of this process, for steps that mostly run without the interpreter lock."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -74,7 +74,7 @@ class Threads(Executor):
         stop: Event | None = None,
         each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
-        """Yield the results; after `stop`, only those of steps under way, which are finished."""
+        """Yield the results; after `stop`, running steps are finished and yielded."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kvscope")
 
         def run(task: Any) -> tuple[R] | None:
@@ -92,7 +92,7 @@ class Threads(Executor):
 
 
 def threads_for(each_bytes: float) -> Threads:
-    """Return the number of threads: one a core, or as many such steps as fit into memory."""
+    """Return threads for steps of this size: one a core, or as many as fit into memory."""
     return Threads(memory.at_once(each_bytes, cores()))
 
 
@@ -102,7 +102,7 @@ def cores() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent, which may be killed: loky's would wait for ever."""
+    """End this process soon after its parent: loky's workers would outlive a killed one."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -113,7 +113,7 @@ def _end_with(parent: int) -> None:
 
 
 class LocalProcesses(Executor):
-    """Processes of this machine, until the context ends; one worker is this process itself."""
+    """Processes of this machine, until the context ends; with one worker, this process alone."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers

@@ -1,4 +1,4 @@
-"""Files and folders: where kvscope's own lie, and files that appear under their name when whole.
+"""Files and folders: the places of kvscope's own, and files that appear only when complete.
 
 The data folders are `queries/`, `dashboard/` and `sample_traces/`. A wheel packs them below the
 package; a checkout has them next to it. The packed copy is tried first, so that an installed
@@ -62,7 +62,7 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that kvscope can always make again (`KVSCOPE_CACHE_DIR`)."""
+    """Return the folder for files that kvscope can recreate (`KVSCOPE_CACHE_DIR`)."""
     chosen = os.environ.get("KVSCOPE_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -74,7 +74,7 @@ def private_cache(name: str) -> Path:
     """Return a cache folder that this user owns and that no other user can write to.
 
     It lies below `cache_folder()`, or in the system's temporary folder where that is not writable
-    or belongs to another user. If both names are taken, the folder lives as long as the process.
+    or belongs to another user. If both are unusable, the folder lasts as long as the process.
     """
     in_temporary = Path(tempfile.gettempdir()) / f"kvscope-{os.geteuid()}-{name}"
     for folder in (cache_folder() / name, in_temporary):
@@ -98,10 +98,10 @@ def is_private(status: os.stat_result) -> bool:
 
 
 class LineFile:
-    """A file that grows by whole lines: what a failure has written of a line is cut off again.
+    """A file that grows by whole lines: a partly written line is cut off again after an error.
 
-    A new file is for its owner alone. `exclusive` refuses a path that exists; else lines are
-    appended. `lines` counts those that were written, `size` is the file's, in bytes. Raises
+    A new file is readable by its owner alone. `exclusive` refuses a path that exists; else lines
+    are appended. `lines` counts the lines written, `size` is the file's size in bytes. Raises
     OSError, with the path.
     """
 
@@ -131,7 +131,7 @@ class LineFile:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file, or a named pipe once another process has opened it to write, for reading.
+    """Open a file for reading, or a named pipe once another process has opened it for writing.
 
     Raises OSError, and InputError where no process opens the pipe.
     """
@@ -155,7 +155,7 @@ def _close(pipe: Future[Any]) -> None:
 
 
 def _opened_to_write(path: Path) -> BinaryIO:
-    """Open a device, or a named pipe once another process has opened it to read, for writing."""
+    """Open a device for writing, or a named pipe once another process has opened it for reading."""
     if not path.is_fifo():
         return path.open("wb")
     until_s = time.monotonic() + PIPE_WAIT_S
@@ -182,7 +182,7 @@ def _unopened(path: Path, to: str) -> InputError:
 
 
 def content_of(path: Path, most: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """Return what is in a file, or comes through a named pipe.
+    """Return the content of a file or a named pipe.
 
     Raises OSError, and InputError for more than `most` bytes.
     """
@@ -194,7 +194,7 @@ def content_of(path: Path, most: int = MAX_DOCUMENT_BYTES) -> bytes:
 
 
 def json_object(path: Path, remedy: str | None = None) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises InputError where it holds none."""
+    """Return the JSON object in a file. Raises InputError if its content is not a JSON object."""
     try:
         document = json.loads(content_of(path))
         what = None if isinstance(document, dict) else "not a JSON object"
@@ -229,10 +229,10 @@ def sink(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` for writing; its readers find the old content or all of the new.
+    """Open `path` for writing; readers of `path` see the old content, or all of the new.
 
     The content goes to a temporary file in the same folder, which takes the name only if the block
-    ends without an error. A path that exists and is no file (a pipe, /dev/null) is written to
+    ends without an error. A path that exists and is not a file (a pipe, /dev/null) is written to
     directly. Raises DiskFullError where there is too little space.
     """
     with _place_named(path):
@@ -257,9 +257,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_replaceable(path: str, *, force: bool = False) -> None:
-    """Raise UsageError for a file to write that is there, and bears no mark of kvscope's.
+    """Raise UsageError if the file to write exists and kvscope did not write it.
 
-    TOML files and HTML reports bear one; a trace looks like anybody's. `force` replaces any file.
+    kvscope marks its TOML files and HTML reports; a trace has no mark. `force` replaces any file.
     """
     place = Path(path)
     if force or path == STANDARD_STREAM or not place.is_file():
@@ -278,7 +278,7 @@ def check_replaceable(path: str, *, force: bool = False) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError where `whole_file` cannot begin to write `path`; leaves no trace of the try."""
+    """Raise OSError where `whole_file` could not begin to write `path`; leaves no file behind."""
     if path.exists() and not path.is_file():  # not opened: a pipe would wait for its reader
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -288,7 +288,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def _place_named(path: Path) -> Iterator[None]:
-    """Raise OSErrors of the block about no file, or about a temporary one, as about `path`."""
+    """Raise OSErrors of the block with `path` in place of a temporary file's name, or of none."""
     try:
         yield
     except OSError as error:
@@ -313,7 +313,7 @@ def _place_named(path: Path) -> Iterator[None]:
 def space_in(folder: Path, kept: str) -> Iterator[None]:
     """Raise DiskFullError about `folder` where the block finds too little space for its files.
 
-    `kept` says what is there all the same.
+    `kept` says which files are there nevertheless.
     """
     try:
         yield
@@ -324,9 +324,9 @@ def space_in(folder: Path, kept: str) -> Iterator[None]:
 
 
 def full_disk(path: Path, reason: str, kept: str = "nothing was written") -> DiskFullError:
-    """Return the error for what could not be written whole, for the system's `reason`.
+    """Return the error for a file that could not be written whole, for the system's `reason`.
 
-    `kept` says what is there all the same.
+    `kept` says which files are there nevertheless.
     """
     if FULL[errno.EFBIG] in reason:
         what, remedy = "larger than this process may write", "raise the limit: ulimit -f unlimited"
@@ -357,7 +357,7 @@ def _compressed(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
 
 
 class ChunkReader(RawIOBase):
-    """A raw stream that reads what `chunk` returns, empty at the end."""
+    """A raw stream of the bytes that `chunk` returns; an empty chunk ends it."""
 
     @abstractmethod
     def chunk(self, size: int) -> bytes | memoryview:
@@ -368,7 +368,7 @@ class ChunkReader(RawIOBase):
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill a part of the buffer; return how many bytes."""
+        """Fill a part of the buffer; return the number of bytes filled."""
         target = cast(memoryview, buffer)
         data = self.chunk(len(target))
         target[: len(data)] = data
@@ -376,7 +376,7 @@ class ChunkReader(RawIOBase):
 
 
 def size_of(path: str) -> int | None:
-    """Return the bytes on disk of the files at `path`, None where some are no files on a disk."""
+    """Return the bytes on disk of the files at `path`, None if any is not a file on disk."""
     if any(map(is_remote, parts_of(path))):
         return None
     files = [Path(file) for file in files_of(path)]
@@ -389,12 +389,12 @@ def is_remote(path: str) -> bool:
 
 
 def one_path(paths: Sequence[str]) -> str:
-    """Return a path that stands for all of `paths`: their names, as a shell would take them."""
+    """Return all of `paths` in one text, quoted as in a shell."""
     return paths[0] if len(paths) == 1 else shlex.join(paths)
 
 
 def parts_of(path: str) -> list[str]:
-    """Return the paths that `path` stands for: itself, or those that `one_path` has joined."""
+    """Return the paths in `path`: itself, or the several that `one_path` has joined."""
     if os.path.lexists(path) or (is_remote(path) and not any(map(str.isspace, path))):
         return [path]
     try:
@@ -404,13 +404,13 @@ def parts_of(path: str) -> list[str]:
 
 
 def files_of(path: str) -> list[str]:
-    """Return the file at `path`; or those in that folder, by name, or that match that pattern.
+    """Return the file at `path`, those in that folder (by name), or those that match that pattern.
 
     Addresses are those of `kvscope.core.remote`.
 
-    Of several paths those of each, one after another, none twice, under another name neither.
-    Hidden files are left out, as are folders in the folder. A file whose own name looks like a
-    pattern is that file.
+    Several paths yield the files of each in turn; a file is listed once, whatever its names. Hidden
+    files are left out, as are folders in the folder. A file whose own name looks like a pattern is
+    that file.
     """
     parts = parts_of(path)
     if len(parts) > 1:
@@ -435,9 +435,9 @@ def files_of(path: str) -> list[str]:
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """Yield what matches a pattern; of folders below `**` each one once, whatever links lead there.
+    """Yield the paths that match a pattern; each folder below `**` once, whatever links lead there.
 
-    `glob` follows links without end: two of them are 2^40 paths.
+    `glob` follows links without end: two of them make 2^40 paths.
     """
     parts = Path(pattern).parts
     if "**" not in parts:
@@ -458,7 +458,7 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def file_identity(path: str | Path) -> object:
-    """Return what is the same for all paths to one file, there or not."""
+    """Return a value that is equal for all paths to one file, whether the file exists or not."""
     try:
         status = Path(path).stat()
     except OSError:
@@ -467,7 +467,7 @@ def file_identity(path: str | Path) -> object:
 
 
 def missing_from(path: str) -> list[str]:
-    """Return which of the paths that `path` stands for are neither file, folder nor pattern."""
+    """Return the paths in `path` (see `parts_of`) that are neither file, folder nor pattern."""
     return [
         part
         for part in parts_of(path)

@@ -16,12 +16,12 @@ Outputs = Literal["carried", "ignored"]
 
 
 class HitDefinition(Struct, frozen=True):
-    """What a hit rate counts: a trace has as many hit rates as definitions.
+    """The definition of a hit rate: a trace has as many hit rates as definitions.
 
     `warmup` is the share of the requests, the first ones, that fill the cache and are not counted.
     `partial` makes a partial last block cacheable; `last_token_rule` recomputes the last token as
     vLLM does, so at most floor((I - 1) / B) blocks hit; `flat` treats every block as an object of
-    its own, hit or not whether or not the blocks before it are.
+    its own, which can hit even if the blocks before it do not.
     """
 
     name: str
@@ -43,7 +43,7 @@ COMPATIBLE = {tool.name: tool for tool in (KVCACHE_SIMULATOR, LIBCACHESIM)}
 def standard(*, warmup: float = 0.0, outputs: Outputs = "carried") -> HitDefinition:
     """Return kvscope's own definition: token-weighted, full blocks, last-token rule on.
 
-    Its name says what differs from the default.
+    Its name states the differences from the default.
     """
     changed = ["outputs ignored"] if outputs == "ignored" else []
     if warmup:

@@ -1,7 +1,7 @@
 """Turn plain functions into kernels, which are compiled, or loaded from disk, when first called.
 
-Numba, which does it (machine_code.py), takes a quarter of a second to load. So it is loaded by the
-first call, and meanwhile in the background where a command knows that one will come.
+Numba (machine_code.py), which compiles them, takes a quarter of a second to load. So it is loaded
+by the first call, or in the background by a command that will call a kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _callable: set[FunctionType] = set()  # plain functions that kernels may call
 
 
 class Compilation:
-    """The kernels that this process is compiling now; as text, a remark on a line of progress."""
+    """Names of kernels that this process compiles now; as text, a remark for a progress line."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -45,7 +45,7 @@ compilation = Compilation()
 
 
 class Kernel:
-    """A function that its first call compiles, or loads from disk; `py_func` is the plain one."""
+    """A function that its first call compiles or loads from disk; `py_func` is the plain one."""
 
     def __init__(self, function: Any) -> None:
         update_wrapper(self, function)
@@ -67,7 +67,7 @@ class Kernel:
         return self._compiled
 
     def __getattr__(self, name: str) -> Any:
-        """Return what numba's dispatcher has by this name: other kernels see it in this one."""
+        """Return the attribute of numba's dispatcher: other kernels treat this object as one."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.compiled(), name)
@@ -76,10 +76,10 @@ class Kernel:
 def kernel(function: F) -> F:
     """Compile `function` to machine code that runs without the interpreter lock.
 
-    It allocates nothing: it writes into arrays that it is given. So it counts no references to
-    arrays, which in the replays took longer than all else, and arrays in tuples cost it nothing.
-    And what NumPy allocates lies in huge pages where the system offers them; numba's own memory
-    costs a page fault every 4 KiB, for which threads wait for each other.
+    A kernel allocates nothing: it writes into arrays that are passed in. So it counts no references
+    to arrays, which took most of the time of replays, and arrays in tuples cost it nothing.
+    Besides, NumPy's arrays lie in huge pages where the system offers them; numba's own memory costs
+    a page fault every 4 KiB, for which threads wait for each other.
 
     The plain Python function stays reachable as `.py_func`, for tests and for the oracles.
     """
@@ -90,8 +90,8 @@ def kernel(function: F) -> F:
 def callable_in_kernels(function: F) -> F:
     """Let kernels call `function`, which stays plain Python for all other callers.
 
-    So may they then call kvscope's plain functions that it calls by name. It allocates nothing, as
-    kernels do not, and is always inlined: to pass arrays costs more than most of them do.
+    This includes kvscope's plain functions that `function` calls by name. It must allocate nothing,
+    as kernels, and is always inlined: passing arrays costs more than most of such functions do.
     """
     if isinstance(function, FunctionType) and function not in _callable:
         _callable.add(function)
@@ -105,9 +105,9 @@ def callable_in_kernels(function: F) -> F:
 def by_reference(arrays: T) -> T:
     """Return a NamedTuple of arrays, which kernels pass on by its address from then on.
 
-    By value it is ten numbers for each array in each call, all of which the compiler follows: with
-    references, kernels of an engine compile four times as fast, and run as fast. One is valid as
-    long as the function that made it runs; fields are read from it by name, not by unpacking.
+    By value, each array is ten numbers in each call, all of which the compiler tracks: with
+    references, kernels of an engine compile four times as fast, and run as fast. A reference is
+    valid while the function that made it runs; its fields are read by name, not by unpacking.
     """
     return arrays
 
@@ -115,10 +115,10 @@ def by_reference(arrays: T) -> T:
 class Function:
     """A plain function that kernels call by its address, so that one kernel serves many functions.
 
-    The annotations of `contract`, the base class's function, give its types; `memory` is a
-    NamedTuple of the type that they leave open (`Any`), or `Referenced`: kernels pass one on as
-    `Opaque`, as a reference of theirs, or its address as a whole number. Its machine code is cached
-    as a kernel's.
+    The annotations of `contract`, the base class's function, state its types. `memory` is a
+    NamedTuple of the type annotated `Any`, or `Referenced`; kernels pass it as `Opaque`, as a
+    reference of their own, or as its address (a whole number). The machine code is cached like a
+    kernel's.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Function:
 
     @classmethod
     def each(cls, functions: Sequence[Callable[..., Any]], memory: Any) -> list[Self]:
-        """Return functions that are their own contracts, of `memory`; places for them without.
+        """Return functions that are their own contracts, with `memory`; without it, placeholders.
 
-        Kernels must not call what has a place alone.
+        A kernel must not call a placeholder, whose address is 0.
         """
         shared = None if memory is None else Referenced(memory)
         made = [cls(function, function, shared) for function in functions]
@@ -146,7 +146,7 @@ class Function:
 
     @cached_property
     def address(self) -> int:
-        """The address of its machine code."""
+        """The address of the function's machine code."""
         machine_code: Any = import_module("kvscope.core.machine_code")
         with _lock:
             address: int = machine_code.address(self.function, self.contract, self._memory)
@@ -164,7 +164,7 @@ class Referenced:
         self._description: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field of the tuple: uncompiled kernels read them by name, too."""
+        """Return a field of the tuple by name, for uncompiled kernels."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.arrays, name)
@@ -190,13 +190,13 @@ class Referenced:
 
 
 class Opaque(Referenced):
-    """A NamedTuple whose fields the kernel does not know: it only passes the address on."""
+    """A NamedTuple whose fields the kernel does not know: the kernel only passes its address on."""
 
 
 def called_by_kernels(function: F) -> F:
     """Let kernels call `function`, and compile it once instead of inlining it at each call.
 
-    For large functions, and small ones that large ones call often in their text; their NamedTuples
+    For large functions, and for small ones called at many places of large ones; their NamedTuples
     of arrays are references, and loops in them are not unrolled.
     """
     function.__dict__[APART] = True  # part of the kernel's digest
@@ -204,7 +204,7 @@ def called_by_kernels(function: F) -> F:
 
 
 def once(factory: F) -> F:
-    """Return a function that makes each kernel once: compiling or loading it takes a while."""
+    """Return `factory` with its results cached: compiling or loading a kernel takes a while."""
     remembered: F = cache(factory)  # type: ignore[assignment]  # keeps the factory's signature
     return remembered
 
@@ -220,10 +220,10 @@ def lowest_bit(word: np.uint64) -> int:
 
 
 def load_in_background() -> None:
-    """Load NumPy, and begin to load numba: a query of the database meanwhile costs no time.
+    """Load NumPy, and start to load numba in a thread, so that a database query hides the time.
 
-    NumPy's linear algebra gets one thread, unless the environment says how many: the others would
-    first wait in a loop, for as long as all of NumPy takes to load.
+    NumPy's linear algebra gets one thread, unless the environment sets a number: more would spin in
+    a wait loop for as long as NumPy takes to load.
     """
     variable = "OPENBLAS_NUM_THREADS"
     is_set = variable in os.environ

@@ -1,10 +1,10 @@
-"""Files of machine code, named by a digest of all that a kernel compiles in.
+"""Files of machine code, named by a digest of all sources that a kernel compiles.
 
-A file's name says what it holds, so processes, checkouts and CI workers that write the same file
-write the same content, and no index has to be kept. Files of other users and damaged ones are never
-handed out: what is read here is unpickled and executed. What a wheel brings is trusted as its code
-is, and only read. Files are compressed: most of a large kernel is long symbol names and bitcode,
-and shrinks to a tenth.
+A file's name determines its content, so processes, checkouts and CI workers that write the same
+file write the same content, and no index has to be kept. Files of other users and damaged ones are
+never returned: content read here is unpickled and executed. Files of a wheel are trusted as its
+code is, and only read. Files are compressed: most of a large kernel is long symbol names and
+bitcode, and shrinks to a tenth.
 
 The digest covers bytecode, and follows every function and constant that it uses through closures
 and globals. Docstrings, comments, line numbers, paths and module names do not count, so an edit
@@ -50,8 +50,8 @@ _CALLING_FLAGS = 0xFF
 class SourceDigest:
     """The digest of functions and values, as far as compilation depends on them.
 
-    `implementations` gives, for a function that kernels replace by another, that other one.
-    `tuple_classes` collects the NamedTuple classes met, in an order that the digest determines.
+    `implementations` maps functions to those that replace them in kernels. `tuple_classes` collects
+    the NamedTuple classes met, in an order that the digest determines.
     """
 
     def __init__(self, implementations: Mapping[Any, Callable[..., Any]]) -> None:
@@ -137,7 +137,7 @@ def hexdigest(tree: object) -> str:
 
 
 def _is_versioned(value: Any) -> bool:
-    """Return True if `value` is a module of a versioned package, or what that package names so."""
+    """Return True if `value` is a versioned package's module, or named by that package."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in _VERSIONED
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
@@ -150,8 +150,8 @@ def _is_versioned(value: Any) -> bool:
 def _code(code: CodeType) -> tuple[str, tuple[Any, ...], tuple[str, ...]]:
     """Return a digest of the bytecode, the constants that it loads and its global names.
 
-    Constants count by value, not by place, which a docstring would shift; nothing loads a docstring
-    itself. Functions defined inside count as part of the code.
+    Constants count by value, not by position, which a docstring would shift; no bytecode loads a
+    docstring itself. Functions defined inside count as part of the code.
     """
     steps, inner = bytearray(code.co_code), []
     constants: list[Any] = []
@@ -186,7 +186,7 @@ def _code(code: CodeType) -> tuple[str, tuple[Any, ...], tuple[str, ...]]:
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
-    """Yield each instruction's opcode and argument, `dis` being fifty times slower."""
+    """Yield each instruction's opcode and argument, fifty times as fast as `dis`."""
     extended = 0
     steps = code.co_code
     for opcode, low in zip(steps[::2], steps[1::2], strict=True):
@@ -209,7 +209,7 @@ class KernelFiles:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder, looked for at its first use: most commands need no kernel to start."""
+        """The folder, determined at its first use: most commands start without kernels."""
         return private_cache("kernels")
 
     @cached_property
@@ -221,7 +221,7 @@ class KernelFiles:
         return any(self._path(name).exists() or _shipped(name).exists() for name in names)
 
     def read(self, *names: str) -> bytes | None:
-        """Return the content saved or shipped under the first of the names that has a sound one.
+        """Return the saved or shipped content of the first of the names with an undamaged file.
 
         A damaged file is removed, unless it was shipped.
         """
@@ -252,7 +252,7 @@ class KernelFiles:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Save `content` as `name`, at once for all readers; a full disk only costs the file."""
+        """Save `content` as `name`, complete for all readers; on a full disk, save nothing."""
         with suppress(OSError):
             number, temporary = tempfile.mkstemp(dir=self.folder)
             try:
@@ -266,13 +266,13 @@ class KernelFiles:
             self._remove_unused()
 
     def remove(self, name: str) -> None:
-        """Remove the file `name`, if it is there."""
+        """Remove the file `name` if it exists."""
         with suppress(OSError):
             self._path(name).unlink(missing_ok=True)
 
     @contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Let one process at a time make the file `name`; the others then read it.
+        """Let one process at a time make the file `name`; the others wait and then read it.
 
         Every name locks its own byte of one file. Where files cannot be locked, processes compile
         the same kernel side by side.
@@ -292,8 +292,8 @@ class KernelFiles:
     def _remove_unused(self) -> None:
         """Remove files unused for `UNUSED_DAYS`, then the longest unused above `MAX_BYTES`.
 
-        A process that runs a kernel has read its file, so a removed one costs the next process a
-        compilation and nothing else.
+        A process that runs a kernel has already read its file, so removing it only costs the next
+        process a compilation.
         """
         now, total = time.time(), 0
         with os.scandir(self.folder) as entries:
@@ -310,7 +310,7 @@ def _shipped(name: str) -> Path:
 
 
 def _content(name: str, data: bytes) -> bytes | None:
-    """Return the content of a file `name`, None of a damaged one."""
+    """Return the content of a file `name`, None if it is damaged."""
     checksum, compressed = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
     if checksum != _checksum(name, compressed):
         return None
@@ -321,5 +321,5 @@ def _content(name: str, data: bytes) -> bytes | None:
 
 
 def _checksum(name: str, content: bytes) -> bytes:
-    """Return the checksum of a file's name and content: a file under another's name is damaged."""
+    """Return the checksum of name and content: under another name, a file counts as damaged."""
     return hashlib.blake2b(name.encode() + b"\0" + content, digest_size=_CHECKSUM_BYTES).digest()

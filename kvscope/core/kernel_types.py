@@ -1,11 +1,11 @@
 """Types of arguments that numba lacks: NamedTuples and functions by their addresses.
 
-By value, a NamedTuple of arrays is seven or more numbers an array in each call, and the compiler
-follows all of them; by address it is one. A kernel that calls functions by address is compiled once
-for all functions of a contract. Numba's own first-class functions try three addresses at each call,
-one of them of a Python object.
+By value, each array of a NamedTuple is seven or more numbers in each call, all of which the
+compiler tracks; by address the whole tuple is one. A kernel that calls functions by address is
+compiled once for all functions of a contract. Numba's own first-class functions try three addresses
+at each call, one of them of a Python object.
 
-And items of contiguous arrays in few instructions: numba copies the array's description to the
+Items of contiguous arrays take few instructions here: numba copies the array's description to the
 stack and back at each access, 30 instructions that LLVM then removes.
 """
 
@@ -51,8 +51,8 @@ _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean, type(No
 class Reference(types.Type):  # type: ignore[misc]
     """The type of a NamedTuple that is passed by its address.
 
-    `constant`: as long as the kernel runs, nothing else is at that address, so that its fields need
-    not be read again behind each write to an array.
+    `constant`: the memory does not change while the kernel runs, so that fields need not be read
+    again after each write to an array.
     """
 
     def __init__(self, of: Any, constant: bool = False) -> None:
@@ -64,7 +64,7 @@ class Reference(types.Type):  # type: ignore[misc]
 
 @register_model(Reference)
 class _ReferenceModel(models.PrimitiveModel):  # type: ignore[misc]
-    """A bare address: the type of a pointer to all arrays is written out wherever it is used.
+    """A bare address: a typed pointer would repeat the types of all arrays wherever it is used.
 
     That was four fifths of a large kernel's text, which numba writes and LLVM reads.
     """
@@ -78,7 +78,7 @@ class _Fields(AttributeTemplate):  # type: ignore[misc]
     key = Reference
 
     def generic_resolve(self, reference: Reference, name: str) -> Any:
-        """Return the type of a field: a reference where it is a NamedTuple itself."""
+        """Return the type of a field; for a NamedTuple in a NamedTuple, a reference."""
         if name not in reference.of.fields:
             return None
         field = reference.of[reference.of.fields.index(name)]
@@ -115,7 +115,7 @@ def _type_reference(context: Any) -> Callable[[Any], Reference]:
 
 @lower_builtin(jit.by_reference, types.Any)
 def _refer(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
-    """Put a NamedTuple on the stack of the function that refers to it; return its address."""
+    """Put a NamedTuple on the calling function's stack; return its address."""
     given, value = called.args[0], arguments[0]
     if isinstance(given, Reference):
         kind = context.get_value_type(given.of).as_pointer()
@@ -127,7 +127,7 @@ _DATA, _SHAPE = 4, 5  # of the seven parts of an array
 
 
 def _item_place(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
-    """Return the address of an item; None of more than one, and where numba checks bounds."""
+    """Return the address of an item; None for slices, and where numba checks bounds."""
     (array, index), (values, index_value) = called.args[:2], arguments[:2]
     in_tuple = isinstance(index, types.BaseTuple)
     kinds = index.types if in_tuple else (index,)
@@ -177,7 +177,7 @@ def _load_length(context: Any, builder: Any, called: Any, arguments: Any) -> Any
 
 
 class Bare(types.Type):  # type: ignore[misc]
-    """The type of a contiguous array as its address and its sizes: half of the words, or less."""
+    """The type of a contiguous array as only its address and sizes: at most half of the words."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -192,7 +192,7 @@ class _BareModel(models.StructModel):  # type: ignore[misc]
 
 
 def unwrapped(argument: Any) -> Any:
-    """Return an argument, of a bare array the array: in machine code alone."""
+    """Return the argument; in machine code, turn a bare array into an array."""
     return argument
 
 
@@ -225,7 +225,7 @@ def _unwrap(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
 
 
 class FunctionAddress(types.Callable):  # type: ignore[misc]
-    """The type of a function that is called by its address, of these types."""
+    """The type of a function that is called by its address, with its argument and return types."""
 
     def __init__(self, returns: Any, arguments: tuple[Any, ...]) -> None:
         self.returns, self.arguments = returns, arguments
@@ -243,7 +243,7 @@ class FunctionAddress(types.Callable):  # type: ignore[misc]
         return signature(self.returns, *types_of, recvr=self)
 
     def get_call_signatures(self) -> tuple[list[Any], bool]:
-        """Return the one way to call it."""
+        """Return the only signature."""
         return [signature(self.returns, *self.arguments)], False
 
     def get_impl_key(self, called: Any) -> type:
@@ -259,7 +259,7 @@ class _FunctionModel(models.PrimitiveModel):  # type: ignore[misc]
 
 @lower_builtin(FunctionAddress, FunctionAddress, types.VarArg(types.Any))
 def _call(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
-    """Call a function as numba's own code does, so that what it raises is raised."""
+    """Call a function by numba's calling convention, and propagate its errors."""
     returns, wanted = called.return_type, called.args[0].passed
     convention = context.call_conv
     address = convention.get_function_type(returns, wanted).as_pointer()
@@ -275,7 +275,7 @@ def _call(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
 
 
 class OpaqueAddress(types.Type):  # type: ignore[misc]
-    """The type of what a kernel passes on to a function by its address, and does not know."""
+    """The type of an address that a kernel only passes on to a function."""
 
     def __init__(self) -> None:
         super().__init__("OpaqueAddress")
@@ -291,7 +291,7 @@ _AS_GIVEN = types.BaseNamedTuple | Reference | OpaqueAddress  # calls convert th
 
 
 def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) -> Any:
-    """Strip an array, and convert the fields of a NamedTuple, which numba itself does not."""
+    """Strip an array, and convert a NamedTuple's fields, as numba itself does not."""
     if isinstance(wanted, Bare):
         array = context.make_array(given)(context, builder, value=value)
         bare = cgutils.create_struct_proxy(wanted)(context, builder)
@@ -333,7 +333,7 @@ _types: dict[Any, Reference] = {}
 
 
 def described(arrays: Any) -> Reference:
-    """Return the type of a reference to a tuple, found again by the kinds of its fields."""
+    """Return the type of a reference to a tuple, cached by the types of its fields."""
     mark = _mark(arrays)
     if mark not in _types:
         _types[mark] = Reference(typeof(arrays), constant=True)
@@ -341,7 +341,7 @@ def described(arrays: Any) -> Reference:
 
 
 def _mark(value: Any) -> Any:
-    """Return what tells the types of tuples apart."""
+    """Return a key that is equal for tuples of equal type."""
     try:
         return compute_fingerprint(value)
     except NotImplementedError:  # a function, or it has some
@@ -354,7 +354,7 @@ def _mark(value: Any) -> Any:
 @unbox(FunctionAddress)
 @unbox(Reference)
 def _take_address(passed: Any, value: Any, context: Any) -> Any:
-    """Take the address that a Python object has as `address`."""
+    """Take the address from the Python object's attribute `address`."""
     number = context.pyapi.object_getattr_string(value, "address")
     with cgutils.if_unlikely(context.builder, cgutils.is_null(context.builder, number)):
         context.builder.ret(context.pyapi.get_null_object())  # what was raised is raised
@@ -368,7 +368,7 @@ def _take_address(passed: Any, value: Any, context: Any) -> Any:
 def function_type(contract: Callable[..., Any], memory: Any = None) -> FunctionAddress:
     """Return the type of functions with the annotations of `contract`.
 
-    `memory` is the type of arguments annotated `Any`; by default an address, as callers take it.
+    `memory` is the type of arguments annotated `Any`; by default an opaque address.
     """
     memory = OpaqueAddress() if memory is None else memory
     hints = get_type_hints(contract)
@@ -377,7 +377,7 @@ def function_type(contract: Callable[..., Any], memory: Any = None) -> FunctionA
 
 
 def _type_of(hint: Any, memory: Any) -> Any:
-    """Return the type that stands for an annotation; arrays are contiguous."""
+    """Return numba's type for an annotation; arrays are contiguous."""
     if hint is Any:
         return memory
     if hint in _NUMBERS:
@@ -399,7 +399,7 @@ def _type_of(hint: Any, memory: Any) -> Any:
 
 
 def _tuple_type(named: type) -> Any:
-    """Return the type of a NamedTuple by value, with NamedTuples in it by value too."""
+    """Return the type of a NamedTuple by value, including NamedTuples in its fields."""
     fields = []
     for hint in get_type_hints(named).values():
         field = _type_of(hint, OpaqueAddress())
@@ -410,9 +410,8 @@ def _tuple_type(named: type) -> Any:
 def layout(value: Any) -> bytes:
     """Return the memory of a NamedTuple of arrays, numbers and functions, as numba lays it out.
 
-    All but truth values, which have one byte, begin at a multiple of 8 bytes. Of an array these are
-    two addresses that numba's memory manager would use, entries, bytes of one, where they begin,
-    and its sizes and steps.
+    Booleans take one byte; all else begins at a multiple of 8 bytes. An array is two addresses for
+    numba's memory manager (0), its number of entries, bytes per entry, address, sizes and strides.
     """
     if isinstance(value, tuple):
         memory = b""

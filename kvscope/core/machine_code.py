@@ -5,9 +5,9 @@ the argument types, the CPU and the versions that compile it; kernel_files.py ke
 
 Numba's own cache looks only at the file of the kernel: an edit in a function that the kernel calls
 leaves stale machine code, and an edit in a docstring or another path recompiles. It has no hook for
-another key, nor for damaged files. So all that is used of numba beyond its documented interface is
-here, each with its reason. Tested with the versions that pyproject.toml allows; a newer one may
-rename any of it.
+another key, nor for damaged files. So every use of numba beyond its documented interface is here,
+each with its reason. Tested with the versions that pyproject.toml allows; a newer one may rename
+any of it.
 
 Source: numba 0.61 to 0.68, numba/core/: dispatcher.py, caching.py, codegen.py, compiler.py,
 environment.py, event.py.
@@ -33,7 +33,7 @@ from kvscope.core.kernel_files import KernelFiles, SourceDigest, Tree, hexdigest
 
 
 class _Hidden:
-    """A finder of modules: while entered, its thread can import none of some packages."""
+    """An import finder: while entered, its thread cannot import some packages."""
 
     def __init__(self, *packages: str) -> None:
         self._packages = packages
@@ -52,11 +52,11 @@ class _Hidden:
 
 
 def _import_numba() -> None:
-    """Import all of numba that is used here, without packages that it would load and not use.
+    """Import the parts of numba used here, without packages that numba would load for nothing.
 
-    Scipy it only asks for its version: 20 MiB that a small analysis does without. YAML it needs for
-    a file of settings, colorama for messages that end as one line here. A later import of any of
-    them works as usual.
+    Of scipy numba only reads the version: 20 MiB that a small analysis does without. It needs yaml
+    for a file of settings, colorama for messages that end as one line here. A later import of any
+    of them works as usual.
     """
     unread = () if Path(".numba_config.yaml").exists() else ("yaml",)
     with _Hidden("scipy", "colorama", *unread):
@@ -135,16 +135,16 @@ _files = KernelFiles()
 
 
 class _Depth(Listener, local):  # type: ignore[misc]
-    """How many functions numba is compiling in this thread: a kernel, then what it calls."""
+    """The number of nested compilations in this thread: 1 for a kernel, more for what it calls."""
 
     now = 0
 
     def on_start(self, event: object) -> None:
-        """Count a function, whose compilation starts."""
+        """Count a function whose compilation starts."""
         self.now += 1
 
     def on_end(self, event: object) -> None:
-        """Count it no longer."""
+        """Subtract a function whose compilation has ended."""
         self.now -= 1
 
 
@@ -154,17 +154,17 @@ register("numba:compile", _depth)
 
 
 class _Library(JITCodeLibrary):  # type: ignore[misc]
-    """Code of a function; of a kernel alone it is optimized in full and made machine code.
+    """The code of a function; only a kernel's is fully optimized and made machine code.
 
-    Numba does both for each function that a kernel calls, and for those that it calls again. They
-    are inlined, so that was work for nothing: half of the time that a large kernel took.
+    Numba does both for each function that a kernel calls, and again for functions called there.
+    They are inlined, so this was wasted: half of the time of a large kernel.
     """
 
     _bitcode = b""  # of code from a file
     _shared_module: Any  # numba's: what others compile in
 
     def finalize(self) -> None:
-        """Make machine code of a kernel and all that it calls; of a function that is called none.
+        """Make machine code of a kernel and all functions that it calls; skip a called function.
 
         Linked and optimized at each call, code was copied from function to function all the way up.
         """
@@ -182,7 +182,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Optimize a kernel in full, in one run: numba's first one is for counts of references."""
+        """Optimize a kernel in full, once: numba's first run only serves reference counts."""
         self._keep_names_apart()
         passes = self._codegen._module_pass_manager()
         if isinstance(passes, tuple):  # since numba 0.62
@@ -191,9 +191,9 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             passes.run(self._final_module)
 
     def _keep_names_apart(self) -> None:
-        """Hide the names of functions that are not inlined: two processes may give one name twice.
+        """Hide the names of functions that are not inlined: two processes may use the same name.
 
-        It also lets the compiler drop what no call passes, and inline what is called once.
+        Hidden functions also let the compiler drop unused arguments, and inline single calls.
         """
         for function in self._final_module.functions:
             if function.linkage == ll.Linkage.linkonce_odr and not function.is_declaration:
@@ -207,7 +207,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
         _environments.clear()
 
     def serialize_using_object_code(self) -> tuple[str, str, tuple[bytes, bytes, list[str]]]:
-        """Return the machine code, the bitcode and the names that they define."""
+        """Return the machine code, the bitcode, and the names defined there."""
         name, kind, (machine_code, bitcode) = super().serialize_using_object_code()
         module = self._get_module_for_linking()
         values = (*module.functions, *module.global_variables)
@@ -216,7 +216,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
     @classmethod
     def _unserialize(cls, codegen: Any, state: Any) -> Self:
-        """Return the code, its bitcode unread: only a kernel that calls this one compiles it in."""
+        """Return the code without parsing its bitcode, which only a calling kernel needs."""
         name, _, (machine_code, bitcode, defined) = state
         library: Self = codegen.create_library(name)
         library.enable_object_caching()
@@ -232,13 +232,13 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
         return super()._get_module_for_linking()
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return the address of a kernel, 0 of a function that it calls."""
+        """Return the address of a kernel, 0 for a function called by one."""
         self._ensure_finalized()
         return super().get_pointer_to_function(name) if _depth.now <= 1 else 0
 
 
 def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, None]:
-    """Return the code that a function calls, and what that calls, in an order."""
+    """Return the code that a function calls, directly or not, in a fixed order."""
     known = {} if known is None else known
     for called in library._linking_libraries:
         if called not in known:
@@ -248,7 +248,7 @@ def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, 
 
 
 def _set_environment(codegen: Any, name: str, environment: Any) -> None:
-    """Set a function's Python environment once a kernel that calls it has machine code."""
+    """Set a function's Python environment, deferred until its kernel has machine code."""
     if _depth.now <= 1:
         JITCPUCodegen.set_env(codegen, name, environment)
     else:
@@ -263,10 +263,10 @@ def dispatcher(function: FunctionType) -> Any:
     compiling = made.compile
 
     def compile_once(signature: Any) -> Any:
-        """Compile for these argument types, unless another process is just doing that.
+        """Compile for these argument types, or wait for another process that compiles them.
 
-        What is there is read without waiting for anything. Else numba's lock is taken before that
-        of the file: other processes may want this one while a thread here compiles another.
+        An existing file is read without waiting. Otherwise numba's lock is taken before the file's:
+        other processes may want this kernel while a thread here compiles another.
         """
         outer, _depth.now = _depth.now, 0  # a kernel that another one calls is still a kernel
         names = made._cache.names(signature, made.targetctx)
@@ -295,7 +295,7 @@ _CODE_OF = attrgetter("library")
 
 
 def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
-    """Return where the machine code of `jit.Function` begins."""
+    """Return the address of the machine code of a `jit.Function`."""
     known = None
     if memory is not None:
         shared = memory if isinstance(memory, jit.Referenced) else jit.Referenced(memory)
@@ -311,7 +311,7 @@ def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
 
 
 def _entry(function: FunctionType) -> FunctionType:
-    """Return the function called by its address, which rebuilds arrays and calls `function`."""
+    """Return the function to call by address: it rebuilds arrays, then calls `function`."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     passed = ", ".join(f"whole({name})" for name in names)
     source = f"def make(call, whole):\n  def {function.__name__}({', '.join(names)}):\n"
@@ -325,7 +325,7 @@ def _entry(function: FunctionType) -> FunctionType:
 
 @typeof_impl.register(FunctionType)  # type: ignore[untyped-decorator]  # numba has no types
 def _type_of_callable(function: FunctionType, context: Any) -> Any:
-    """Return the type of a plain function that kernels may call, None of others."""
+    """Return the type of a plain function that kernels may call, None for other functions."""
     if not jit.is_callable(function) or function in _TYPED:
         return None
     if function not in _called:
@@ -348,18 +348,18 @@ _use_trailing_zeros()
 
 
 def _name_after_closure(function: Any) -> None:
-    """Give functions that one factory makes of different parts different names.
+    """Give functions from one factory with different closures different names.
 
-    Numba names machine code after the function and a count within the process. Of two kernels from
-    the disk cache that were compiled in different processes, both may have the same name, and then
-    one runs the other's code.
+    Numba names machine code after the function and a count within the process. Two kernels from the
+    disk cache that were compiled in different processes may have the same name, and then one runs
+    the other's code.
     """
     if function.__closure__:
         function.__qualname__ += f"_{SourceDigest(_implementations).function(function)}"
 
 
 class KernelCache(NullCache):  # type: ignore[misc]
-    """The machine code of one kernel on disk, as numba's dispatchers load and save it."""
+    """The cache on disk of one kernel's machine code, in the interface of numba's dispatchers."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -367,7 +367,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
 
     @cached_property
     def source(self) -> str:
-        """The digest of the kernel's transitive source and of all that compiles it."""
+        """The digest of the kernel's transitive source, and the compiler's versions and options."""
         return hexdigest(
             (
                 self._digest.value(self._function),
@@ -380,9 +380,9 @@ class KernelCache(NullCache):  # type: ignore[misc]
         )
 
     def names(self, signature: Sequence[Any], target: Any) -> list[str]:
-        """Return names of files for these argument types: on this CPU, then a wheel's.
+        """Return the file names for these argument types: this CPU's, then the wheel's.
 
-        A wheel's is left out where it does not fit and where the environment names a CPU.
+        The wheel's is left out where this CPU cannot run it, or the environment names a CPU.
         """
         source = self.source  # first: it collects the tuple classes of the source
         types_of, returned = normalize_signature(signature)  # the latter only where it is stated
@@ -398,8 +398,8 @@ class KernelCache(NullCache):  # type: ignore[misc]
     def load_overload(self, signature: Sequence[Any], target_context: Any) -> Any:
         """Return the machine code for these argument types, or None if there is none.
 
-        Numba's own method first loads all that it can compile, a tenth of a second. The compiler
-        loads it all the same when it is needed.
+        Numba's own method first loads all functions that it can compile, a tenth of a second. The
+        compiler loads them all the same when it needs them.
         """
         names = self.names(signature, target_context)
         content = _files.read(*names)
@@ -415,8 +415,8 @@ class KernelCache(NullCache):  # type: ignore[misc]
     def save_overload(self, signature: Sequence[Any], result: Any) -> None:
         """Save the machine code for these argument types.
 
-        It may return no NamedTuple (TypeError): the machine code would name the class's module,
-        and crash once that has moved.
+        Raises TypeError for a kernel that returns a NamedTuple: the machine code would name the
+        class's module, and crash once the module has moved.
         """
         _described(result.signature.return_type, None)
         if _HOLDS_ADDRESSES(result):
@@ -427,7 +427,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
 
 
 def wheels_environment() -> dict[str, str]:
-    """Return the variables with which kernels for a wheel are compiled, if they can run here."""
+    """Return the environment in which to compile a wheel's kernels, if they can run here."""
     name, features = _WHEELS_CPU
     return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features} if _fits_wheels() else {}
 
@@ -443,7 +443,7 @@ _HOLDS_ADDRESSES = attrgetter("library.has_dynamic_globals")  # of memory: valid
 
 
 def _described(argument: Any, digest: SourceDigest | None) -> Tree:
-    """Return a type's description for digests; without `digest`, a NamedTuple is an error.
+    """Return a type's description for digests; without `digest`, NamedTuples raise TypeError.
 
     Numba's names of NamedTuples leave out the names of the fields, whose order may change.
     """
@@ -465,11 +465,11 @@ class _Pickler(NumbaPickler):  # type: ignore[misc]
         self._places = {named: place for place, named in enumerate(tuple_classes)}
 
     def persistent_id(self, value: Any) -> int | None:
-        """Return the place of a NamedTuple class in the kernel's sources, None for all else."""
+        """Return the index of a NamedTuple class in the kernel's sources, None for other values."""
         return self._places.get(value) if isinstance(value, type) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """Write the Python globals of compiled code as numba's: compiled code reads none."""
+        """Replace the Python globals of compiled code by numba's: compiled code reads none."""
         if isinstance(value, Environment):
             rebuild, (_, constants, name) = value.__reduce__()
             return rebuild, (numba.__name__, constants, name)
@@ -482,5 +482,5 @@ class _Unpickler(pickle.Unpickler):
         self._tuple_classes = tuple_classes
 
     def persistent_load(self, place: int) -> type:
-        """Return the class that `_Pickler` wrote as its place."""
+        """Return the class that `_Pickler` wrote as this index."""
         return self._tuple_classes[place]

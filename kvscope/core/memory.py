@@ -1,4 +1,4 @@
-"""Memory: how much this process may still take, and one line instead of a failed allocation."""
+"""Memory: how much this process may still allocate, and a one-line error before it runs out."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class OutOfMemoryError(KvscopeError):
 
 
 def limit_heaps() -> None:
-    """Let glibc give this process a heap per core, not eight: call it before threads start.
+    """Let glibc use one heap per core, not eight; call this before threads start.
 
-    Threads that take turns then take memory that another one has freed. Else each first writes to
+    Threads that take turns then reuse memory that others have freed. Otherwise each first writes to
     fresh pages: a sixth more of them in an analysis.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
@@ -68,15 +68,15 @@ def at_once(each_bytes: float, most: int) -> int:
 
 
 def available_bytes() -> tuple[int, str] | None:
-    """Return the bytes that are still available, and their limit in words; None where unknown.
+    """Return the bytes still available, and a text on their limit; None where unknown.
 
-    It is the least of what is free on the machine, in the container and below `ulimit -v`.
+    The least of the free memory of the machine, of the container and below `ulimit -v`.
     """
     return min(_available(), default=None)
 
 
 def require_address_space() -> None:
-    """Raise OutOfMemoryError where `ulimit -v` is too low for the libraries to be loaded."""
+    """Raise OutOfMemoryError where `ulimit -v` is too low to load the libraries."""
     limit = _address_space()
     if limit is not None and limit < LEAST_ADDRESS_SPACE_BYTES:
         raise OutOfMemoryError(
@@ -88,9 +88,9 @@ def require_address_space() -> None:
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Return an error of any library that means too little memory as one of kvscope's, or None.
+    """Return an OutOfMemoryError for any library's error that means too little memory, else None.
 
-    An error that was raised from such a one means the same.
+    The causes of the error (`__cause__`) count, too.
     """
     if isinstance(error, OutOfMemoryError):
         return error
@@ -129,7 +129,7 @@ def _available() -> Iterator[tuple[int, str]]:
 def _left_in_groups(path: str, version: int) -> Iterator[tuple[int, str]]:
     """Yield the bytes left below the limits of a cgroup and of its parents.
 
-    In a container its own group may lie at the root. What caches files is left: it can be dropped.
+    In a container its own group may lie at the root. File caches are left: they can be dropped.
     """
     root, limit, usage = (
         (_CGROUPS, "memory.max", "memory.current")
@@ -149,6 +149,6 @@ def _left_in_groups(path: str, version: int) -> Iterator[tuple[int, str]]:
 
 
 def _address_space() -> int | None:
-    """Return the limit of the address space, None if there is none."""
+    """Return the limit of the address space in bytes, None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft

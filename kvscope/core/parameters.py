@@ -13,9 +13,9 @@ from kvscope.core.errors import UsageError
 class Parameter(Struct, frozen=True):
     """A number that tunes a policy or a router; its name carries its unit.
 
-    Values lie within [low, high]. `search` are the values that a search may start from. Without a
-    `required` value the policy is another one's double. In documents an infinite bound or default
-    is null.
+    Values lie within [low, high]. `search` are start values of a search. Without a value for a
+    `required` parameter the policy would duplicate another one. In documents an infinite bound or
+    default is null.
     """
 
     DOCUMENT: ClassVar[str] = "name default low high summary=help"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Quantiles(Struct, frozen=True):
-    """Nearest-rank quantiles of some quantity; the field that holds them names the unit."""
+    """Nearest-rank quantiles of a quantity; the field that holds them names the unit."""
 
     p50: float
     p80: float
@@ -20,7 +20,7 @@ class Quantiles(Struct, frozen=True):
 
 
 class Percentiles(Struct, frozen=True):
-    """Nearest-rank percentiles of what SLOs speak of; the field that holds them names the unit."""
+    """Nearest-rank percentiles as in SLOs; the field that holds them names the unit."""
 
     p50: float
     p90: float

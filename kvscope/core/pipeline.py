@@ -1,9 +1,9 @@
-"""How numba compiles a function: its passes, its lowering and its calls, without what kernels lack.
+"""Numba's compilation of a function: passes, lowering and calls, without what kernels lack.
 
 Kernels have no closures, no array expressions, no try, and count no references. Numba's pipeline
-looks for all of that in every function, rebuilds its analyses after each look, and writes code for
-it at each assignment and call: a sixth of its time, and a quarter of what it writes. And it looks
-for the types of `a + b` in every overload of `+`, each time: another sixth.
+looks for all of these in every function, rebuilds its analyses after each look, and writes code for
+them at each assignment and call: a sixth of its time, and a quarter of its output. And it looks for
+the types of `a + b` in every overload of `+`, each time: another sixth.
 
 Source: numba 0.61 to 0.68, numba/core/: compiler.py (DefaultPassBuilder), compiler_machinery.py,
 typed_passes.py, lowering.py, callconv.py.
@@ -50,10 +50,10 @@ _NEW_OBJECTS = (50_000, 20, 100)
 
 
 class CalledFunction(types.Dispatcher):  # type: ignore[misc]
-    """The type of a function that kernels call: it is compiled for whole numbers of 64 bits alone.
+    """The type of a function that kernels call, compiled only for 64-bit whole numbers.
 
-    Numba converts those of 32 bits. Registered as numba's `overload`, a function was compiled again
-    for each size, and for each set of options of what calls it.
+    Numba converts 32-bit ones. Registered as numba's `overload`, a function was compiled again for
+    each size, and for each caller's set of options.
     """
 
     def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
@@ -72,13 +72,13 @@ def _widened(given: Any) -> Any:
 
 
 class _Context(Context):  # type: ignore[misc]
-    """Numba's knowledge of types, which remembers the types of each operation."""
+    """Numba's typing context with a cache of the types of each operation."""
 
     def __init__(self, whole: Any) -> None:
         self.__dict__ = whole.__dict__
 
     def resolve_function_type(self, function: Any, arguments: Any, keywords: Any) -> Any:
-        """Return the types of a call; of Python's own functions they depend on no caller."""
+        """Return the types of a call; cached for Python's own functions."""
         if keywords or not isinstance(getattr(function, "typing_key", function), _BUILTIN):
             return super().resolve_function_type(function, arguments, keywords)
         key = function, tuple(arguments)
@@ -93,28 +93,28 @@ _context = cache(_Context)  # one for numba's own
 
 
 class _Lower(Lower):  # type: ignore[misc]
-    """Writes a function's code: variables own nothing, and what a call raises is raised on."""
+    """Writes a function's code without reference counts, with errors passed on to the caller."""
 
     def lower_normal_function(self, described: Any) -> None:
-        """Write the function; in large ones, loops that end soon are not unrolled."""
+        """Write the function; large ones are optimized for size (short loops are not unrolled)."""
         super().lower_normal_function(described)
         if APART in self.func_ir.func_id.func.__dict__:
             self.function.attributes.add("optsize")
             self.function.attributes.add("noinline")
 
     def storevar(self, value: Any, name: str, argidx: int | None = None) -> None:
-        """Store a variable, without a look at what was in it before."""
+        """Store a variable without releasing its previous value."""
         if name in self._singly_assigned_vars:
             self._blk_local_varmap[name] = value
         else:
             self.builder.store(value, self.getvar(name))
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
-        """Return the place of a variable, which no debugger looks for."""
+        """Return the place of a variable, without debug information."""
         return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
 
     def lower_binop(self, wanted: Any, expression: Any, operation: Any) -> Any:
-        """Write an operation of two values, whose types are known; `x**2` is numba's own."""
+        """Write a binary operation with known types; numba itself handles `x**2`."""
         if expression.static_rhs is not UNDEFINED:
             return super().lower_binop(wanted, expression, operation)
         known = _context(self.context.typing_context)
@@ -129,7 +129,7 @@ class _Lower(Lower):  # type: ignore[misc]
         return self.context.cast(self.builder, value, called.return_type, wanted)
 
     def _lower_call_normal(self, function: Any, call: Any, signature: Any) -> Any:
-        """Call a function: it writes what it raises where the caller would have to."""
+        """Call a function, which stores its error directly where the caller would."""
         known = isinstance(function, CalledFunction)
         if not known or isinstance(signature.return_type, types.Optional):
             return super()._lower_call_normal(function, call, signature)
@@ -158,7 +158,7 @@ class _Lowering(BaseNativeLowering):  # type: ignore[misc]
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _SingleAssignment(FunctionPass):  # type: ignore[misc]
-    """Numba's pass without the analyses behind it."""
+    """Numba's pass of the same name, without the analyses after it."""
 
     _name = "kernel_single_assignment"
 
@@ -166,7 +166,7 @@ class _SingleAssignment(FunctionPass):  # type: ignore[misc]
         super().__init__()
 
     def run_pass(self, state: Any) -> bool:
-        """Let each variable be assigned in one place."""
+        """Bring the function into single-assignment form."""
         state.func_ir = reconstruct_ssa(state.func_ir)
         state.func_ir._definitions = build_definitions(state.func_ir.blocks)
         return True
@@ -177,7 +177,7 @@ class _WithoutPhis(PreLowerStripPhis):  # type: ignore[misc]
     _name = "kernel_without_phis"
 
     def run_pass(self, state: Any) -> bool:
-        """Assign what a block begins with in the blocks before it."""
+        """Replace phi nodes by assignments in the preceding blocks."""
         state.func_ir = self._strip_phi_nodes(state.func_ir)
         return True
 
@@ -196,7 +196,7 @@ _PASSES = (
 
 class _Passes(PassManager):  # type: ignore[misc]
     def run(self, state: Any) -> None:
-        """Run the passes, each of which leaves what the next one needs; without reports on them."""
+        """Run the passes in order, without reports on them."""
         for kind, _ in self.passes:
             step = _pass_registry.get(kind).pass_inst
             step.analysis = self._analysis
@@ -207,7 +207,7 @@ class Compiler(CompilerBase):  # type: ignore[misc]
     """Numba's compiler with the passes that kernels need, and no others."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return the one pipeline."""
+        """Return the only pipeline."""
         self.state.typingctx = _context(self.state.typingctx)
         passes = _Passes("kernel")
         for step in _PASSES:
@@ -217,11 +217,11 @@ class Compiler(CompilerBase):  # type: ignore[misc]
 
 
 def undisturbed(call: Callable[[Any], Any], argument: Any) -> Any:
-    """Return `call(argument)`, with what slows a compilation out of the way.
+    """Return `call(argument)` without two delays of Python's in a compilation.
 
-    Python looks for unused objects more rarely. And its stack is in one piece: by itself it adds
-    pieces of 16 KiB, and where one ends within a loop of numba's, each call there maps memory and
-    gives it back, for up to a quarter of the time.
+    Python collects garbage more rarely. And its stack is in one piece: by default it grows by
+    pieces of 16 KiB, and where a piece ends within a loop of numba's, each call there maps memory
+    and releases it, for up to a quarter of the time.
     """
     before = gc.get_threshold()
     gc.set_threshold(*_NEW_OBJECTS)

@@ -1,4 +1,4 @@
-"""Prefix paths for kernels: a trie of blocks gives each block's parent, and 0 is the root."""
+"""Prefix paths for kernels: a trie of blocks is an array of each block's parent; 0 is the root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_path(
     start: int,
     end: int,
 ) -> None:
-    """Write the path that ends at `leaf` into path[start:end], the head first.
+    """Write the path that ends at `leaf` into path[start:end], from the head on.
 
     Its length is end - start; a path of no blocks ends at the root and writes nothing.
     """
@@ -30,7 +30,7 @@ def write_path(
 
 @callable_in_kernels
 def ancestor(block_parent: Int32s | UInt32s, block: int, steps: int) -> int:
-    """Return the block that many steps towards the root; `block` itself for none."""
+    """Return the block `steps` levels towards the root; `block` itself for 0."""
     above = block
     for _ in range(steps):
         above = block_parent[above]
@@ -38,14 +38,14 @@ def ancestor(block_parent: Int32s | UInt32s, block: int, steps: int) -> int:
 
 
 class Paths(NamedTuple):
-    """Path k, from its head to its end, is `blocks[starts[k]:starts[k + 1]]`."""
+    """Paths of blocks: path k, from its head to its end, is `blocks[starts[k]:starts[k + 1]]`."""
 
     starts: Int64s
     blocks: Int32s
 
 
 def paths(block_parent: Int32s, leaf: Int32s, blocks: Int32s) -> Paths:
-    """Return the path to each of `leaf`; `blocks` are their lengths."""
+    """Return the path to each entry of `leaf`; `blocks` are the lengths of the paths."""
     starts = np.zeros(len(leaf) + 1, dtype=np.int64)
     np.cumsum(blocks, out=starts[1:])
     written = np.empty(starts[-1], dtype=np.int32)

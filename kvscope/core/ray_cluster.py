@@ -1,4 +1,4 @@
-"""A Ray cluster as an executor: each step is a Ray task of one core and of the memory it takes.
+"""A Ray cluster as an executor: each step is a Ray task with one core and the memory it needs.
 
 Ray schedules the tasks, repeats those whose worker or node is lost, rebuilds lost objects and moves
 objects to disk where memory is full. Steps have the same results wherever and how often they run.
@@ -48,12 +48,12 @@ T = TypeVar("T")
 
 
 class RayCluster(Executor):
-    """A Ray cluster, until the context ends; of a process that uses Ray already, that one.
+    """A connection to a Ray cluster, until the context ends; reuses one that the process has.
 
     `address` is HOST:PORT of its head node, ray://HOST:PORT of its Ray Client server, or "ray": the
-    cluster that RAY_ADDRESS names, else a new one of this machine with so many `workers` (default:
-    one a core). Each node has to see the file `seen_by_all`, if there is one, before it does a
-    step. Entering raises UsageError where there is no such cluster.
+    cluster that RAY_ADDRESS names, else a new one on this machine with so many `workers` (default:
+    one a core). Each node must see the file `seen_by_all`, if given, before it runs a step.
+    Entering raises UsageError where there is no such cluster.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RayCluster(Executor):
 
     @property
     def free_bytes(self) -> int | None:
-        """Memory for tasks of the node with the least."""
+        """Memory for tasks, in bytes, on the node with the least."""
         return int(min(node.get("memory", 0) for node in _nodes())) or None
 
     def shared(self, value: T, version: int | None = None) -> T:
@@ -115,9 +115,9 @@ class RayCluster(Executor):
         stop: Event | None = None,
         each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
-        """Yield the results; after `stop` the steps under way are dropped.
+        """Yield the results; after `stop`, running steps are cancelled.
 
-        Raises what a step raises, KvscopeError where one was lost more than RETRIES times, and
+        Raises a step's own error, KvscopeError for a step lost more than RETRIES times, and
         OutOfMemoryError where no node has `each_bytes`: Ray would wait for such a node forever.
         """
         memory = int(each_bytes) + PROCESS_BYTES
@@ -163,7 +163,7 @@ class RayCluster(Executor):
 
 
 def _nodes() -> list[dict[str, float]]:
-    """Return the resources of each node that has a core for tasks."""
+    """Return the resources of each live node with at least one core for tasks."""
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [node for node in alive if node.get("CPU", 0) >= 1]
 
@@ -182,7 +182,7 @@ def _require_answer(address: str) -> None:
 
 
 def _run_on_node(about: tuple[str, str | None], step: Callable[..., R], *arguments: Any) -> R:
-    """Return `step` of the arguments. Raises UsageError where this node cannot do it."""
+    """Return the result of `step`. Raises UsageError or InputError if this node cannot run it."""
     version, seen_by_all = about
     if kvscope.__version__ != version:
         raise UsageError(
@@ -210,7 +210,7 @@ def _node() -> str:
 
 
 def _value(reference: Any) -> Any:
-    """Return the result of a finished task, or raise its error as it was raised there."""
+    """Return the result of a finished task, or raise the step's error."""
     try:
         return ray.get(reference)
     except RayTaskError as error:

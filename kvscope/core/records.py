@@ -1,8 +1,8 @@
-"""Records: msgspec's structs, and what is asked of them without reading their annotations.
+"""Records: msgspec's structs, and functions on them that do not read annotations.
 
 Python takes a millisecond to make a dataclass, msgspec a thirtieth of one to make a struct: a sixth
-of the time in which a command starts. So all records are structs, but for those
-that are abstract, and the documents of `--json` with those that they inherit from.
+of the time in which a command starts. So all records are structs, except abstract classes, and the
+documents of `--json` and their base classes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def defaults(kind: type[Struct]) -> dict[str, Any]:
 
 
 def as_columns(record: Struct) -> dict[str, Any]:
-    """Return the fields of a record, those of records in it too, as the database takes them."""
+    """Return the fields of a record, nested ones too, in types that the database takes."""
     columns: dict[str, Any] = to_builtins(
         record, builtin_types=(datetime,), enc_hook=lambda number: number.item()
     )

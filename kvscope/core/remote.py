@@ -1,13 +1,13 @@
 """Files at s3://, hf://, gs://, az:// and https:// addresses, read as streams; none kept on disk.
 
-S3 takes credentials, region and endpoint where every AWS tool does (`AWS_PROFILE`,
+S3 takes credentials, region and endpoint from the usual AWS settings (`AWS_PROFILE`,
 `AWS_ENDPOINT_URL` and others). Files of the Hugging Face hub are at hf://datasets/OWNER/NAME/PATH,
-with @REVISION behind the name if need be; `HF_TOKEN` and `HF_ENDPOINT` count. gs://BUCKET/PATH and
+with @REVISION after the name if needed; `HF_TOKEN` and `HF_ENDPOINT` count. gs://BUCKET/PATH and
 az://CONTAINER/PATH take the variables named below. Without credentials, public files are read.
 
-A connection that ends before the length of a file is made a second time if the file has an ETag; if
-that one ends too, or the ETag is another, that is an error. Calls are made in the background:
-obstore does not let Ctrl-C through before a server answers.
+A connection that ends early is made a second time if the file has an ETag; a second early end, or
+another ETag, is an error. Calls are made in the background: obstore does not let Ctrl-C through
+before a server answers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _HTTP = re.compile(r"https?://([^/?#\\]*@)?[\w.:\[\]-]+([/?#].*)?")
 
 
 def remote_files(path: str) -> list[str]:
-    """Return the file at `path`; of a folder or pattern the files there, by name.
+    """Return the file at `path`, or the files in a folder or matching a pattern, by name.
 
     A folder ends in a slash; its own folders, hidden and empty files are left out. A file whose own
     name looks like a pattern is that file, and so is each https:// address. Raises InputError where
@@ -78,7 +78,7 @@ def remote_files(path: str) -> list[str]:
 
 
 def open_remote(path: str) -> BinaryIO:
-    """Return the bytes at an address. Raises InputError where they cannot be had."""
+    """Return a stream of the bytes at an address. Raises InputError where it cannot be opened."""
     base, name = (path, "") if path.startswith("http") else _parts(path)
     with _refusals(path):
         store = _hub_file(base, name) if path.startswith("hf") else _store(base)
@@ -87,7 +87,7 @@ def open_remote(path: str) -> BinaryIO:
 
 
 def _parts(path: str) -> tuple[str, str]:
-    """Return the address of a bucket or repository, and a name in it. Raises InputError."""
+    """Return the address of a bucket or repository, and the name in it. Raises InputError."""
     match = _FILE.fullmatch(path) if path.isprintable() else None
     if match is None:
         scheme = path[:2]
@@ -97,7 +97,7 @@ def _parts(path: str) -> tuple[str, str]:
 
 
 def _names(base: str, folder: str) -> list[str]:
-    """Return the names of the files in a folder and in its folders, but for empty ones."""
+    """Return the names of the non-empty files in a folder and all folders below."""
     if base.startswith("hf"):
         from huggingface_hub import HfFileSystem
 
@@ -113,7 +113,7 @@ def _names(base: str, folder: str) -> list[str]:
 
 
 def _store(base: str, **headers: str) -> Any:
-    """Return what reads the files of a bucket, or the file at an https:// address."""
+    """Return a reader for the files of a bucket, or for the file at an https:// address."""
     from obstore.store import HTTPStore, from_url
 
     wait, ever = dt.timedelta(seconds=TIMEOUT_S), dt.timedelta(days=30)
@@ -149,7 +149,7 @@ def _store(base: str, **headers: str) -> Any:
 
 
 def _hub_file(base: str, name: str) -> Any:
-    """Return what reads a file of the Hugging Face hub; a token goes to the hub alone."""
+    """Return a reader for a file of the Hugging Face hub; only the hub receives the token."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -166,7 +166,7 @@ def _hub_file(base: str, name: str) -> Any:
 
 
 def _secret(variable: str) -> str:
-    """Return what an environment variable holds. Raises InputError, which does not show it."""
+    """Return an environment variable's value. Raises InputError, which does not show the value."""
     secret = os.environ.get(variable, "").strip()
     if not re.fullmatch(r"[!-~]*", secret):
         raise InputError("no token: it has spaces or other characters", where=variable)
@@ -174,7 +174,7 @@ def _secret(variable: str) -> str:
 
 
 class _Body(ChunkReader):
-    """The body of an answer. Raises InputError where it ends before its length."""
+    """The body of a response. Raises InputError where it ends before its stated length."""
 
     def __init__(self, path: str, answer: Any) -> None:
         self._path, self._length = path, answer.meta["size"]
@@ -192,9 +192,9 @@ class _Body(ChunkReader):
 
 @contextmanager
 def _refusals(path: str, read: str = "") -> Iterator[None]:
-    """Raise what libraries and servers refuse as InputError about `path`, of which `read` is read.
+    """Raise errors of libraries and servers as InputError about `path`; `read` is the progress.
 
-    Of their messages parts are shown: in the others may be what signs a request.
+    Only parts of their messages are shown: the rest may contain signatures of a request.
     """
     scheme = path.partition("://")[0]
     try:

@@ -1,6 +1,6 @@
-"""One replay of a trace and its results, field by field those of `--json`.
+"""One replay of a trace and its results; the fields are those of `--json`.
 
-Names carry their units. Rates are fractions (0-1); `None` means that the trace does not tell.
+Names carry their units. Rates are fractions (0-1); `None` means that the trace does not say.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Outcome:
     """Hits and latencies of some requests.
 
     `violations` are requests with a TTFT above the SLO and `tel_ms` is the tail excess latency, the
-    sum of their times beyond it; both None without an SLO. What is `queued` is under the trace's
-    load, None where the trace has no times.
+    sum of their times beyond it; both None without an SLO. Fields `queued_...` are under the
+    trace's load, None where the trace has no times.
     """
 
     requests: int
@@ -65,8 +65,8 @@ class PartOutcome(Struct, frozen=True):
 class Misses(Struct, frozen=True):
     """Why input tokens missed; with the hits they add up to all input tokens.
 
-    `evicted` were computed before and no longer cached, `diverged` stand where the conversation's
-    history was another one, `cold` are new otherwise, `tail` no prefix cache can hit.
+    `evicted` were computed before and no longer cached; `diverged` stand where the conversation's
+    history was different; `cold` are all other new tokens; `tail` cannot hit in any prefix cache.
     """
 
     evicted_tokens: int
@@ -76,17 +76,17 @@ class Misses(Struct, frozen=True):
 
 
 class RunSetting(Struct, frozen=True):
-    """What a run's numbers depend on besides the policy and the capacity.
+    """The settings, besides policy and capacity, on which a run's results depend.
 
     Latency is TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2), of u
     uncached and c cached tokens; `request_s` and the decode times are those of a `LatencyProfile`,
-    for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 is all of
-    it. The `engine` capacity model has the two
-    `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for a
-    pool alone; `tier_mode` (the value of `--offload`) and `block_bytes` belong to it.
-    `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, empty for any other.
-    `engine` is a vLLM that is simulated in another way than the newest, as `vllm@0.22`, or of a
-    `cache` the SGLang whose prefix tree it is; prompts have chunks of `max_num_batched_tokens`.
+    for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 for all of
+    it. The two `max_num_` limits are vLLM's, None without an engine. `tiers` is the value of
+    `--tiers`, empty for a pool alone; `tier_mode` (the value of `--offload`) and `block_bytes`
+    belong to it. `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, else
+    empty. `engine` is the simulated version of vLLM, as `vllm@0.22`, empty for the newest; for a
+    `cache`, the SGLang with whose prefix tree it is replayed, in chunks of
+    `max_num_batched_tokens`.
     """
 
     definition: HitDefinition
@@ -159,15 +159,14 @@ class TierOutcome:
 class Run(Struct, frozen=True):
     """One policy at one capacity over one trace, and its results.
 
-    `params` has every parameter of the policy, `leaves` is which blocks may be evicted.
-    `hit_rate_error` is None for exact runs; of a sampled one, it bounds the error of the rate in
-    the definition's weight with 95 % confidence. `misses` is None where blocks are objects of their
-    own (flat). `tiers` are there where the cache has several; `capacity_blocks` is then the sum of
-    theirs, but of SGLang's pool alone. Only an engine has `preemptions` (every one counted) and
-    requests that it `turned_away` (rejected) because they need more than all its blocks.
-    `deployment` has what is stated of the one that was replayed, by the keys of kvscope.toml; None
-    for a cache study. `created_at` (UTC) and `run_id`, its number in the store, are None until the
-    run is stored.
+    `params` has every parameter of the policy; `leaves` names the blocks that may be evicted.
+    `hit_rate_error` is None for exact runs; for a sampled one, it bounds the error of the rate in
+    the definition's weight with 95 % confidence. `misses` is None under a flat definition. `tiers`
+    are set where the cache has several; `capacity_blocks` is then the sum of theirs, or for SGLang
+    its pool alone. Only an engine has `preemptions` (every one counted) and requests that it
+    `turned_away` (rejected) because they need more than all its blocks. `deployment` has the stated
+    deployment that was replayed, by the keys of kvscope.toml; None for a cache study. `created_at`
+    (UTC) and `run_id`, its number in the store, are None until the run is stored.
     """
 
     policy: str

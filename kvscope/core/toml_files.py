@@ -1,6 +1,6 @@
-"""TOML files with a msgspec schema: read with types and bounds, written whole.
+"""TOML files with a msgspec schema: read with types and bounds, written complete or not at all.
 
-A schema is a `msgspec.Struct`, which refuses unknown keys if it says so. Every defect is one
+A schema is a `msgspec.Struct`, which refuses unknown keys if declared so. Every defect is one
 InputError that names the file, the key, the value and the remedy. A struct's `__post_init__`
 refuses a value by `ValueError("key: what is wrong")`.
 """
@@ -66,10 +66,10 @@ class Seconds(float):
 
 
 def document_in(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the TOML file at `path`, numbers with a point as Decimal.
+    """Return the TOML file at `path`; numbers with a decimal point become Decimal.
 
-    Raises InputError for a file that is missing, not TOML, or of another version, `remedy` saying
-    how such a file is made.
+    Raises InputError for a file that is missing, not TOML, or of another version; its `remedy` says
+    how to make such a file.
     """
     try:
         # Decimal, so that milliseconds become the very seconds that were written.
@@ -91,7 +91,7 @@ def document_in(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def files_named_in(path: Path) -> Iterator[Path]:
-    """Yield the files that a TOML file names, from its folder or from here."""
+    """Yield the files that a TOML file names, relative to its folder or the working directory."""
     if path.suffix != ".toml" or not path.is_file():
         return
     waiting: list[Any] = []
@@ -107,7 +107,7 @@ def files_named_in(path: Path) -> Iterator[Path]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """Return TOML as a document. Raises ValueError for what nests too deep, and others."""
+    """Return TOML as a document. Raises ValueError, also for too deep nesting."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MAX_DEPTH and _NUMBER.sub("", line).count(".") > MAX_DEPTH:
             raise ValueError(f"line {number:,} has a key of more than {MAX_DEPTH} names")
@@ -115,7 +115,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def table_as(table: object, schema: type[T], where: str, remedy: str) -> T:
-    """Return a TOML table or document as a `schema`.
+    """Return a TOML table or document as an instance of `schema`.
 
     `where` is the file, or the key of a table in it (`file: key`). Raises InputError with the place
     below `where`, the value and the remedy.
@@ -131,7 +131,7 @@ def table_as(table: object, schema: type[T], where: str, remedy: str) -> T:
 def write_toml(
     path: Path, document: msgspec.Struct | Mapping[str, object], comments: Sequence[str] = ()
 ) -> None:
-    """Write `document` to `path`, whole or not at all, below `comments`; None is left out.
+    """Write `document` to `path`, complete or not at all, after `comments`; None is left out.
 
     Reading the file returns the same values to the last bit.
     """
@@ -153,7 +153,7 @@ def _seconds(kind: type, value: object) -> Seconds:
 
 
 def _plain(value: object) -> object:
-    """Return a value that TOML has: milliseconds for seconds, Python's float for numpy's."""
+    """Return a value as a TOML type: seconds as milliseconds, numpy's floats as Python's."""
     if isinstance(value, Seconds):
         return Decimal(repr(float(value))) * 1_000
     if isinstance(value, float):
@@ -168,7 +168,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _refused(message: str, document: object, schema: Any, where: str, remedy: str) -> InputError:
-    """Return msgspec's error as a line for users."""
+    """Return msgspec's error as an InputError for users."""
     at = _AT.fullmatch(message)
     assert at is not None  # noqa: S101  (the pattern takes any text)
     what, keys = at["what"], re.findall(r"\[[^]]*\]|[^.[]+", at["key"] or "")
@@ -200,8 +200,8 @@ def _refused(message: str, document: object, schema: Any, where: str, remedy: st
 def _located(schema: Any, value: Any, keys: Sequence[str]) -> tuple[Any, Any, list[str]]:
     """Return the type and the value at `keys`, a path of msgspec's, and the path's names.
 
-    msgspec writes `[...]` for the value of a mapping and does not say which: it is the first that
-    its type refuses.
+    msgspec writes `[...]` for a value of a mapping, without its key: the first value that its type
+    refuses is taken.
     """
     names = []
     for key in keys:
@@ -222,7 +222,7 @@ def _located(schema: Any, value: Any, keys: Sequence[str]) -> tuple[Any, Any, li
 
 
 def _bare(schema: Any) -> Any:
-    """Return a type without its bounds, and without the None that may stand for it."""
+    """Return a type without its bounds, and without an alternative None."""
     while get_origin(schema) in {Annotated, Union, types.UnionType}:
         schema = get_args(schema)[0]
     return schema
@@ -237,7 +237,7 @@ def _fits(value: object, schema: Any) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return a value as an error repeats it: as TOML writes it, and not too long."""
+    """Return a value as text for an error: as in TOML, and shortened."""
     if isinstance(value, bool | Decimal):
         return str(value).lower().replace("infinity", "inf")
     text = str(value) if isinstance(value, date) else repr(value)

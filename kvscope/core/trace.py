@@ -1,4 +1,4 @@
-"""A trace: its summary as the store keeps it, and its prompts as kernels walk them.
+"""A trace: its summary as in the store, and its prompts as arrays for kernels.
 
 Names carry their units; `None` means "this trace cannot say".
 """
@@ -25,9 +25,9 @@ class Part(NamedTuple):
 
 
 class PromptParts(Struct, frozen=True):
-    """The parts of R prompts: paths in a tree of P parts, as prompts are paths in one of blocks.
+    """The parts of R prompts: paths in a tree of P parts, as prompts are paths in a trie of blocks.
 
-    `last` (R) is the last part of each prompt, 0 for none. Of each part (P + 1 entries, entry 0
+    `last` (R) is the last part of each prompt, 0 for none. For each part (P + 1 entries, entry 0
     being the root's), `above` is the part before it, `kind` an index into `kinds`, and `end` the
     token at which it ends.
     """
@@ -59,9 +59,9 @@ PROBE = "kvscope_probe"  # true: a measurement of kvscope's, which no recording 
 class Trace(Struct, frozen=True):
     """One trace in a store. `trace_id` is the store's key, `name` the user's.
 
-    Both may be used again once the trace is removed. `content_hash` is not: it digests what was
-    read, and how. `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones
-    that requests name, `tenants` the combinations of the first three, which share no blocks.
+    Both may be used again once the trace is removed; `content_hash` digests the input and how it
+    was read. `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones that
+    requests name, `tenants` the combinations of the first three, which share no blocks.
     `measured_requests` have a measured TTFT or another of `Measurements`.
     """
 
@@ -101,9 +101,9 @@ class Trace(Struct, frozen=True):
 
 
 class PromptLengths(Struct, frozen=True):
-    """How long each of R requests is, in tokens and in blocks: R entries an array.
+    """The length of each of R requests, in tokens and in blocks: R entries an array.
 
-    `parent` is the request whose conversation this one continues, -1 where there is none.
+    `parent` is the previous turn of the request's conversation, -1 where there is none.
     """
 
     block_size: int
@@ -128,7 +128,7 @@ class PromptPaths(PromptLengths, frozen=True):
 
     @property
     def full_leaf(self) -> Int32s:
-        """Where the full blocks of each prompt end (R)."""
+        """The last full block of each prompt (R), 0 for none."""
         import numpy as np  # a stored trace is looked up without it
 
         is_partial = self.blocks > self.full_blocks
@@ -139,10 +139,10 @@ class Measurements(Struct, frozen=True):
     """How each request was served when the trace was recorded, R entries an array.
 
     `worker` (the engine, replica or rank) is an index into `workers`, -1 where the trace does not
-    say. Times count from the request's arrival: until its first token, until it was admitted, until
-    its last token; NaN where not measured. `cached_tokens` of the prompt were hit; -1: unknown.
-    `delay_s` is the time that a user or a tool took after the turn before, or after the request
-    `waits_for` (-1: none); NaN where not stated.
+    say. Times count from the request's arrival: `ttft_s` until its first token, `queue_s` until
+    admission, `duration_s` until its last token; NaN where not measured. `cached_tokens` of the
+    prompt hit; -1: unknown. `delay_s` is the time that a user or a tool took after the previous
+    turn, or after the request `waits_for` (-1: none); NaN where not stated.
     """
 
     worker: Int32s
@@ -166,7 +166,7 @@ class Measurements(Struct, frozen=True):
 
 
 class Tenants(Struct, frozen=True):
-    """Which model, LoRA adapter and cache salt each of R requests names: numbers, -1 for none.
+    """The model, LoRA adapter and cache salt that each of R requests names: numbers, -1 for none.
 
     Requests that differ in one of them share no blocks. `hash_id` (N + 1 entries, entry 0 being the
     root's) has the trace's own ids, which are equal for equal tokens, whatever the tenant.
@@ -179,13 +179,12 @@ class Tenants(Struct, frozen=True):
 
 
 class Prompts(PromptPaths, frozen=True):
-    """The same with arrivals, outputs, conversations, users and categories.
+    """Paths of requests with arrivals, outputs, conversations, users and categories.
 
     `user` numbers the users from 0, -1 where the trace has none; `category` is an index into
-    `categories`, the names of (type, turn bucket), which are ordered by type and turn. Requests
-    with a `clock` (from 0) were timed by that of their session, and it is not known when sessions
-    begin; -1: by the trace's own.
-    `measurements` is None where the trace has none.
+    `categories`, the names of (type, turn bucket), which are ordered by type and turn. `clock`
+    numbers (from 0) the sessions whose times are relative to an unknown start; -1: a time of the
+    trace's own clock. `measurements` is None where the trace has none.
     """
 
     arrival_s: Float64s

@@ -201,7 +201,7 @@ def _value(
     scale_of: Callable[[str], Fraction | int | None],
     is_allowed: Callable[[Fraction], bool] = lambda _: True,
 ) -> Fraction:
-    """Return the exact number in `text` times the scale of its unit, if both and it are allowed."""
+    """Return the exact number in `text` times its unit's scale. Raises UsageError for others."""
     match = _QUANTITY.fullmatch(text)
     scale = scale_of(match[2]) if match and len(match[1]) <= _LONGEST else None
     if match is None or scale is None or not is_allowed(value := Fraction(match[1]) * scale):
@@ -210,7 +210,7 @@ def _value(
 
 
 def _refuse_bits(text: str) -> None:
-    """Raise UsageError if a size's unit ends in a small b on purpose."""
+    """Raise UsageError if a size's unit ends in a small b after a capital letter: bits."""
     size = text.removesuffix("/s")
     unit = size.lstrip("0123456789. ")
     if unit == "b" or (unit.endswith("b") and not unit.islower()):
@@ -223,13 +223,13 @@ def _refused(text: str, kind: str, examples: str) -> UsageError:
 
 
 def _two_units(count: int, per_large: int, large: str, small: str) -> str:
-    """Return `count` of the small unit in the large one and the rest: 2 min 56 s."""
+    """Return `count` small units as large units and the rest: 2 min 56 s."""
     whole, rest = divmod(count, per_large)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def _short(value: float) -> str:
-    """Return `value` with three significant digits, or all its whole ones: 0.00488, 4.88, 1536."""
+    """Return `value` with three significant digits, or all digits of a larger whole number."""
     text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return _plain(Decimal(text))
 

@@ -1,1 +1,1 @@
-"""Models of reuse and of conversations: estimators, what they find, and which of them to trust."""
+"""Models of reuse and of conversations: estimators, their results, and the choice among them."""

@@ -1,15 +1,15 @@
-"""The contract of a reuse model: what the file of a distribution has to provide, and its fit.
+"""The contract of a reuse model: the methods that a distribution's file provides, and its fit.
 
     model = Weibull().fit(observations)
     model.params_, model.interval_["shape"], model.survival(60.0)
 
-As in scikit-learn: `fit` returns the model itself, learned attributes end in `_`, and fitting
-again replaces them.
+As in scikit-learn: `fit` returns the model itself, learned attributes end in `_`, and fitting again
+replaces them.
 
 The fit is by maximum likelihood under right-censoring. A touched block is ever reused with
 probability p, after a wait distributed by F: S(t) = 1 - p F(t). A block reused after t contributes
-log p + log f(t), a block still waiting after t log S(t). Parameters are unbounded: first the logit
-of p, then those of F as the model defines them.
+log p + log f(t), a block still waiting after t log S(t). The free parameters are unbounded: first
+the logit of p, then those of F as the model defines them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ P = "reuse_probability"
 class ReuseModel:
     """A defective distribution of the wait for a reuse: S(t) = 1 - p F(t).
 
-    A subclass defines F: `log_density`, `wait_survival`, where to start, and what its free
-    parameters (unbounded) mean. Learned: `reuse_probability_` p; `params_` of F;
-    `interval_` of p and each of them at 95 %, or None where the data do not tell; `n_` touched
-    blocks, `censored_` of them not seen reused; `log_likelihood_` in blocks; `aic_` 2 K - 2 log L,
-    scaled to the `effective_n_` independent blocks; `ks_`, see KaplanMeier; `converged_`.
+    A subclass defines F: `log_density`, `wait_survival`, the start of the search, and the meaning
+    of its free parameters (unbounded). Learned: `reuse_probability_` p; `params_` of F; `interval_`
+    of p and each of them at 95 %, or None where the data do not identify it; `n_` touched blocks,
+    `censored_` of them not seen reused; `log_likelihood_` in blocks; `aic_` 2 K - 2 log L, scaled
+    to the `effective_n_` independent blocks; `ks_`, see KaplanMeier; `converged_`.
     """
 
     name: ClassVar[str]
@@ -64,7 +64,7 @@ class ReuseModel:
         raise NotImplementedError
 
     def start(self, of: Observations) -> Float64s:
-        """Return the free parameters, logit of p first, to start the search from."""
+        """Return free parameters (logit of p first) from which to start the search."""
         raise NotImplementedError
 
     def natural(self, free: Float64s) -> Float64s:
@@ -72,7 +72,7 @@ class ReuseModel:
         return np.exp(free)
 
     def ordered(self, free: Float64s) -> Float64s:
-        """Return the free parameters with exchangeable parts in their order."""
+        """Return the free parameters with exchangeable components in a fixed order."""
         return free
 
     def fit(
@@ -80,8 +80,8 @@ class ReuseModel:
     ) -> Self:
         """Fit to `of` by maximum likelihood; `reference` saves fitting Kaplan-Meier again.
 
-        Without `intervals`, which take half of the time, all of them are None. Raises InputError
-        where no block was reused: then there is nothing to learn.
+        Without `intervals`, which take half of the time, all of them are None. Raises InputError if
+        no block was reused.
         """
         if not of.reused_runs:
             raise InputError(
@@ -165,7 +165,7 @@ def logit(p: float) -> float:
 
 
 def scores(model: ReuseModel, of: Observations, free: Float64s) -> tuple[Float64s, Float64s]:
-    """Return a block's log-likelihood by run, N, and its derivatives, (1 + K) × N."""
+    """Return the log-likelihood of a block of each run (N), and its derivatives, (1 + K) × N."""
     p = expit(free[0])
     value, slope = np.empty(len(of.weight)), np.empty((len(free), len(of.weight)))
     hit, waiting, soon = of.reused & ~of.at_once, ~of.reused, of.at_once
@@ -186,7 +186,7 @@ def scores(model: ReuseModel, of: Observations, free: Float64s) -> tuple[Float64
 
 
 def maximize(model: ReuseModel, of: Observations, start: Float64s, bounds: Float64s) -> Maximum:
-    """Return the maximum from `start` within `bounds` (K × 2, of the model's own parameters)."""
+    """Return the maximum found from `start` within `bounds` (K × 2, of the model's parameters)."""
     from scipy.optimize import minimize
 
     box = np.vstack(([[-_LOGIT_BOUND, _LOGIT_BOUND]], bounds))
@@ -212,7 +212,7 @@ def maximize(model: ReuseModel, of: Observations, start: Float64s, bounds: Float
 
 
 def _polished(model: ReuseModel, of: Observations, free: Float64s, box: Float64s) -> Float64s:
-    """Take Newton's last steps while each raises the likelihood; none where a bound is met."""
+    """Return parameters after Newton steps that raise the likelihood; unchanged at a bound."""
     if np.any((free <= box[:, 0]) | (free >= box[:, 1])):
         return free
     value = float(of.weight @ scores(model, of, free)[0])
@@ -251,8 +251,8 @@ def covariance(model: ReuseModel, of: Observations, free: Float64s) -> Float64s 
     """Return the covariance of the free parameters, None where the data do not identify them.
 
     Blocks of one run share their wait, and runs of one cluster may be alike, so the inverse of the
-    information is too small. This is the sandwich: scores are summed by cluster, and their spread
-    between clusters counts.
+    information is too small. This is the sandwich estimator: scores are summed by cluster, and
+    their spread between clusters counts.
     Source: Liang and Zeger, Longitudinal data analysis using generalized linear models (1986).
     """
     bread = information(model, of, free)

@@ -29,7 +29,7 @@ def turn_waits(
     cluster: NDArray[np.integer] | None = None,
     resolution_s: float = RESOLUTION_S,
 ) -> Observations:
-    """Return the wait for the turn after each request, censored at `end_s` (exclusive)."""
+    """Return each request's wait for its next turn, censored at `end_s` (exclusive)."""
     reused = next_s < end_s
     waited_s = np.where(reused, next_s, end_s) - arrival_s
     return Observations.of(waited_s, reused, None, cluster, resolution_s)
@@ -71,7 +71,7 @@ def added_tokens(
     input_tokens: NDArray[np.integer],
     history_tokens: NDArray[np.integer],
 ) -> Float64s:
-    """Return the tokens that turn `child` added to the history of `before`; 0 if that was cut."""
+    """Return the tokens that turn `child` added to the history of `before`; 0 for a cut history."""
     added: Float64s = input_tokens[child].astype(np.float64) - history_tokens[before]
     return np.maximum(added, 0.0)
 
@@ -86,13 +86,14 @@ class Rates(NamedTuple):
 def fit_conversations(turns: Observations, births: int, watched_s: float) -> Conversation:
     """Fit S(t) = 1 - L / (L + M) (1 - exp(-(L + M) t)): no turn within t of the last one.
 
-    `turns` are the waits of each turn for the next, `births` those within `watched_s` seconds.
-    Conversations begin at a rate per second, take turns at L while alive and end at M, unobserved.
-    Hazard of a turn after an idle time t: L times the probability of being alive. Log-likelihood:
-    log L - (L + M) g of each gap g between turns, log S(t) of each idle time t censored by the
-    window's end. So a turn's wait is a defective exponential with p = L / (L + M) and rate L + M,
-    whose estimates give L and M. Births are a Poisson process: their number over the time. The mean
-    turns of a conversation are 1 + L / M. Raises InputError where no turn was followed by another.
+    `turns` are the waits of each turn for the next, `births` conversations begun in `watched_s`
+    seconds. Conversations begin at a rate per second, take turns at L while alive and end at M,
+    unobserved. Hazard of a turn after an idle time t: L times the probability of being alive.
+    Log-likelihood: log L - (L + M) g of each gap g between turns, log S(t) of each idle time t
+    censored by the window's end. So a turn's wait is a defective exponential with p = L / (L + M)
+    and rate L + M, whose estimates give L and M. Births are a Poisson process: their number over
+    the time. The mean turns of a conversation are 1 + L / M. Raises InputError if no turn was
+    followed by another.
     Source: Tail-Optimized Caching for LLM Inference, section 5.
     """
     waits = Exponential().fit(turns)
@@ -119,7 +120,7 @@ def fit_conversations(turns: Observations, births: int, watched_s: float) -> Con
 
 
 def turn_and_death_rates(turns: Observations) -> Rates | None:
-    """Return L and M without intervals; None where no turn was followed by another."""
+    """Return the rates L and M without intervals; None where no turn was followed by another."""
     if not turns.reused_runs:
         return None
     p, rate = exponential_estimates(turns)
@@ -129,7 +130,7 @@ def turn_and_death_rates(turns: Observations) -> Rates | None:
 def _by_logarithm(
     waits: Exponential, turns: Observations, value: float, by_logit: float
 ) -> Interval | None:
-    """Return the interval of a rate whose logarithm has the derivative `by_logit` by logit p."""
+    """Return the interval of a rate; `by_logit` is the derivative of its logarithm by logit p."""
     if waits.covariance_ is None:
         return None
     slope = np.array([by_logit, 1.0])

@@ -15,7 +15,7 @@ _SPREADS = (3.0, 30.0)  # ratio of the two rates at the start of a search
 
 
 def exponential_estimates(of: Observations) -> tuple[float, float]:
-    """Return p and the rate per second where expectation and maximization have settled."""
+    """Return p and the rate per second after expectation maximization has converged."""
     waiting = ~of.reused
     estimates = exponentials(
         ReuseCounts(
@@ -58,10 +58,10 @@ class Exponential(ReuseModel):
 class Hyperexponential(ReuseModel):
     """S(t) = 1 - p (1 - a exp(-u t) - (1 - a) exp(-v t)), u > v.
 
-    Some waits are short and some long, each kind without memory.
-    Hazard: p f(t) / S(t), f(t) = a u exp(-u t) + (1 - a) v exp(-v t). Log-likelihood: the sum over
-    reused blocks of log(p f(t)), and over waiting ones of log S(t). `fast_share` a is the share of
-    the waits that end which are of the fast kind; `fast_rate_per_s` u and `slow_rate_per_s` v.
+    Some waits are short and some long, each kind without memory. Hazard: p f(t) / S(t), f(t) = a u
+    exp(-u t) + (1 - a) v exp(-v t). Log-likelihood: the sum over reused blocks of log(p f(t)), and
+    over waiting ones of log S(t). `fast_share` a is the fast kind's share of the waits that end;
+    `fast_rate_per_s` u and `slow_rate_per_s` v.
     """
 
     name = "hyperexponential"
@@ -119,10 +119,10 @@ def _expected(of: Observations, p: float, a: float, u: float, v: float) -> tuple
 class Weibull(ReuseModel):
     """S(t) = 1 - p (1 - exp(-(t / s)^k)).
 
-    The hazard falls (k below 1: a heavy tail) or rises with time.
-    Hazard: p (k / s) (t / s)^(k - 1) exp(-(t / s)^k) / S(t). Log-likelihood: the sum over reused
-    blocks of log(p k / s) + (k - 1) log(t / s) - (t / s)^k, and over waiting ones of log S(t).
-    `scale_s` s, by which 63 % of the waits that end are over; `shape` k, 1 is the exponential.
+    The hazard falls (k below 1: a heavy tail) or rises with time. Hazard: p (k / s) (t / s)^(k - 1)
+    exp(-(t / s)^k) / S(t). Log-likelihood: the sum over reused blocks of log(p k / s) + (k - 1)
+    log(t / s) - (t / s)^k, and over waiting ones of log S(t). `scale_s` s, within which 63 % of the
+    waits that end do so; `shape` k, 1 is the exponential.
     """
 
     name = "weibull"

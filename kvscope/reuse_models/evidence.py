@@ -31,7 +31,7 @@ class Span(Struct, frozen=True):
 
 
 class Turns(Struct, frozen=True):
-    """Waits of R requests for their next turn, with their category and turn number."""
+    """Waits of R requests for their next turn, with each request's category and turn number."""
 
     waits: Observations
     category: Int64s
@@ -45,7 +45,7 @@ class Turns(Struct, frozen=True):
 
 
 class Evidence:
-    """R requests in order of arrival, the blocks they touched, and the next touch of each.
+    """R requests in order of arrival, their touched blocks, and the next touch of each block.
 
     A touched block waits, in the category of its request, until another prompt touches it. Blocks
     are the full ones of prompt and output. Output that no later turn carries is never reused and
@@ -131,7 +131,7 @@ class Evidence:
         return int(np.count_nonzero(self._roots[first:last]))
 
     def next_prompts(self, span: Span) -> tuple[Float64s, Int64s]:
-        """Return the tokens that turns within `span` added, and the category of the turn before."""
+        """Return the tokens added by turns within `span`, and the category of the previous turn."""
         at_s = self.arrival_s[self.child]
         inside = (at_s >= span.start_s) & (at_s < span.end_s)
         return self.added[inside], self.category[self.parent[inside]]
@@ -140,7 +140,7 @@ class Evidence:
 def tick_s(arrival_s: Float64s) -> float:
     """Return the resolution in seconds of the clock of these arrivals (ascending).
 
-    The smallest difference where there are many, as clocks jitter about their ticks; at least 1 ms.
+    The smallest difference if there are many distinct times, as clocks jitter; at least 1 ms.
     """
     times = np.unique(arrival_s)
     if len(times) < _MANY_TIMES:

@@ -40,7 +40,7 @@ class Observations(Struct, frozen=True, dict=True):
         cluster: NDArray[np.integer] | None = None,
         resolution_s: float = RESOLUTION_S,
     ) -> Self:
-        """Return runs in any order and of any weight; by default each is its own cluster."""
+        """Return runs in any order; by default each has weight 1 and is its own cluster."""
         least_s = np.where(reused, resolution_s, _LEAST_S)
         waited = np.maximum(np.asarray(waited_s, dtype=np.float64), least_s)
         weights = np.ones(len(waited)) if weight is None else np.asarray(weight, dtype=np.float64)
@@ -57,27 +57,27 @@ class Observations(Struct, frozen=True, dict=True):
 
     @cached_property
     def total(self) -> float:
-        """Touched blocks."""
+        """Number of touched blocks."""
         return float(self.weight.sum())
 
     @cached_property
     def total_reused(self) -> float:
-        """Touched blocks that were reused."""
+        """Number of touched blocks that were reused."""
         return float(self.weight[self.reused].sum())
 
     @cached_property
     def reused_runs(self) -> int:
-        """Runs that were reused."""
+        """Number of runs that were reused."""
         return int(np.count_nonzero(self.reused))
 
     @cached_property
     def clusters(self) -> int:
-        """Number of independent parts of the data."""
+        """Number of clusters: parts of the data that are independent."""
         return int(self.cluster.max()) + 1 if len(self.cluster) else 0
 
     @cached_property
     def effective(self) -> float:
-        """Number of independent blocks with as much evidence: Kish's effective size, by cluster."""
+        """Kish's effective size by cluster: the independent blocks with as much evidence."""
         by_cluster = np.bincount(self.cluster, self.weight)
         squares = float(by_cluster @ by_cluster)
         return self.total**2 / squares if squares else 0.0
@@ -91,11 +91,11 @@ class Observations(Struct, frozen=True, dict=True):
 
     @cached_property
     def at_once(self) -> NDArray[np.bool_]:
-        """Runs reused within the clock's resolution."""
+        """Mask of runs reused within the clock's resolution."""
         return self.reused & (self.waited_s <= self.resolution_s * (1 + 1e-9))
 
     def merged(self) -> Observations:
-        """Return the runs binned by wait (`BIN_WIDTH`, at the bin's mean); without clusters.
+        """Return the runs binned by wait (`BIN_WIDTH`), at each bin's mean wait; without clusters.
 
         A likelihood is smooth within a bin, so the change is of the second order: about 1e-5.
         """
@@ -116,12 +116,12 @@ _CRITICAL = 1.094  # critical KS distance times sqrt(n), at 5 %, rate estimated
 
 
 def enough(of: Observations) -> bool:
-    """Return whether there is enough reuse to fit, and not only in a few conversations."""
+    """Return whether there is enough reuse to fit, spread over enough conversations."""
     return of.reused_runs >= FEWEST_RUNS and of.effective_reused >= FEWEST_EFFECTIVE
 
 
 def tolerance(of: Observations) -> float:
-    """Return the KS distance up to which a model fits: too small to matter, or to be detected.
+    """Return the KS distance up to which a model fits: negligible, or within sampling error.
 
     Source: Lilliefors, On the Kolmogorov-Smirnov test for the exponential distribution (1969).
     """
@@ -134,10 +134,10 @@ _AT_RISK = 5.0  # the curve counts where at least this many independent blocks a
 class KaplanMeier:
     """S(t) = the product, over the times u <= t of reuses, of 1 - reused(u) / at risk(u).
 
-    At risk at u are the blocks that neither were reused nor stopped being watched before u; the
-    hazard is reused(u) / at risk(u) at those times and 0 between. No likelihood: it is the maximum
-    over all distributions. Learned: `times_s_`, ascending, where blocks were reused; `survival_`
-    after each of them; `horizon_`, how many of them have at least five independent blocks at risk.
+    At risk at u are the blocks neither reused nor censored before u; the hazard is reused(u) / at
+    risk(u) at those times and 0 between. No likelihood: it is the maximum over all distributions.
+    Learned: `times_s_`, ascending, at which blocks were reused; `survival_` after each of them;
+    `horizon_`, the number of these times with at least five independent blocks at risk.
     Source: Kaplan and Meier, Nonparametric estimation from incomplete observations (1958).
     """
 
@@ -173,7 +173,7 @@ class KaplanMeier:
 
     @property
     def reach_s(self) -> float:
-        """Time in seconds up to which the curve counts."""
+        """Time in seconds up to which the curve is reliable (`horizon_`)."""
         return float(self.times_s_[max(self.horizon_, 1) - 1])
 
     @property
@@ -184,8 +184,8 @@ class KaplanMeier:
     def distance(self, reuse_within: Callable[[Float64s], Float64s]) -> float:
         """Return the Kolmogorov-Smirnov distance of p F(t), as a share of the blocks reused.
 
-        Of the blocks reused up to `reach_s`, the share that comes too early or too late: a rarely
-        reused category does not count as well fitted for being rare.
+        It is the share of the blocks reused up to `reach_s` that the model has too early or too
+        late: rare reuse does not make a category count as well fitted.
         """
         counted = max(self.horizon_, 1)
         model = reuse_within(self.times_s_[:counted])

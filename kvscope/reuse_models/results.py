@@ -43,7 +43,7 @@ class ModelFit(Struct, frozen=True):
 
 
 class Curve(Struct, frozen=True):
-    """Probability that a touched block is reused within a time: as observed, and by each model."""
+    """Probability that a touched block is reused within each time: observed, and by model."""
 
     at_s: tuple[float, ...]
     observed: tuple[float, ...]
@@ -51,7 +51,7 @@ class Curve(Struct, frozen=True):
 
 
 class CategoryFit(Struct, frozen=True):
-    """The model to use for a category, and why; None where it has too few gaps."""
+    """The model to use for a category, and why (`verdict`); None where it has too few gaps."""
 
     category: str
     n: int
@@ -66,10 +66,10 @@ class CategoryFit(Struct, frozen=True):
 
 
 class WindowFit(Struct, frozen=True):
-    """A category in one window: the exponential, and the chosen model where it is another.
+    """A category in one window: fit of the exponential, and of the chosen model if another.
 
-    `ks` is the exponential's distance from the window's own reuse, `next_ks` from that of the next
-    window that shares no time with it; `distance` that of the two windows' observed curves.
+    `ks` is the exponential's distance from the window's own reuse, `next_ks` from the next window's
+    that shares no time with it; `distance` is that between the two windows' observed curves.
     `observed` follows the grid of `WindowFits.at_s`. None where the window has too little evidence.
     """
 
@@ -90,12 +90,12 @@ class WindowFit(Struct, frozen=True):
 
 
 class StabilityFit(Struct, frozen=True):
-    """How alike a category's windows are, `pairs` of them: neighbours, or a day apart.
+    """The similarity of a category's windows in `pairs` of neighbours, or of windows a day apart.
 
     `distance` is that between the two observed curves, as a share of the reuse; `by_chance` that
     expected between two samples of one distribution; `next_ks` the distance of the exponential
-    fitted to the first from the curve of the second. The others are coefficients of variation
-    between all windows. `stable` is None where chance alone exceeds the tolerance.
+    fitted to the first from the curve of the second. The `..._variation` fields are coefficients of
+    variation between all windows. `stable` is None where chance alone exceeds the tolerance.
     """
 
     category: str
@@ -120,9 +120,9 @@ class WindowFits(Struct, frozen=True):
 
 
 class Conversation(Struct, frozen=True):
-    """The conversation model: births a second, turns and deaths a second while alive.
+    """The conversation model: births per second, and turns and deaths per second while alive.
 
-    `ks` is the distance of the waits for a next turn from it.
+    `ks` is the distance between the observed waits for a next turn and the model.
     """
 
     birth_rate_per_s: float
@@ -138,10 +138,10 @@ class Conversation(Struct, frozen=True):
 
 
 class NextTurnFit(Struct, frozen=True):
-    """Probability that another turn follows, beyond the trace included: by category or by turn.
+    """Probability that another turn follows, even after the trace's end: by category or by turn.
 
-    A next turn of `continued` of `requests` is in the trace. The interval is at 95 %. With too few
-    of them, the probability is None.
+    `continued` of `requests` have a next turn in the trace. The interval is at 95 %. The
+    probability is None with too few requests.
     """
 
     category: str | None
@@ -153,7 +153,7 @@ class NextTurnFit(Struct, frozen=True):
 
 
 class NextPromptFit(Struct, frozen=True):
-    """Tokens that a next turn adds, after a category or (None) after any.
+    """Tokens that a next turn adds, after a turn of a category, or of any category (None).
 
     `values` are equally likely.
     """
@@ -166,7 +166,7 @@ class NextPromptFit(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """What `kvscope fit` finds. Fields on reuse are empty for a trace of lengths."""
+    """The results of `kvscope fit`. Fields on reuse are empty for a trace of lengths."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -187,7 +187,7 @@ class Fit(Struct, frozen=True):
 
 
 def keep(store: Store, fit: Fit) -> int:
-    """Store `fit` and return its number."""
+    """Store `fit` and return its number in the store."""
     windows = fit.windows
     conversation = None
     if fit.conversation is not None:
@@ -224,7 +224,7 @@ def _without(name: str, row: Any) -> dict[str, Any]:
 def _intervals(
     by_parameter: Mapping[str, Interval | None],
 ) -> dict[str, dict[str, float] | None]:
-    """Return the intervals as the store's structs."""
+    """Return the intervals as `low` and `high` in the store's format."""
     return {
         name: interval and dict(zip(("low", "high"), interval, strict=True))
         for name, interval in by_parameter.items()

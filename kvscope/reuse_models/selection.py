@@ -1,4 +1,4 @@
-"""Choice of the model of waits, with its reason, and models over sliding windows."""
+"""Choice of the model of waits, with the reason for it, and models over sliding windows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _KINDS: Mapping[str, type[ReuseModel]] = {kind.name: kind for kind in MODELS}
 
 
 class Choice(Struct, frozen=True):
-    """All models of one category, the chosen one, whether it `fits`, and why.
+    """All models of one category, the chosen one, whether it `fits`, and the reason (`verdict`).
 
-    `reference` is Kaplan-Meier.
+    `reference` is the Kaplan-Meier curve.
     """
 
     models: tuple[ReuseModel, ...]
@@ -47,7 +47,7 @@ class Choice(Struct, frozen=True):
 def choose(of: Observations) -> Choice:
     """Fit every model; choose the exponential if it fits, else the least AIC among those that fit.
 
-    Where none fits, choose the nearest by KS: AIC also weighs times with hardly any reuse.
+    If none fits, choose the smallest KS distance: AIC also weighs times with hardly any reuse.
     """
     reference = KaplanMeier().fit(of.merged(), of.effective)
     models = tuple(kind().fit(of, reference) for kind in MODELS)
@@ -98,12 +98,12 @@ class _WindowSample(Struct, frozen=True):
 
 
 def default_length_s(span: Span) -> float:
-    """Return an hour, as in the paper, or a fifth of a shorter trace."""
+    """Return the window length: an hour, as in the paper, or a fifth of a shorter trace."""
     return min(DEFAULT_LENGTH_S, span.length_s / _LEAST_COUNT)
 
 
 def sliding(span: Span, length_s: float) -> list[Span]:
-    """Return windows within `span`, one every half length, or fewer if too many."""
+    """Return windows within `span`, one every half length, or at most 96 at wider steps."""
     halves = int((span.length_s - length_s) / length_s * _PER_WINDOW * (1 + 1e-12)) + 1
     every = max(-(-halves // _MOST), 1)
     step_s = every * length_s / _PER_WINDOW
@@ -119,8 +119,8 @@ def over_windows(
 ) -> tuple[WindowFits, tuple[StabilityFit, ...]]:
     """Fit every window on its own; `use` names the model of each category that has one.
 
-    A window is fitted to the touches in it, censored at its
-    end. Source: KVCache Cache in the Wild (ATC'25), Figures 15, 23 and 29.
+    A window is fitted to the touches in it, censored at its end.
+    Source: KVCache Cache in the Wild (ATC'25), Figures 15, 23 and 29.
     """
     spans = sliding(span, length_s)
     grid = log_grid(length_s)

@@ -11,7 +11,7 @@ from kvscope.synth.base import Counts, Ids, Profile, Record, Skewed, Thread, arr
 
 
 class _AgentThread(Struct):
-    """An open session: its conversation, the head it falls back to, its number of turns."""
+    """An open session: its conversation, the head to which it is compacted, its number of turns."""
 
     thread: Thread
     head: range
@@ -22,7 +22,7 @@ class _AgentThread(Struct):
 class Agent(Profile):
     """Sessions of coding agents on a few clients, each with its own system and tools prompt.
 
-    A session adds a tool's answer per turn, after seconds, and now and then waits for its user
+    Each turn adds a tool's answer, after seconds; now and then the session waits for its user
     (`think_share`). When its history passes `context_limit_tokens` the next prompt is the head and
     a summary: same conversation, another path. Sub-agents are conversations of their own, of type
     `subagent`. Sessions that run before time 0 continue in the trace. Gaps are (median in s, sigma)
@@ -63,7 +63,7 @@ class Agent(Profile):
         subagent_heads = [ids.blocks(self.subagent_head_tokens // self.block_size) for _ in heads]
 
         def start(user_id: int, kind: str, head: range, turns: Counts) -> _AgentThread:
-            """Return a session at the end of its head, before its first request."""
+            """Return a session before its first request; its history is the head."""
             tokens = len(head) * self.block_size
             thread = Thread(user_id, kind, self.block_size, list(head), tokens)
             return _AgentThread(thread, head, turns.draw(rng))
@@ -93,14 +93,14 @@ class Agent(Profile):
         return in_order(births(), serve, requests)
 
     def _new_tokens(self, session: _AgentThread) -> Counts:
-        """Return what the next turn adds; cut a full context back to the head."""
+        """Return the distribution of the next turn's tokens; compact a full context to the head."""
         if session.thread.history_tokens > self.context_limit_tokens:
             session.thread.restart(session.head)
             return self.summary_tokens
         return self.step_tokens if session.thread.turn else self.task_tokens
 
     def _gap_s(self, type_: str, rng: Generator) -> float:
-        """Return after how many seconds a tool answers, or now and then the user."""
+        """Return the seconds until the tool's answer or, now and then, the user's."""
         thinks = type_ == "agent" and rng.random() < self.think_share
         median_s, sigma = self.think_gap_s if thinks else self.tool_gap_s
         return median_s * float(rng.lognormal(0.0, sigma))

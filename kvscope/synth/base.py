@@ -23,10 +23,10 @@ class Counts(Protocol):
 
 
 class Skewed(Struct, frozen=True):
-    """Lognormal around `mean`, as the lengths of prompts and answers are.
+    """A lognormal distribution of mean `mean`, typical of prompt and answer lengths.
 
-    `sigma` is the standard deviation of ln(count); `mean` is the mean before the values
-    are cut off at `maximum`.
+    `sigma` is the standard deviation of ln(count); `mean` is the mean before the values are cut off
+    at `maximum`.
     """
 
     mean: float
@@ -40,7 +40,7 @@ class Skewed(Struct, frozen=True):
 
 
 class Geometric(Struct, frozen=True):
-    """Memoryless around `mean`: each one is the last with probability 1/mean."""
+    """A geometric distribution of mean `mean`: each item is the last with probability 1/mean."""
 
     mean: float
 
@@ -50,7 +50,7 @@ class Geometric(Struct, frozen=True):
 
 
 class Fixed(Struct, frozen=True):
-    """Always the same count: for traces whose arithmetic can be done by hand."""
+    """Always the same count: for traces whose figures can be computed by hand."""
 
     value: int
 
@@ -146,11 +146,11 @@ class Ids:
 
 
 class Thread(Struct):
-    """An open conversation: what its next prompt repeats, and its state.
+    """An open conversation: the prefix that its next prompt repeats, and its state.
 
     `blocks` are the full blocks that the next prompt starts with, `history_tokens` is the length
-    that it starts with (parent's prompt and output); the difference is tokens whose blocks
-    get their ids only when a prompt carries them.
+    that it starts with (parent's prompt and output); tokens beyond `blocks` get block ids only when
+    a prompt carries them.
     """
 
     user_id: int
@@ -162,7 +162,7 @@ class Thread(Struct):
     chat_id: int = ROOT
 
     def request(self, ids: Ids, time_s: float, new_tokens: int, output_tokens: int) -> Record:
-        """Return the next turn, history and `new_tokens` as prompt, and advance the thread."""
+        """Return the next turn, with history and `new_tokens` as prompt; advance the thread."""
         input_tokens = self.history_tokens + new_tokens
         missing = -(-input_tokens // self.block_size) - len(self.blocks)
         hash_ids = [*self.blocks, *ids.blocks(missing)]
@@ -189,8 +189,8 @@ class Thread(Struct):
     ) -> Record | None:
         """Return the next turn as `request` does; before time 0 advance without a record.
 
-        Such a turn leaves its length and chat id, so that a trace can begin in the middle of a
-        conversation, as a window of real traffic does.
+        A turn before time 0 only advances length and chat id, so that a trace can begin in the
+        middle of a conversation, as a window of real traffic does.
         """
         if time_s >= 0:
             return self.request(ids, time_s, new_tokens, output_tokens)
@@ -236,9 +236,9 @@ def in_order(
 ) -> Iterator[Record]:
     """Yield the first `requests` records of all conversations, by time.
 
-    Conversations are merged as they are born with the later turns of those alive: `births` are
-    first arrivals in order of time; `serve` is called once per arrival, in order.
-    Raises UsageError, at the first record, if `requests` is negative.
+    `births` are first arrivals in order of time; they are merged with the later turns of open
+    conversations. `serve` is called once per arrival, in order. Raises UsageError, at the first
+    record, if `requests` is negative.
     """
     if requests < 0:
         raise UsageError(f"requests {requests} is negative", remedy="ask for 0 or more")

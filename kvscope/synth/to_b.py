@@ -26,8 +26,8 @@ from kvscope.synth.base import (
 class Program(Struct, frozen=True):
     """A kind of program: calls that share a system prompt, each fanned out over a document.
 
-    Runs start at `run_rate_per_s` and make `calls` calls, exponential gaps of mean
-    `call_gap_mean_s` apart. A call sends `fan_out` requests, lognormal gaps apart; they share the
+    Runs start at `run_rate_per_s` and make `calls` calls, separated by exponential gaps of mean
+    `call_gap_mean_s`. A call sends `fan_out` requests, separated by lognormal gaps; they share the
     user's system prompt and the call's document, and add `own_tokens` each.
     """
 
@@ -44,7 +44,7 @@ class Program(Struct, frozen=True):
 
 
 class Dialogue(Struct, frozen=True):
-    """The rare multi-turn user of an API: few of them, with very long contexts."""
+    """Multi-turn use of an API: rare dialogues with very long contexts."""
 
     rate_per_s: float
     turns: Counts
@@ -111,7 +111,7 @@ DIALOGUE = Dialogue(
 
 
 class LaterRequest(Struct):
-    """A future request and its later turns; `thread` holds what it shares with others."""
+    """A future request and its later turns; `thread` has the prefix shared with other requests."""
 
     thread: Thread
     new_tokens: int
@@ -154,7 +154,7 @@ class ToB(Profile):
 
     Batch jobs fan questions out over documents, assistants repeat long instructions, scripts and
     trials share little; dialogues are rare. Programs that run before time 0 continue in the trace.
-    97 % of hits from 99.9 % of requests needs multi-turn requests that hit some 30 times as much
+    As 99.9 % of requests have only 97 % of hits, multi-turn requests must hit some 30 times as much
     as others: they start at about 40,000 tokens.
 
     sample_traces/README.md compares this profile with the published figures.
@@ -172,7 +172,7 @@ class ToB(Profile):
     block_size: int = BAILIAN_BLOCK_TOKENS
 
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
-        """Yield `requests` records; memory grows with programs and requests under way."""
+        """Yield `requests` records; memory grows with open programs and requests."""
         rng = np.random.default_rng(seed)
         ids = Ids()
         rates = [program.run_rate_per_s for program in self.programs]
@@ -182,7 +182,7 @@ class ToB(Profile):
         recent: list[list[tuple[int, range, int]]] = [[] for _ in self.programs]
 
         def run(program: Program, users: list[tuple[int, range, int]]) -> ProgramRun:
-            """Return a run before its first call: a new user's, or a recent one's."""
+            """Return a run before its first call, of a new user or of a recent one."""
             if not users or rng.random() < self.new_user_share:
                 tokens = program.system_tokens.draw(rng)
                 users.append((next(user_ids), ids.blocks(tokens // self.block_size), tokens))
@@ -191,7 +191,7 @@ class ToB(Profile):
             return ProgramRun(program, user_id, blocks, tokens, program.calls.draw(rng))
 
         def talk() -> LaterRequest:
-            """Return a dialogue over the API before its first turn."""
+            """Return a new dialogue, before its first turn."""
             dialogue = self.dialogue
             thread = Thread(next(user_ids), "api", self.block_size, [], 0)
             first = dialogue.first_tokens.draw(rng)

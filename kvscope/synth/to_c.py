@@ -82,7 +82,7 @@ class _Chat(Struct):
     turns: int
 
     def answer(self, ids: Ids, time_s: float, rng: Generator) -> Record | None:
-        """Return the next turn, None before the trace begins."""
+        """Return the next turn's record, None before time 0."""
         turn = self.thread.turn + 1
         closing = turn > 1 and turn == self.turns
         law = self.kind.closing_tokens if closing else self.kind.prompt_tokens[bucket(turn)]
@@ -94,12 +94,12 @@ class _Chat(Struct):
 class ToC(Profile):
     """People using a chat product: half of the requests continue a conversation.
 
-    The trace is a window of traffic that began `lead_in_s` earlier: some parents lie before it.
-    The published figures cannot all hold at once: 47-51 % of requests with a parent and 0.5 and 0.8
-    for a next turn after turn 1 and later would need 71 % with a parent. Met are the shares, the
+    The trace is a window of traffic that began `lead_in_s` earlier: some parents lie before it. The
+    published figures cannot all hold at once: 47-51 % of requests with a parent, against next turns
+    with 0.5 after turn 1 and 0.8 later, which imply 71 % with a parent. Met are the shares, the
     turns and 0.46 after turn 1 (54 % single-turn conversations); 77 % of reuse from a tenth of the
-    blocks needs few conversations that last for hours (`engaged_share`). These are spread evenly,
-    and their turns vary little, because chance would otherwise decide every figure.
+    blocks needs few conversations that last for hours (`engaged_share`). These are spread evenly
+    and vary little in turns, because chance would otherwise decide every figure.
 
     sample_traces/README.md compares this profile with the published figures.
 
@@ -126,7 +126,7 @@ class ToC(Profile):
     block_size: int = BAILIAN_BLOCK_TOKENS
 
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
-        """Yield `requests` records; memory grows with live conversations and with users."""
+        """Yield `requests` records; memory grows with open conversations and with users."""
         rng = np.random.default_rng(seed)
         ids = Ids()
         product_prompts = {
@@ -141,10 +141,9 @@ class ToC(Profile):
         )
 
         def start(kind: Kind) -> Thread:
-            """Return a conversation of a new user or, evenly, of one of the recent ones.
+            """Return a conversation of a new user, or of a recent one, each recent one as likely.
 
-            So the skew between users hardly depends on how long the trace is, as it would with a
-            fixed crowd.
+            With a fixed set of users, the skew between users would depend on the trace's length.
             """
             user_id = len(users)
             if user_id == 0 or rng.random() < self.new_user_share:
@@ -174,7 +173,7 @@ class ToC(Profile):
         return in_order(births(), serve, requests)
 
     def _draw_turns(self, number: int, kind: Kind, rng: Generator) -> int:
-        """Return the turns that conversation `number` has, unless the trace ends first."""
+        """Return the number of turns of conversation `number`; the trace may end before."""
         # Evenly spread, not drawn: see the class.
         if int((number + 1) * self.engaged_share) > int(number * self.engaged_share):
             return min(self.max_turns, self.engaged_turns.draw(rng))
