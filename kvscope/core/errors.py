@@ -35,7 +35,7 @@ def without_secrets(text: str) -> str:
 
 
 def require_whole_addresses(arguments: Iterable[str]) -> None:
-    """Raise UsageError for an address split over arguments: its secrets could not be left out."""
+    """Raise UsageError for an incomplete address: messages could not leave out its secrets."""
     for place, argument in enumerate(arguments, 1):
         if "://" in argument and _IN_PARTS.search(argument):
             remedy = "put it in quotes, and write a space in it as %20"

@@ -201,7 +201,7 @@ def _value(
     scale_of: Callable[[str], Fraction | int | None],
     is_allowed: Callable[[Fraction], bool] = lambda _: True,
 ) -> Fraction:
-    """Return the exact number in `text` times its unit's scale. Raises UsageError for others."""
+    """Return the exact number in `text` times its unit's scale. Raises UsageError otherwise."""
     match = _QUANTITY.fullmatch(text)
     scale = scale_of(match[2]) if match and len(match[1]) <= _LONGEST else None
     if match is None or scale is None or not is_allowed(value := Fraction(match[1]) * scale):

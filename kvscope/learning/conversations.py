@@ -127,7 +127,7 @@ class Categories:
 
 
 def remember(memory: dict[K, V], key: K, value: V, most: int = MOST_REMEMBERED) -> None:
-    """Put a value into a memory of the latest `most`."""
+    """Put a value into a mapping that keeps only the latest `most` keys."""
     memory.pop(key, None)
     memory[key] = value
     if len(memory) > most:

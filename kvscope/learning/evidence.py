@@ -30,8 +30,8 @@ class Goal(NamedTuple):
     """The quantities that a guard counts, for a cache of `capacity_blocks`.
 
     Tokens beyond `xi_tokens` (half of `slo_tokens` for policies without a xi). And late requests:
-    those whose computed and waited-for tokens exceed `slo_tokens`, in an engine that computes
-    `tokens_per_s`; 0 tokens/s: no waiting; 0 `slo_tokens`: none is late.
+    those that compute and wait for more than `slo_tokens` in an engine that computes `tokens_per_s`
+    (0: requests do not wait; `slo_tokens` 0: none is late).
     """
 
     capacity_blocks: float

@@ -30,22 +30,21 @@ _BEYOND = tuple(need**-0.5 - 1.0 for need in NEEDS)  # times the mean next promp
 class Gittins(LanePolicy):
     """The highest rate of returns that keeping a block can reach, times the need for it.
 
-    Key (index_c(t) * need, r, -d). index_c(t) is the Gittins index: the maximum over H of
-    P(T <= t + H | T > t) / E[min(T - t, H) | T > t], T the time until a block of class c is touched
-    again, t the time since it was touched. The class is what is known when the request has been
-    served: how long the block had waited when the request touched it, or that it is new; how much
-    of the prompt was new; and how many turns came before it. What waited for a short time is
-    popular, as a system prompt or a passage that many ask about; along a path waits grow, so a
-    path is cut into few parts. A guard chooses between this order, need alone, and LRU. The table
-    has a row for each lane of a class with the index at each age
+    Key (index_c(t) * need, r, -d). index_c(t) is the Gittins index: the maximum over H of P(T <= t
+    + H | T > t) / E[min(T - t, H) | T > t], T the time from a touch of a block of class c to its
+    next touch, t the time since that touch. The class is known once the request has been served:
+    how long the block had waited when the request touched it, or that it was new; how many tokens
+    of the prompt were new; and how many turns came before. Blocks with a short wait are popular, as
+    a system prompt or a passage that many requests contain; along a path waits grow, so a path is
+    cut into few parts. A guard chooses between this order, need alone, and LRU. The table has a row
+    for each lane of a class with the index at each age
     (`kvscope.learning.returns.formulas.ages_of`).
     Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
-    one that starts x tokens behind it by a turn with Q > x: P(Q > x) = (1 + x / mean)^-2. That tail
-    is a Pareto's of the second kind (Lomax) with shape 2: next prompts are mostly short and at
-    times very long. Such blocks are in three lanes, and count as the last of their lane: needed
-    with a chance of 0.5, 0.1, and at the end P(Q > xi) or 0.01. At xi = 0 all blocks are needed:
-    plain hits.
-    Within a class the oldest block alone is weighed: exact as long as the index falls with age.
+    one that starts x tokens behind it by a turn with Q > x: P(Q > x) = (1 + x / mean)^-2, the tail
+    of a Pareto distribution of the second kind (Lomax) with shape 2: next prompts are mostly short
+    and at times very long. Such blocks are in three lanes, each with the need of its last block:
+    0.5, 0.1, and at the end P(Q > xi) or 0.01. At xi = 0 all blocks are needed: plain hits.
+    Within a class only the oldest block is scored: exact as long as the index falls with age.
     Source: Gittins, Bandit processes and dynamic allocation indices (1979); need as in
     Tail-Optimized Caching for LLM Inference, section 3 and Definition 1. The product is our own.
     """
@@ -94,7 +93,7 @@ class Gittins(LanePolicy):
 
 
 def _age(idle_s: float) -> int:
-    """Return the column of the table for blocks untouched for so long."""
+    """Return the column of the table for blocks idle for so long."""
     if idle_s < LEAST_S:
         return 0
     part, octave = math.frexp(idle_s / LEAST_S)  # quicker than a logarithm

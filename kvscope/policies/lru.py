@@ -32,7 +32,7 @@ class Lru(LanePolicy):
 
 
 class Ttl(Lru):
-    """LRU that also drops blocks which no request touched for `ttl_s`, full or not.
+    """LRU that also drops blocks untouched for `ttl_s`, whether or not the cache is full.
 
     Other path policies take `ttl_s` as a parameter of their own.
     Source: "Layer your cache system like a wedding cake", time to live.

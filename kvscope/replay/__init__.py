@@ -1,1 +1,1 @@
-"""Exact replay: what a cache of a given capacity makes of a trace."""
+"""Exact replay of a trace in a cache of a given capacity."""

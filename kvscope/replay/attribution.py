@@ -1,7 +1,7 @@
 """Why each input token missed: every missed token of every request has one cause.
 
-From its head on, a prompt consists of stretches: what hit, what earlier requests had written to
-this cache, what had been computed elsewhere, what was new, and what no prefix cache can hit. All
+From its head on, a prompt consists of stretches: hits, tokens that earlier requests had written to
+this cache, tokens computed elsewhere, new tokens, and tokens that no prefix cache can hit. All
 boundaries are token positions.
 """
 
@@ -108,7 +108,7 @@ def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
 
 
 def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[Elsewhere, ...]:
-    """Return the leading blocks computed under another salt, LoRA adapter and model, in turn."""
+    """Return the leading blocks computed under another salt, adapter or model, each in turn."""
     shared = np.zeros(len(steps.leaf), dtype=np.int32)
     levels: tuple[tuple[Cause, Int32s, Int32s], ...] = (
         ("salt", tenants.salt, _pairs(tenants.model, tenants.adapter)),
@@ -317,7 +317,7 @@ def attribute(
     inputs = prompts.input_tokens.astype(np.int64)
 
     def tokens(blocks: Int32s) -> Int64s:
-        """Return the tokens in that many leading blocks; a partial last one holds fewer."""
+        """Return the tokens in so many leading blocks; a partial last block holds fewer."""
         return np.minimum(blocks.astype(np.int64) * size, inputs)
 
     hit, undrafted = tokens(lookups.hit), tokens(lookups.undrafted)

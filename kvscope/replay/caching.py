@@ -79,7 +79,7 @@ class Caching(Struct, frozen=True):
         return self.ideal_hit_rate
 
     def misses_at(self, capacity_blocks: int) -> MissReasons:
-        """Return what became of the input tokens under LRU at any capacity, exactly."""
+        """Return the hits and misses under LRU at any capacity, exact, in input tokens."""
         return at_capacity(self.misses[-1], self.lru_by_token, capacity_blocks)
 
     def rate(self, point: CurvePoint) -> float:

@@ -47,9 +47,9 @@ class GroupLosses(Struct, frozen=True):
 
 
 def grouped(prompts: Prompts, by: By) -> tuple[Int32s, tuple[str, ...]]:
-    """Return each request's group (R), and the groups' names: the largest, and all others.
+    """Return each request's group (R), and the groups' names; small groups are one of "others".
 
-    The largest have the most input tokens. Raises UsageError for less than two groups.
+    The others have the fewest input tokens. Raises UsageError for less than two groups.
     """
     if by == "type":
         types = [name.rpartition(" ")[0] for name in prompts.categories]
@@ -131,7 +131,7 @@ def pushed_out(
 ) -> Float64s:
     """Return the evicted tokens of each group (rows) by the group that evicted them (columns).
 
-    Where nothing was written since the last use (concurrent requests), the own group counts.
+    If nothing was written since the last use (concurrent requests), it is the request's group.
     """
     steps, evicted = walk(prompts, definition), causes.tokens["evicted"]
     written = np.maximum(steps.length - causes.lookups.hit, 0) + steps.anonymous

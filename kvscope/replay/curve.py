@@ -21,10 +21,10 @@ Events = tuple[Int64s, Int64s, Int64s]
 
 
 class HitCurve(Struct, frozen=True):
-    """Hits as a function of capacity: exact at every whole number of blocks.
+    """LRU's hits as a function of capacity: exact at every whole number of blocks.
 
-    `hits` (weighted as `definition` says, of `total`) at the capacities `knots`, both int64 and
-    ascending; between two knots the curve is a straight line, before the first it is 0.
+    Of `total` look-ups, `hits` (in the definition's weight) hit at the capacities `knots`; both
+    int64 and ascending. Between two knots the curve is a straight line, before the first it is 0.
     """
 
     definition: HitDefinition
@@ -50,7 +50,7 @@ class HitCurve(Struct, frozen=True):
     def capacity_for(self, rate: float) -> int:
         """Return the least capacity, in blocks, with at least this hit rate.
 
-        A rate above the ideal one gives the capacity where the ideal one is reached.
+        A rate above the ideal one returns the least capacity with the ideal rate.
         """
         wanted = min(rate * self.total, float(self.hits[-1]))
         at = int(np.searchsorted(self.hits, math.ceil(wanted - 1e-9)))

@@ -302,7 +302,7 @@ def _finding(
     remedy: str,
     broken: Break | None = None,
 ) -> Finding:
-    """Return the finding on the tokens `lost` (R) to a cause, and where prompts break by it."""
+    """Return the finding on the tokens `lost` (R) to a cause; `broken` is where prompts break."""
     tokens, requests = int(lost.sum()), int(np.count_nonzero(lost))
     finding = Finding(cause, tokens, tokens / int(causes.input_tokens.sum()), requests, remedy)
     if not tokens or broken is None:

@@ -18,13 +18,13 @@ from kvscope.replay.traffic import Traffic
 
 
 class Segments(NamedTuple):
-    """The paths of R requests, cut where the request that touched the blocks before changes.
+    """The paths of R requests, cut where the request that last touched the blocks changes.
 
     Segment k, for k from `starts[r]` to `starts[r + 1]` - 1 and from the head of r's path on, ends
     in front of depth `end[k]` with the block `block[k]`, begins where the one before ends, and was
     last touched by request `previous[k]`. Deeper blocks of r's path were never touched before.
-    `owner` (N + 1 entries, the root's first) is the last request of all that touched each block, or
-    -1.
+    `owner` (N + 1 entries, the root's first) is the last request of the trace to touch each block,
+    or -1.
     """
 
     starts: Int64s

@@ -78,11 +78,11 @@ class QueueTimes(Struct, frozen=True):
 class ServedRequests(Struct, frozen=True):
     """How each of R requests was served, including the warm-up.
 
-    `looked_up` is the number of blocks looked up, `hit_blocks` of those cached. TTFT is in seconds:
-    `ttft_s` on an idle engine, `queued_ttft_s` behind earlier requests (None where the trace has no
-    times; nan for a request that an engine rejects). `tpot_s` is the time per output token after
-    the first (None but for an engine; nan for fewer than two tokens). Requests from `first` on are
-    counted. All requests together wrote `stored_blocks` to an offload tier, 0 without one.
+    Of `looked_up` blocks `hit_blocks` were cached. TTFT is in seconds: `ttft_s` on an idle engine,
+    `queued_ttft_s` behind earlier requests (None where the trace has no times; nan for a request
+    that an engine rejects). `tpot_s` is the time per output token after the first (None but for an
+    engine; nan for fewer than two tokens). Requests from `first` on are counted. All requests
+    together wrote `stored_blocks` to an offload tier, 0 without one.
     """
 
     prompts: Prompts
@@ -132,7 +132,7 @@ def serve(
 
 
 def summarize(served: ServedRequests, slo_s: float | None = None) -> Outcome:
-    """Return the outcome of all counted requests; `slo_s` is the TTFT that none should exceed."""
+    """Return the outcome of all counted requests; `slo_s` is the SLO of the TTFT in seconds."""
     return _outcome(served, slice(served.first, None), slo_s)
 
 

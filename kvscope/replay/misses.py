@@ -17,7 +17,7 @@ from kvscope.replay.traffic import Walk, walk, walk_lengths
 
 
 def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
-    """Return the leading blocks that each prompt looks up and earlier requests had written (R)."""
+    """Return the leading blocks of each look-up that earlier requests had written (R entries)."""
     return np.minimum(written_blocks(prompts, definition), walk_lengths(prompts, definition).look)
 
 
@@ -62,12 +62,12 @@ def _climb(steps: Walk, written: Bools, blocks: Int32s) -> None:
 
 
 class MissReasons(Struct, frozen=True):
-    """What became of all input tokens at one capacity; the five parts add up to `input_tokens`.
+    """Hits and causes of misses at one capacity; the five parts add up to `input_tokens`.
 
-    `evicted`: the blocks had been written once and were not kept (dropped, or never let in).
-    `diverged`: never seen, where the conversation's previous turn had other blocks at the same
-    place (an edited or compacted history). `cold`: never seen otherwise. `tail`: what no prefix
-    cache can hit: the partial last block, the last token, prompts without hashes.
+    `evicted`: the blocks had been written once and were not kept (dropped, or never admitted).
+    `diverged`: new blocks where the conversation's previous turn had others at the same depth (an
+    edited or compacted history). `cold`: all other new blocks. `tail`: tokens that no prefix cache
+    can hit: the partial last block, the last token, prompts without hashes.
     """
 
     capacity_blocks: int
@@ -129,7 +129,7 @@ def reasons(
     inputs = prompts.input_tokens[counted].astype(np.int64)
 
     def tokens(blocks: Int32s) -> int:
-        """Return the tokens in that many leading blocks; a partial last one holds fewer."""
+        """Return the tokens in so many leading blocks; a partial last block holds fewer."""
         held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
         return int(held.sum())
 

@@ -31,7 +31,7 @@ LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "
 
 
 def walked(definition: HitDefinition) -> HitDefinition:
-    """Return the definition without weight and window, in which one pass serves several."""
+    """Return the definition without weight and window: those equal in this share one pass."""
     return replace(definition, name="", weight="block", warmup=0.0)
 
 
@@ -73,7 +73,7 @@ class PathFacts(Protocol):
     def follow(
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> Followed:
-        """Walk all paths, for curves and misses under definitions, and ideal rates under others."""
+        """Walk all paths, for curves and misses under `curves`, and ideal rates under `ideals`."""
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return the counts of `decile_histogram`; `multi_turn` (R) marks later turns."""

@@ -44,7 +44,7 @@ class Variant(Struct, frozen=True):
 def contenders(engine: str = VLLM, *, hybrid: bool = False) -> str:
     """Return the policies that compete with LRU by default: those that the engine can run.
 
-    In vLLM, with kvscope's plugin, those that take a guard, and for `hybrid` models its own
+    In vLLM with kvscope's plugin, policies that take a guard, and for `hybrid` models its own
     setting; SGLang runs others, by flags.
     """
     return LRU_RETENTION if hybrid else _CONTENDERS[engine]
@@ -82,14 +82,14 @@ def guarded(variant: Variant) -> Variant:
 
 
 def parse_value(parameter: Parameter, text: str) -> float:
-    """Return a parameter's value in the unit that its name says; `inf` without an upper bound."""
+    """Return a parameter's value in the unit of its name; `inf` only without an upper bound."""
     if text == "inf" and math.isinf(parameter.high):
         return math.inf
     return _unit_of(parameter.name)[0](text)
 
 
 def format_value(name: str, value: float) -> str:
-    """Return a parameter's value in the unit that its name says, as `parse_value` reads it."""
+    """Return a parameter's value as text in the unit of its name, as `parse_value` reads it."""
     return _unit_of(name)[1](value)
 
 

@@ -186,7 +186,7 @@ def _find_parts(
 def _ends_alike(
     above: Int32s, kind: Int32s, end: Int32s, last: Int32s, request: int, part: int
 ) -> bool:
-    """Return whether a request has a part of the same kind that ends at the same token."""
+    """Return whether a request has a part of the kind of `part` that ends at the same token."""
     if request < 0:
         return False
     own = last[request]
@@ -199,7 +199,7 @@ def _ends_alike(
 def _find_heads(
     above: Int32s, is_message: Bools, end: Int32s, last: Int32s, head_end: Int32s
 ) -> None:
-    """Fill what `ends_of_heads` returns."""
+    """Fill `head_end` with the result of `ends_of_heads`."""
     for k in range(len(last)):
         part = last[k]
         while part > 0:

@@ -95,7 +95,7 @@ def nothing_left(requests: int, rate: float) -> UsageError:
 
 
 def shared_limit(requests: int) -> int:
-    """Return how many of so many requests may share the first block of a subtree."""
+    """Return the number of requests, of so many, that may share the first block of a subtree."""
     return max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * requests))
 
 

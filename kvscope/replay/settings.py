@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run_setting(
     definition: HitDefinition, profile: LatencyProfile, *, slo_s: float | None = None
 ) -> RunSetting:
-    """Return a setting with this definition and this profile's numbers."""
+    """Return a setting with this definition and the latency of this profile."""
     return RunSetting(
         definition=definition,
         latency=profile.name,
@@ -45,7 +45,7 @@ def timed_by(setting: RunSetting, profile: LatencyProfile) -> RunSetting:
 
 
 def setting_profile(setting: RunSetting) -> LatencyProfile:
-    """Return the latency profile whose numbers a setting holds."""
+    """Return the latency profile with the times of a setting."""
     return LatencyProfile(setting.latency, "", **{name: getattr(setting, name) for name in TIMES})
 
 
@@ -159,7 +159,7 @@ def with_groups(
 
 
 def _of_engine(setting: RunSetting, deployment: ResolvedDeployment) -> RunSetting:
-    """Return `setting` for the deployment's engine version; a cache gets SGLang's prefix tree."""
+    """Return `setting` for the deployment's engine version; SGLang's cache gets its prefix tree."""
     if setting.capacity_model == "engine":
         return replace(setting, engine=deployment.engine.simulated_as)
     if deployment.engine.name != SGLANG:

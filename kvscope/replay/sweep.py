@@ -1,6 +1,6 @@
 """Runs over one workload, on all cores, each returned as soon as it is finished.
 
-What the capacity of a cache means depends on the workload's capacity model:
+The workload's capacity model determines what a capacity bounds:
 
 - `cache`: requests come one after the other, and capacity bounds what is cached between them.
 - the same on SGLang (kvscope.sglang_sim), whose pool also holds the blocks of running requests.
@@ -250,7 +250,7 @@ def chunk_blocks(engine: EngineSettings, block_size: int) -> int:
 
 
 def _tiered(request: ReplayRequest, done: EngineReplay, below: str) -> TieredReplay:
-    """Return what an engine and the tiers below it did, in blocks."""
+    """Return the hits, reads and evictions of an engine and the tiers below it, in blocks."""
     loaded, read = cast("Int32s", done.loaded_blocks), cast("Int32s", done.read_blocks)
     copied, count = cast("Int32s", done.copied_blocks), len(request.tiers)
     hits, reads = (

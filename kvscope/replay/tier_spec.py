@@ -13,7 +13,7 @@ the time of a copy from or to a lower tier follows from its name:
 - remote: 10 GB/s and 1 ms, an assumption: four fifths of 100 Gbit/s Ethernet, and a store that
   answers within a millisecond.
 
-Without `write`, writes are as fast as the name has it, and no faster than reads.
+Without `write`, the bandwidth of writes is the default of the name, and at most that of reads.
 """
 
 from __future__ import annotations

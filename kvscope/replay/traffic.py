@@ -88,7 +88,7 @@ class WalkLengths(NamedTuple):
 
 
 def walk_lengths(prompts: PromptLengths, definition: HitDefinition) -> WalkLengths:
-    """Return how much of their paths requests look up and leave cached."""
+    """Return how many blocks of their paths requests look up and leave cached."""
     size = prompts.block_size
     look = length = prompts.blocks
     anonymous = np.zeros_like(length)
@@ -155,7 +155,7 @@ def uncut(requests: int) -> Int32s:
 def next_prompts(parent: Int32s, input_tokens: Int32s, history_tokens: Int64s) -> Int64s:
     """Return the tokens that each next turn really adds to its history; ENDS without a next turn.
 
-    Of several turns that continue one request the earliest counts. A history that was cut adds 0.
+    If several turns continue one request, the earliest counts. A truncated history adds 0.
     """
     added = np.full(len(parent), ENDS, dtype=np.int64)
     later = np.flatnonzero(parent >= 0)[::-1]  # the earliest is written last and stays

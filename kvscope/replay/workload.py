@@ -198,7 +198,7 @@ class Workload:
         return self._tables[key]
 
     def on_tree(self, policy: Policy) -> bool:
-        """Return whether replays of a policy are those of a simulated SGLang."""
+        """Return whether the policy is replayed on a simulated SGLang."""
         return self.setting.on_tree and sglang_has(policy)
 
     def host_tier(self, capacity_blocks: int) -> Tier | None:

@@ -48,7 +48,7 @@ class Kind(Struct, frozen=True):
 
 
 def gaps(scale: float) -> tuple[float, ...]:
-    """Return the mean s to the next turn by bucket, as multiples of a text conversation's."""
+    """Return the mean seconds to the next turn by bucket: `scale` times those of a text chat."""
     return tuple(scale * mean_s for mean_s in (130.0, 145.0, 165.0, 200.0, 490.0))
 
 

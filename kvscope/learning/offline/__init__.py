@@ -1,1 +1,1 @@
-"""Fitting to a whole trace: what the learners' offline halves share, above `replay`."""
+"""Fitting to a whole trace: shared parts of the learners' offline halves, which use `replay`."""

@@ -220,7 +220,7 @@ def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
 
 @callable_in_kernels
 def drop_stale(state: Keys) -> None:
-    """Drop the entries of runs that were taken over."""
+    """Drop the heap entries of runs that later requests have taken over."""
     heap, of = state.heap, state.runs.of
     count = heap.size[0]
     heap.size[0] = 0

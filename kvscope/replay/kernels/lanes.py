@@ -1,4 +1,4 @@
-"""Replay of the policies that keep blocks in a few queues by recency."""
+"""Replay of lane policies, which keep blocks in a few queues by recency."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
 
 @once
 def referenced_functions(policy: type[LanePolicy]) -> Referenced:
-    """Return the functions of a lane policy, as kernels take them."""
+    """Return the functions of a lane policy as a reference for kernels."""
     return Referenced(lane_functions(policy))
 
 
@@ -155,7 +155,7 @@ def _compiled_in(
 
 @callable_in_kernels
 def no_step(state: Any, idle_s: float, now: Now) -> float:
-    """Return `idle_s`, the present: the score is never kept and is computed at each look."""
+    """Return `idle_s`, the present idle time: a score holds for no time."""
     return idle_s
 
 

@@ -1,8 +1,8 @@
 """Sets of requests whose least member is found in three steps, many sets side by side.
 
 A set is a row of 64-bit words on three levels, one behind the other: a bit of a higher level says
-that the word below is not empty. The last word caches one more than the least member, once it was
-looked up. Members count from 0; the least is the oldest request.
+that the word below is not empty. The last word caches the least member plus 1, or 0 until `least`
+has found it. Members count from 0; the least is the oldest request.
 """
 
 from __future__ import annotations
