@@ -31,7 +31,7 @@ class Address(Struct, frozen=True):
 
 
 def is_same(text: str, token: str) -> bool:
-    """Compare two texts in constant time, so that timing does not show where they differ."""
+    """Return whether two texts are equal, in constant time: it does not show where they differ."""
     return compare_digest(text.encode(), token.encode())
 
 

@@ -76,8 +76,8 @@ class Kernel:
 def kernel(function: F) -> F:
     """Compile `function` to machine code that runs without the interpreter lock.
 
-    A kernel allocates nothing: it writes into arrays that are passed in. So it counts no references
-    to arrays, which took most of the time of replays, and arrays in tuples cost it nothing.
+    A kernel allocates nothing: it writes into arrays that are passed in. So it need not count
+    references to arrays, which took most of the time of replays, and arrays in tuples cost nothing.
     Besides, NumPy's arrays lie in huge pages where the system offers them; numba's own memory costs
     a page fault every 4 KiB, for which threads wait for each other.
 

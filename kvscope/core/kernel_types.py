@@ -51,7 +51,7 @@ _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean, type(No
 class Reference(types.Type):  # type: ignore[misc]
     """The type of a NamedTuple that is passed by its address.
 
-    `constant`: the memory does not change while the kernel runs, so that fields need not be read
+    `constant`: the tuple does not change while the kernel runs, so that its fields need not be read
     again after each write to an array.
     """
 
