@@ -90,7 +90,7 @@ def _copy_s(tier: Tier, bytes_per_s: float, blocks: int, block_bytes: int | None
 def tier_outcomes(
     done: TieredReplay, served: ServedRequests, block_bytes: int | None
 ) -> tuple[TierOutcome, ...]:
-    """Return each tier's hits, waits and evictions, over the requests that `served` counts."""
+    """Return each tier's hits and waits, of the requests that `served` counts, and evictions."""
     prompts, counted = served.prompts, slice(served.first, None)
     inputs = prompts.input_tokens.astype(np.int64)
     total_tokens = int(inputs[counted].sum())

@@ -157,7 +157,7 @@ class GuardedShadows:
         return Computed(sample.requests, arrival_s, blocks, tokens, sample.rate)
 
     def _sample(self, capacity_blocks: int) -> _ShadowSample:
-        """Return all of the traffic, or for a large cache every 2nd, 4th, 8th, ... conversation."""
+        """Return all of the traffic, or for a large cache 1 of 2, 4, 8, ... conversations."""
         halvings = max(math.ceil(math.log2(capacity_blocks / SHADOW_BLOCKS)), 0)
         rate = 0.5**halvings
         if rate not in self._samples:
