@@ -97,10 +97,10 @@ test-engine-0.26: $(ENGINE)-0.26/ready ## cache manager, schedulers and plugin o
 	PYTHONPATH=$(ENGINE)-0.26 $(ENGINE_PYTEST) -m "engine and not clock and not long" \
 		$(addprefix tests/conformance/test_,cache_manager.py scheduler.py plugin.py forgetting.py)
 
-test-engine-0.33: $(ENGINE)-0.33/ready ## cache manager, schedulers, groups and CPU tier of vLLM 0.33, whose Python runs on 0.32's build
+test-engine-0.33: $(ENGINE)-0.33/ready ## cache manager, schedulers, groups, drafters and CPU tier of vLLM 0.33, whose Python runs on 0.32's build
 	PYTHONPATH=$(ENGINE)-0.33 $(ENGINE_PYTEST) -m "engine and not clock and not long" \
-		$(addprefix tests/conformance/test_,hybrid.py groups.py cache_manager.py scheduler.py offloading.py \
-		offloading_groups.py)
+		$(addprefix tests/conformance/test_,versions.py hybrid.py groups.py speculative.py cache_manager.py \
+		scheduler.py offloading.py offloading_groups.py)
 
 # Without the other tests' conftest.py, which imports more than this environment has, and without
 # PYTEST: it has no hypothesis to give options to.

@@ -476,7 +476,7 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
             where="--speculative",
             remedy=f"take eagle:{engine.drafter.tokens} or ngram:{engine.drafter.tokens}",
         )
-    if not engine.shortens_hits or model is None or not model.hybrid:
+    if not engine.drafts_in_pool or model is None or not model.hybrid:
         return
     groups = model.kv_groups(1)
     if groups is None or isinstance(model.shape, UnlikeKv) or not groups.take_drafter:
@@ -569,7 +569,7 @@ def _latency(
             remedy="name the file that `kvscope calibrate` writes, or --gpu and --model",
         )
     notes = latency_notes(model, gpu, engine, deployment.tp, deployment.dp)
-    if engine.shortens_hits and engine.drafter and engine.drafter.per_step == 1:
+    if engine.drafts_in_pool and engine.drafter and engine.drafter.per_step == 1:
         notes.append(
             f"no draft is accepted: state the mean of tokens that a step yields, as in"
             f" --speculative {engine.drafter}@1.8"

@@ -126,6 +126,12 @@ STATES_WRITTEN_ONCE = EngineChange(
     "in the step after it too: requests that hit it wait for longer",
     "v1/core/single_type_kv_cache_manager.py",
 )
+LOOKAHEAD_HASHES = EngineChange(
+    (0, 33),
+    "MTP and EAGLE shorten no hits",
+    "they do, by a block",
+    "config/vllm.py (num_hash_lookahead_tokens)",
+)
 CHANGES = (
     LEAN_SAMPLER,
     MORE_NCCL,
@@ -141,6 +147,7 @@ CHANGES = (
     SECOND_RUNNER_GRAPHS,
     THIN_RETENTION,
     STATES_WRITTEN_ONCE,
+    LOOKAHEAD_HASHES,
 )
 
 
@@ -269,13 +276,18 @@ class Engine(Struct, frozen=True):
     def simulated_as(self) -> str:
         """The engine as text if it is simulated differently from the newest vLLM, else empty."""
         own = (WHOLE_PROMPT, UNHASHED_FIRST, STATES_WRITTEN_ONCE)
-        plain = all(map(self.has, own)) and not self.shortens_hits
+        plain = all(map(self.has, own)) and not self.drafts_in_pool
         return "" if self.name != "vllm" or plain else self.text
+
+    @property
+    def drafts_in_pool(self) -> bool:
+        """Whether it has a drafter with KV in the pool, which reads the model's hidden states."""
+        return self.drafter is not None and self.drafter.reads_states
 
     @property
     def shortens_hits(self) -> bool:
         """Whether the engine recomputes the last block of each hit, for a drafter."""
-        return self.drafter is not None and self.drafter.reads_states
+        return self.drafts_in_pool and not self.has(LOOKAHEAD_HASHES)
 
     def in_blocks_of(self, tokens: int) -> Engine:
         """Return the engine with its drafter, if any, on blocks of `tokens` tokens."""

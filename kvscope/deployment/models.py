@@ -264,10 +264,10 @@ class Model(Struct, frozen=True):
         That is a drafter's layer, with KV beside the model's, and the states that linear layers
         export.
         """
-        if engine.shortens_hits and self.compressed:
+        if engine.drafts_in_pool and self.compressed:
             caches = replace(self.compressed, ratios=(*self.compressed.ratios, 0))
             return replace(self, shape=caches)
-        if engine.shortens_hits and not isinstance(self.shape, UnlikeKv | CompressedKv):
+        if engine.drafts_in_pool and not isinstance(self.shape, UnlikeKv | CompressedKv):
             kinds, drafter = replace(self.kinds, full=self.kinds.full + 1), engine.drafter
             if kinds.state is not None and drafter is not None:
                 kinds = replace(kinds, state=kinds.state.with_drafts(drafter.tokens))

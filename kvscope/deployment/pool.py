@@ -271,7 +271,7 @@ def _vllm_terms(
     ]
     if compiled:
         terms.append(Term("first start", -compiled, compiled, "compiles; the next one does not"))
-    if engine.shortens_hits:
+    if engine.drafts_in_pool:
         drafter = round(model.shaped().drafter_bytes(dp) / tp)
         rule = "one layer in bf16, and what joins it to the model"
         terms.append(Term("drafter", -drafter, drafter, rule))

@@ -1,10 +1,12 @@
 """Speculative decoding: what drafts tokens beside the model, and what the prefix cache pays for it.
 
-Drafters that read the model's hidden states (MTP, EAGLE) keep KV of their own in the pool, and find
-no states behind a hit: vLLM computes the last block of each hit again.
+Drafters that read the model's hidden states (MTP, EAGLE) keep KV of their own in the pool, which at
+the end of a block depends on the token behind it. So vLLM computes the last block of each hit again
+before 0.33; since then the hash of a block covers that token. Blocks of a trace do not: a hit of
+two prompts that part right behind a block may be shorter by that block.
 
 Source: vLLM 0.33.0, vllm/config/speculative.py (use_eagle, use_eagle_block_drop) and
-vllm/config/vllm.py (num_lookahead_tokens).
+vllm/config/vllm.py (num_lookahead_tokens, num_hash_lookahead_tokens).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Drafter(Struct, frozen=True):
 
     @property
     def reads_states(self) -> bool:
-        """Whether the drafter reads the model's hidden states, and so shortens hits and has KV."""
+        """Whether the drafter reads the model's hidden states, and so has KV."""
         return self.method != "ngram"
 
     def drops(self, block_size: int) -> int:

@@ -27,7 +27,8 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 """In the order in which they appear in a prompt.
 
-- drafter: hits without speculative decoding, which computes the last block of a hit again.
+- drafter: hits without speculative decoding, which before vLLM 0.33 computes the last block of a
+  hit again.
 - evicted: written by an earlier request, and no longer cached.
 - not-kept: written by an earlier request, but the layers of a hybrid model that look back a window
   keep none there: no eviction is to blame.

@@ -227,8 +227,8 @@ def cause_totals(causes: Attribution) -> tuple[CauseTotal, ...]:
 
 _NEW_HEAD = "if only a name, an id or a time differs there, move it behind what all prompts share"
 REMEDIES: dict[Cause, str] = {
-    "drafter": "compare `kvscope tune` with it and with --speculative none: hits against faster"
-    " decoding",
+    "drafter": "take vLLM 0.33, which shortens no hits for it, or compare `kvscope tune` with it"
+    " and with --speculative none: hits against faster decoding",
     "evicted": "enlarge the cache, or let `kvscope tune` look for a policy that keeps them",
     "not-kept": "let `kvscope tune` compare values of --prefix-cache-retention-interval",
     "in-flight": "let follow-ups and requests with the same prompt wait for the earlier one; a"

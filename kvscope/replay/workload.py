@@ -114,7 +114,7 @@ class Workload:
         `groups` are those of a hybrid model without a drafter; by default they stay.
         """
         engine = parse_engine(self.setting.engine) if self.setting.engine else None
-        if engine is None or not engine.shortens_hits:
+        if engine is None or not engine.drafts_in_pool:
             return None
         setting = replace(self.setting, engine=engine.without_drafter.simulated_as)
         return self._under(setting if groups is None else replace(setting, kv_groups=groups.text))

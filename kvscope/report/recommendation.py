@@ -219,7 +219,8 @@ def _unguarded(tuned: Recommendation) -> list[str]:
     policy = tuned.tuning.recommended.policy
     if policy.guarded:
         return []
-    other = f"; {contenders(VLLM)} revert to LRU by themselves" if tuned.engine == VLLM else ""
+    guarded = tuned.engine == VLLM and not tuned.tuning.setting.kv_groups
+    other = f"; {contenders(VLLM)} revert to LRU by themselves" if guarded else ""
     return [f"{policy.name} has no guard: it can fall below LRU once the traffic changes{other}."]
 
 
@@ -473,7 +474,8 @@ def _drafting(tuned: Recommendation) -> list[str]:
         return []
     drafter, size = where.engine.drafter, tuned.trace.block_size
     name = f"Speculative decoding ({drafter})"
-    if not tuned.tuning.setting.kv_groups and not drafter.drops(size):
+    shortens = where.engine.shortens_hits
+    if shortens and not tuned.tuning.setting.kv_groups and not drafter.drops(size):
         return [
             (
                 f"{name} computes the last {drafter.block_tokens} tokens of each hit again, which"

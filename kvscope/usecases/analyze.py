@@ -363,7 +363,7 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
     tokens = int(prompts.input_tokens[first:].sum())
     for interval in (0, _RETENTION, math.inf) if groups.sparse else (0,):
         kept = groups.retaining(interval)
-        hits = hits_without_eviction(prompts, kept, where.engine.drafter)[first:]
+        hits = hits_without_eviction(prompts, kept, where.engine)[first:]
         yield RetentionIdeal(kept.retention_tokens, int(hits.sum()) * prompts.block_size / tokens)
 
 

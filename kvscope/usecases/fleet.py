@@ -306,7 +306,7 @@ def _engine_limits(
         return None
     limits, usual = where or options, EngineSettings(1)
     if where is not None:
-        if where.engine.shortens_hits and options.tier_size is not None:
+        if where.engine.drafts_in_pool and options.tier_size is not None:
             raise not_beside(where.engine.drafter, "a CPU tier", "--tier-size")
         usual = usual.in_version(where.engine)
     return replace(

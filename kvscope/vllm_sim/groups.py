@@ -103,6 +103,8 @@ def hash_filled(machine: Machine, request: int, tokens: int, written: int) -> No
     cheaper than a call.
     """
     state = machine.state[0]
+    if state.draft_tokens > 0 and not state.drops:
+        tokens = min(tokens, known_tokens(machine, request) - 1)
     if state.hybrid and (
         state.hashes_always or tokens >= machine.requests[request].hashed + state.hash_tokens
     ):
@@ -135,9 +137,9 @@ def hash_planned(machine: Machine, request: int, tokens: int) -> None:
 def last_boundary(machine: Machine, tokens: int, unit: int) -> int:
     """Return the last multiple of `unit` within `tokens` tokens where a hit can end.
 
-    The last token is always computed again; with a drafter, the last block of the hit is, too.
+    The last token is always computed again; with `drops`, the last block of the hit is, too.
     """
-    if machine.state[0].draft_tokens > 0:
+    if machine.state[0].drops:
         return max(0, tokens // unit - 1) * unit
     return (tokens - 1) // unit * unit
 

@@ -102,7 +102,7 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
         return True
     if not state.keeps_boundaries:
         return False
-    dropped = state.alignment_tokens if state.draft_tokens > 0 else 0
+    dropped = state.alignment_tokens if state.drops else 0
     junction = record.junction if record.junction > 0 else -state.alignment_tokens  # none
     for boundary in (
         max(0, record.prompt - 1 - dropped),
@@ -157,7 +157,7 @@ def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
     record, state = machine.requests[request], machine.state[0]
     filled, exported = tokens // state.hash_tokens * state.hash_tokens, NONE
     within = state.alignment_tokens < state.state_tokens
-    elsewhere = within or state.draft_tokens > 0  # exports another state than its block would have
+    elsewhere = within or state.drops  # exports another state than its block would have
     if elsewhere and exported_states(machine, request, record.computed, tokens) > 0:
         exported = blocks_for(tokens, state.state_tokens) - 2
     if filled <= record.hashed:

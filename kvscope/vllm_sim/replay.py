@@ -12,8 +12,8 @@ from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s, Records
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
+from kvscope.deployment.engines import Engine
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.deployment.speculative import Drafter
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
@@ -123,15 +123,17 @@ def replay_in_flight(
 
 
 def hits_without_eviction(
-    prompts: Prompts, groups: KvGroups, drafter: Drafter | None = None
+    prompts: Prompts, groups: KvGroups, engine: Engine | None = None
 ) -> Int32s:
     """Return each request's hits, in blocks of the trace, if a hybrid model's pool evicts nothing.
 
     Requests run one at a time. Hits are fewer than with full attention: windows are kept at some
-    places only, by the retention interval of `groups`, and a drafter shortens hits.
+    places only, by the retention interval of `groups`, and a drafter may shorten hits.
     """
     known = engine_traffic(prompts)
-    ample = replace(EngineSettings.one_at_a_time(NO_LIMIT, groups), drafter=drafter)
+    ample = EngineSettings.one_at_a_time(NO_LIMIT, groups)
+    if engine is not None:
+        ample = replace(ample, drafter=engine.drafter, drops_blocks=engine.shortens_hits)
     # The blocks of each group for each node, and those of one request that fill no whole block.
     blocks = len(known.block_parent) + int(blocks_needed(known, ample).max(initial=1))
     blocks += len(known.leaf) * hits_within_blocks(ample)  # copies of what ends with a prompt

@@ -171,8 +171,9 @@ class EngineSettings(Struct, frozen=True):
     step after its own, too, so requests that hit it wait longer.
     `unhashed_last` (before 0.24): blocks without a hash are freed like the others.
     `offload` is a CPU tier below the pool, None for none. `drafter` is for speculative decoding: a
-    drafter that reads hidden states shortens hits and reserves slots ahead. Steps still yield one
-    token per request.
+    drafter that reads hidden states reserves slots ahead. Steps still yield one token per request.
+    `drops_blocks` (before vLLM 0.33): with such a drafter the last block of each hit is computed
+    again; else a block is hashed once the token behind it is known.
     Raises UsageError for values that no engine takes.
     """
 
@@ -186,6 +187,7 @@ class EngineSettings(Struct, frozen=True):
     unhashed_last: bool = False
     offload: OffloadSettings | None = None
     drafter: Drafter | None = None
+    drops_blocks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("usable_blocks", "max_num_seqs", "max_num_batched_tokens"):
@@ -216,6 +218,7 @@ class EngineSettings(Struct, frozen=True):
             unhashed_last=not engine.has(UNHASHED_FIRST),
             rehashes_states=not engine.has(STATES_WRITTEN_ONCE),
             drafter=engine.drafter,
+            drops_blocks=engine.shortens_hits,
         )
 
     @property

@@ -108,7 +108,7 @@ STATE = record_type(
     "free fresh evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states "
-    "hybrid hash_tokens hashes_always unhashed_last export_tokens draft_tokens leaf selects "
+    "hybrid hash_tokens hashes_always unhashed_last export_tokens draft_tokens drops leaf selects "
     "adaptive taken_lane second_freed",
     "now_s ready_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s launch_s "
@@ -129,10 +129,11 @@ change in a step. `hybrid`: not one group of full attention; then hits are multi
 linear attention, else it is 0; where that is more than `alignment_tokens`, hits end within blocks.
 With `export_tokens` a step that ends a prompt writes the last state that a hit can end at, too, at
 a multiple of so many tokens. `rehashes_states` and `unhashed_last` as in `EngineSettings`. A
-drafter has `draft_tokens` computed with each token that is decoded. Of the policy, `leaf`: only
-leaves leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last block
-was taken from `taken_lane`; NONE if other lanes may have changed since. Of those the first block to
-leave is worth `second_worth`, with its free-sequence number `second_freed`.
+drafter has `draft_tokens` computed with each token that is decoded; with `drops` the last block of
+a hit is computed again, else blocks get a hash once the next token is known. Of the policy, `leaf`:
+only leaves leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last
+block was taken from `taken_lane`; NONE if other lanes may have changed since. Of those the first
+block to leave is worth `second_worth`, with its free-sequence number `second_freed`.
 """
 
 
@@ -424,7 +425,8 @@ def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: 
         contents += record.blocks_per_node * nodes
         drafts = settings.ahead_tokens.prefilling
         record.ahead_tokens, record.scratch = (0, drafts) if group.kind == "linear" else (drafts, 0)
-        record.drafted = drafts > 0 and group.kind == "sliding" and groups.shares_drafts(group)
+        drops = settings.drops_blocks and groups.shares_drafts(group)
+        record.drafted = drops and group.kind == "sliding"
     return records
 
 
@@ -438,7 +440,7 @@ def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Recor
     dropped = settings.drafter.drops(block_size) if settings.drafter is not None else 0
     for number, (begin, end) in enumerate(order):
         records[number].begin, records[number].end = begin, end
-        if settings.ahead_tokens.prefilling and groups.shares_drafts(groups.groups[begin]):
+        if settings.drops_blocks and groups.shares_drafts(groups.groups[begin]):
             own = groups.groups[begin].block_tokens if settings.groups is not None else dropped
             records[number].dropped_tokens = own
     return records
@@ -485,7 +487,7 @@ def _state(settings: EngineSettings, groups: KvGroups, cost: StepCost, size: int
     state.reserve_full_prompt = settings.reserve_full_prompt
     state.front = NONE
     state.unhashed_last = settings.unhashed_last
-    state.draft_tokens = settings.ahead_tokens.prefilling
+    state.draft_tokens, state.drops = settings.ahead_tokens.prefilling, settings.drops_blocks
     interval, alignment = groups.retention_tokens, math.lcm(groups.alignment_tokens, size)
     state.block_size = size
     state.hybrid = len(groups.groups) > 1 or groups.groups[0].kind != "full"
@@ -494,7 +496,7 @@ def _state(settings: EngineSettings, groups: KvGroups, cost: StepCost, size: int
     state.keeps_boundaries = interval is not None
     state.state_tokens, state.export_tokens = groups.state_tokens, groups.export_tokens
     hashed = [max(groups.hit_tokens, groups.state_tokens)]
-    if settings.ahead_tokens.prefilling:  # a drafter's window is hashed behind a hit's end, too
+    if settings.drops_blocks:  # a drafter's window is hashed behind a hit's end, too
         hashed += [each.block_tokens for each in groups.groups if groups.shares_drafts(each)]
     state.hash_tokens = math.lcm(min(hashed), size)
     within = hits_within_blocks(settings)

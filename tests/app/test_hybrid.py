@@ -52,6 +52,10 @@ def test_tune_recommends_an_interval_with_its_flag(trace: kvscope.OpenTrace, mea
     flags = chosen["flags"]["vllm"]
     assert flags.startswith("--prefix-cache-retention-interval ")
     assert "--scheduler-cls" not in flags
+    unguarded = [words for words in result["words"] if "has no guard" in words]
+    assert unguarded == [
+        "lru-retention has no guard: it can fall below LRU once the traffic changes."
+    ]
 
 
 def test_a_recommendation_is_replayed_on_the_groups_that_it_was_tuned_for(

@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 from tests.conformance.conversations import TokenRequest
 from tests.conformance.kvscope_side import Model
-from tests.conformance.vllm_side import KVCacheManager, Request, serve_alone, vllm_request
+from tests.conformance.vllm_side import (
+    HASHES_AHEAD,
+    KVCacheManager,
+    Request,
+    serve_alone,
+    vllm_request,
+)
 
 
 class Contents:
@@ -60,7 +66,8 @@ def compared(
     for number, tokens in enumerate(trace):
         if requests.oversized[number]:
             continue
-        request = vllm_request(number, tokens, size // hashes)
+        ahead = int(drafts > 0 and HASHES_AHEAD)
+        request = vllm_request(number, tokens, size // hashes, ahead=ahead)
         hits = serve_alone(cache, request, tokens, before_free, drafts)
         model.finish(number + 1)
         assert hits == requests.hits[number] * size, number

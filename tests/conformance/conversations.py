@@ -29,9 +29,9 @@ class TokenRequest(Struct, frozen=True):
         """Return the number of blocks it fills: the last output token is never computed."""
         return (len(self.prompt) + len(self.output) - 1) // size
 
-    def chunk(self, depth: int, size: int) -> tuple[int, ...]:
-        """Return the tokens of a block."""
-        return (self.prompt + self.output)[depth * size : (depth + 1) * size]
+    def chunk(self, depth: int, size: int, ahead: int = 0) -> tuple[int, ...]:
+        """Return the tokens of a block, and so many behind it."""
+        return (self.prompt + self.output)[depth * size : (depth + 1) * size + ahead]
 
 
 class Mix(Struct, frozen=True):
@@ -86,8 +86,11 @@ def conversations(requests: int, seed: int, mix: Mix) -> list[TokenRequest]:
     return generated
 
 
-def prompts_of(trace: list[TokenRequest], size: int) -> Prompts:
-    """Return the requests as paths of a trie, outputs included."""
+def prompts_of(trace: list[TokenRequest], size: int, ahead: int = 0) -> Prompts:
+    """Return the requests as paths of a trie, outputs included.
+
+    A block is told by its own tokens and `ahead` behind it.
+    """
     nodes: dict[tuple[object, ...], int] = {}
     parents = [0]
     leaf, carried_leaf = [], []
@@ -95,7 +98,7 @@ def prompts_of(trace: list[TokenRequest], size: int) -> Prompts:
         node, full = 0, len(request.prompt) // size
         ends = [0]
         for depth in range(max(request.blocks(size), full)):
-            key = (node, request.chunk(depth, size), request.salt if depth == 0 else None)
+            key = (node, request.chunk(depth, size, ahead), request.salt if depth == 0 else None)
             if key not in nodes:
                 nodes[key] = len(parents)
                 parents.append(node)

@@ -32,7 +32,8 @@ class Model:
         kinds: Sequence[str] | None = None,
         tables: Tables = NO_TABLES,
     ) -> None:
-        prompts = prompts_of(trace, size)
+        drafts = settings.ahead_tokens.prefilling > 0
+        prompts = prompts_of(trace, size, int(drafts and not settings.drops_blocks))
         if kinds is not None:
             names = list(dict.fromkeys(kinds))
             category = np.array([names.index(kind) for kind in kinds], dtype=np.int32)

@@ -168,13 +168,16 @@ COMPRESSED = (full(64), *[sliding(40)] * 2, sliding(8, 4), sliding(32, 8))
 
 
 def told_apart(request: TokenRequest, size: int) -> TokenRequest:
-    """Return a request whose blocks of `size` tokens differ from their first token on.
+    """Return a request whose blocks of `size` tokens differ from their second token on.
 
-    Else vLLM may hit a block of a prompt that goes on differently within a block of the trace.
+    Else vLLM may hit a block of a prompt that goes on differently within a block of the trace. All
+    begin alike, as a hash may cover the token behind a block.
     """
     tokens = [*request.prompt, *request.output]
     for at in range(0, len(tokens), size):
-        tokens[at] = hash(tuple(tokens[at : at + size])) % (1 << 30)
+        tokens[at : at + 2] = [0, hash(tuple(tokens[at : at + size])) % (1 << 30)][
+            : len(tokens) - at
+        ]
     prompt = len(request.prompt)
     return replace(request, prompt=tuple(tokens[:prompt]), output=tuple(tokens[prompt:]))
 

@@ -22,7 +22,7 @@ from tests.conformance.stepping import MIXES, SLOTS, fitting, stepped
 from tests.conformance.test_hybrid import COMPRESSED, full, kv_groups, linear, sliding, told_apart
 from tests.conformance.test_hybrid import MIXES as SHORT_OUTPUTS
 from tests.conformance.test_hybrid import fitting as fitting_groups
-from tests.conformance.vllm_side import REHASHES_STATES, Batch, VllmScheduler, manager
+from tests.conformance.vllm_side import DROPS_BLOCKS, REHASHES_STATES, Batch, VllmScheduler, manager
 from tests.long import long
 
 pytestmark = pytest.mark.engine
@@ -56,6 +56,9 @@ def speculative_config(tokens: int) -> SimpleNamespace:
         method="mtp",
         use_eagle=lambda: True,
         use_eagle_block_drop=lambda: True,
+        needs_eagle_block_drop=lambda: True,
+        disable_eagle_block_drop=False,
+        disable_lookahead_block_hashes=False,
         use_dflash=lambda: False,
         use_dspark=lambda: False,
         use_multi_module_mtp=lambda: False,
@@ -96,6 +99,7 @@ def drafting(usable_blocks: int, tokens: int, *, overlapped: bool = False) -> En
         max_num_batched_tokens=256,
         async_scheduling=overlapped,
         drafter=Drafter("mtp", tokens),
+        drops_blocks=DROPS_BLOCKS,
     )
 
 
@@ -152,7 +156,10 @@ def test_groups_agree(layout: str, retention: int | None, tokens: int, usable_bl
     trace += [replace(x, parent=-1) for x in conversations(80, tokens, SHORT_OUTPUTS["repeats"])]
     alone = EngineSettings.one_at_a_time(usable_blocks, groups)
     settings = replace(
-        alone, drafter=Drafter("mtp", tokens, block_tokens=size), rehashes_states=REHASHES_STATES
+        alone,
+        drafter=Drafter("mtp", tokens, block_tokens=size),
+        drops_blocks=DROPS_BLOCKS,
+        rehashes_states=REHASHES_STATES,
     )
     cache, model = manager(usable_blocks, size, groups, tokens), Model(trace, size, Lru(), settings)
     compared(trace, size, cache, model, every=4, junctions=True, drafts=tokens)
@@ -176,7 +183,8 @@ def test_compressed_attention_agrees(
     trace += [replace(x, parent=-1) for x in conversations(80, tokens, SHORT_OUTPUTS["repeats"])]
     trace = [told_apart(x, size) for x in trace]
     alone = EngineSettings.one_at_a_time(usable_blocks, groups)
-    settings = replace(alone, drafter=Drafter("mtp", tokens, block_tokens=16))
+    drafter = Drafter("mtp", tokens, block_tokens=16)
+    settings = replace(alone, drafter=drafter, drops_blocks=DROPS_BLOCKS)
     cache, model = manager(usable_blocks, 4, groups, tokens), Model(trace, size, Lru(), settings)
     hashes = size // 4
     compared(trace, size, cache, model, every=4, junctions=True, drafts=tokens, hashes=hashes)

@@ -72,7 +72,7 @@ def test_full_attention(usable_blocks: int, mix: str) -> None:
 
 @pytest.mark.parametrize("mix", test_cache_manager.MIXES)
 def test_drafters(mix: str) -> None:
-    """600 requests: the last block of a hit is computed again, in each version."""
+    """600 requests: the last block of a hit is computed again before 0.33, and not since then."""
     trace = conversations(600, 2, test_cache_manager.MIXES[mix])
     assert served(trace, 16, 150, drafts=2) > 400
 

@@ -64,6 +64,8 @@ with warnings.catch_warnings():
     from vllm.v1.structured_output import StructuredOutputManager
 
 __all__ = [
+    "DROPS_BLOCKS",
+    "HASHES_AHEAD",
     "REHASHES_STATES",
     "VLLM_VERSION",
     "FreeKVCacheBlockQueue",
@@ -89,14 +91,21 @@ HAS_RETENTION = "prefix_cache_retention_interval" in KVCacheConfig.__dataclass_f
 MARK = "is_eagle_group"  # of a drafter's groups; before it there was one, all were a drafter's
 HAS_MARK = MARK in KVCacheGroupSpec.__dataclass_fields__
 COUNTS_LOOKUPS = not HAS_RETENTION  # in its statistics, those of requests that must wait too
+HASHES_AHEAD = "num_hash_lookahead_tokens" in signature(KVCacheManager).parameters
+DROPS_BLOCKS = not HASHES_AHEAD  # of a hit, for a drafter
 REHASHES_STATES = vllm.__version__.startswith("0.32.")
 MODEL = tiny_llama(LONGEST)
 
 init_none_hash(sha256)
 
 
-def vllm_request(number: int, tokens: TokenRequest, size: int, kind: str | None = None) -> Request:
-    """Return a request as vLLM's core gets it, with the hashes of its blocks."""
+def vllm_request(
+    number: int, tokens: TokenRequest, size: int, kind: str | None = None, ahead: int = 0
+) -> Request:
+    """Return a request as vLLM's core gets it, with the hashes of its blocks.
+
+    They cover `ahead` tokens behind each.
+    """
     hints = {"kvscope_type": kind, "kvscope_turn": 1} if kind is not None else None
     return Request(
         str(number),
@@ -104,7 +113,7 @@ def vllm_request(number: int, tokens: TokenRequest, size: int, kind: str | None 
         SamplingParams(max_tokens=len(tokens.output), ignore_eos=True, extra_args=hints),
         None,
         cache_salt=tokens.salt,
-        block_hasher=get_request_block_hasher(size, sha256),
+        block_hasher=get_request_block_hasher(size, sha256, *([ahead] if ahead else [])),
     )
 
 
@@ -161,7 +170,9 @@ def manager(
     """
     groups = groups or full_attention(size)
     settings = {"scheduler_block_size": groups.alignment_tokens, "hash_block_size": size}
-    settings |= {"use_eagle": True, "num_prefill_lookahead": 1} if drafts else {}
+    if drafts:
+        settings |= {"use_eagle": DROPS_BLOCKS, "num_prefill_lookahead": 1}
+        settings |= {"num_hash_lookahead_tokens": 1}
     known = signature(KVCacheManager).parameters
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_RETENTION and groups.sparse and groups.retention_tokens is not None:
@@ -212,6 +223,8 @@ def serve_alone(
         end_step(cache)
         request.num_computed_tokens += wanted
     request.append_output_token_ids(tokens.output[-1])
+    if drafts:  # as the scheduler does at the end of each step
+        cache.cache_blocks(request, request.num_computed_tokens)
     if before_free is not None:
         before_free(request)
     cache.free(request)
@@ -247,7 +260,7 @@ def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
         mamba_has_prefill_checkpoint_blocks=getattr(state, "num_prefill_checkpoint_blocks", 0) > 0,
         mamba_prefill_checkpoint_alignment=getattr(state, "prefill_checkpoint_alignment", 0),
         mamba_shared_prefix_checkpoint=False,
-        num_hash_lookahead_tokens=0,
+        num_hash_lookahead_tokens=getattr(cache.block_pool, "num_hash_lookahead_tokens", 0),
     )
     return int(Scheduler._mamba_block_aligned_split(scheduler, request, tokens, hits))
 
@@ -365,7 +378,8 @@ class VllmScheduler:
         while len(self.requests) < len(self.trace) and self._next.arrival_s <= self.now_s:
             number = len(self.requests)
             kind = self.kinds[number] if self.kinds else None
-            self.requests.append(vllm_request(number, self._next, self.size, kind))
+            ahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)
+            self.requests.append(vllm_request(number, self._next, self.size, kind, ahead))
             self.scheduler.add_request(self.requests[-1])
 
     @property

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
+from kvscope.deployment.speculative import Drafter
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
@@ -37,6 +38,9 @@ SLICES = st.lists(
     st.tuples(st.integers(1, 60), st.integers(1, 3), st.sampled_from([0.5, 4.0, math.inf])),
     min_size=1,
     max_size=3,
+)
+DRAFTERS = st.sampled_from(
+    [{}, *({"drafter": Drafter("mtp", 2, 1.0, SIZE), "drops_blocks": x} for x in (False, True))]
 )
 FULL = KvGroup("full", SIZE)
 HYBRIDS = (
@@ -102,6 +106,7 @@ def check_slices(machine: Machine, slices: list[tuple[int, int, float]]) -> None
     SIZES,
     st.integers(1, 20),
     SETTINGS,
+    DRAFTERS,
     SLICES,
 )
 @settings(deadline=None, max_examples=100)
@@ -110,12 +115,13 @@ def test_steps_in_one_go_are_steps_one_by_one(
     data: st.DataObject,
     size: int,
     blocks: int,
-    options: dict[str, float],
+    options: dict[str, Any],
+    drafter: dict[str, Any],
     slices: list[tuple[int, int, float]],
 ) -> None:
     """However few blocks there are, and wherever a caller stops."""
     known = prompts(built(data.draw(decoding(size)), size))
-    check_slices(engine(known, blocks, policy, COST, **options), slices)
+    check_slices(engine(known, blocks, policy, COST, **options, **drafter), slices)
 
 
 @given(

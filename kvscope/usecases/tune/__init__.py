@@ -416,7 +416,7 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
             where="--compare-tiers",
             remedy="name it: --gpu and --model",
         )
-    if where.engine.shortens_hits:
+    if where.engine.drafts_in_pool:
         raise not_beside(where.engine.drafter, "a CPU tier", "--compare-tiers")
     if where.engine.name != VLLM:
         raise UsageError(

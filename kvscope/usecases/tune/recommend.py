@@ -180,7 +180,7 @@ def _machines(
 
 def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) -> float | None:
     """Return LRU's hit rate on the later requests without the drafter, in a pool without it."""
-    if not where.engine.shortens_hits:
+    if not where.engine.drafts_in_pool:
         return None
     later = tuner.windows.later.evaluator
     size, engine = later.workload.prompts.block_size, str(where.engine.without_drafter)
@@ -371,7 +371,7 @@ def tier_offer(
     if model is None:
         return None
     has_tier = where.engine.hicache is not None
-    if asked is None and (model.hybrid or where.engine.shortens_hits or has_tier or where.dp > 1):
+    if asked is None and (model.hybrid or where.engine.drafts_in_pool or has_tier or where.dp > 1):
         return None
     way = HICACHE if where.engine.name == SGLANG else own_offload(where.engine)
     groups = KvGroups.parse(kv_groups) if kv_groups else None
