@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -201,9 +201,9 @@ def published() -> Iterator[HeldOut]:
         yield HeldOut("Agent sessions", Path(folder) / SESSIONS, read)
 
 
-def samples() -> Iterator[HeldOut]:
-    """Yield the sample traces."""
-    for name in SAMPLES:
+def samples(names: Sequence[str] = SAMPLES) -> Iterator[HeldOut]:
+    """Yield sample traces, by default all."""
+    for name in names:
         yield HeldOut(f"Sample {name}", ROOT / "sample_traces" / f"{name}.jsonl.gz")
 
 

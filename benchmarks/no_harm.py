@@ -13,16 +13,16 @@ KVSCOPE_TRACES names. `--development` measures the former. `--resume FILE` keeps
 comes and goes on from there, a file for each table; `--short` takes two traces at one cache;
 `--coverage N` instead counts how often the interval of a gain holds the gain of all N seeds
 together, on five kinds of generated traffic; `--tiers` measures what `kvscope tune --compare-tiers`
-recommends instead (see `tier_harm`), with `--hybrid` for models with windows. `--record` writes the
-tables into docs/evidence/no-harm.md.
+recommends instead (see `tier_harm`), with `--hybrid` for models with windows; `--hybrid` alone
+measures retention intervals of hybrid models (see `hybrid_harm`). `--record` writes the tables into
+docs/evidence/no-harm.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,15 +31,18 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from benchmarks import ROOT, tier_harm
+from benchmarks import ROOT, hybrid_harm, tier_harm
 from benchmarks.held_out import HeldOut, generated, published, samples
+from benchmarks.hybrid_harm import quiet
 from benchmarks.processes import note
 from benchmarks.table import Table, record
+from benchmarks.tier_harm import spread
 from kvscope.characterize.distributions import Windows
+from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.latency.profile import PRESETS
 from kvscope.policies.base import GUARD, Policy
-from kvscope.policies.lru import Lru
+from kvscope.policies.lru import RETENTION, Lru, LruRetention, retaining
 from kvscope.policies.tlru import TLru
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.settings import run_setting
@@ -50,8 +53,8 @@ from kvscope.tuning.least import keeps_up
 from kvscope.tuning.rule import PolicyComparison
 from kvscope.tuning.search import XI, with_value
 from kvscope.tuning.split import first_requests
-from kvscope.tuning.target import Limits, Target
-from kvscope.tuning.trial import Advance, Evaluator
+from kvscope.tuning.target import LIKELY, Limits, Target
+from kvscope.tuning.trial import Evaluator
 from kvscope.tuning.tuner import Tuner, TuningOptions
 from kvscope.usecases.tune import TuneOptions, TuneRequest, tune_request
 
@@ -107,13 +110,18 @@ COVERED = (
 LRU's p95, but for birth-death) and T-LRU's xi in tokens."""
 FIRST_SEED = 20_000
 """Of that traffic: the intervals were designed on others, below 10,000."""
+HIT_GAIN, TAIL_GAIN = 0.01, 0.05
+"""What an interval that harms nothing has to gain in hindsight for LRU to be called a miss."""
+WHY = (
+    "worse on an earlier window",
+    "with intervals too wide to exclude harm",
+    "without a likely gain",
+    "with a gain on one window alone",
+)
+"""Why a hybrid model's interval is not recommended."""
+RETENTIONS = next(each.search for each in LruRetention.parameters if each.name == RETENTION)
 FEW = 2_500
 """Requests below which p90 is the target, so that every window has enough beyond it."""
-
-
-@contextmanager
-def _quiet(label: str, total: int = 0) -> Iterator[Advance]:
-    yield lambda _: None
 
 
 def measured(
@@ -148,10 +156,29 @@ def measured(
             tuning,
             Windows(1.0, 1),
             lineage=trace.trace.lineage,
-            progress=_quiet,
+            progress=quiet,
         )
         compared = tuner.compare()
-        yield {"slo_of_lru": factor, **_judged(compared, request, trace)}
+        window = _window(trace, request, SEEN, replicas)
+        xi = float(request.profile.xi_tokens(request.target.slo_s))
+        yield {"slo_of_lru": factor, **_judged(compared, window, xi)}
+
+
+def measured_hybrid(
+    trace: HeldOut, deployment: dict[str, Any], percentile: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the same for each load of a hybrid model."""
+    try:
+        results = [
+            {"rate": rate, "holds": holds, **_judged(compared, window)}
+            for rate, compared, window, holds in hybrid_harm.tunings(
+                trace, deployment, percentile, SEEN
+            )
+        ]
+    except UsageError as error:  # of blocks that do not divide the model's
+        yield {"grade": "refused", "refused": str(error)}
+        return
+    yield from results or [{"grade": "rejects too many requests"}]
 
 
 def _capacity(trace: HeldOut, level: float) -> int:
@@ -188,50 +215,55 @@ def _least_replicas(trace: HeldOut, request: TuneRequest) -> int | None:
     return None
 
 
-def _judged(compared: PolicyComparison, request: TuneRequest, trace: HeldOut) -> dict[str, Any]:
+def _judged(compared: PolicyComparison, window: Window, xi: float = 0.0) -> dict[str, Any]:
     """Return what the rule says, what that changes on the last requests, and the best there."""
-    window = _window(trace, request, SEEN, compared.replicas)
     blocks, rank = compared.capacity_blocks, window.target.rank_name
     lru = window.measure(Lru(), blocks)
-    result: dict[str, Any] = {"grade": compared.grade, "policy": "lru"}
+    hits = lru.outcome.token_hit_rate
+    result: dict[str, Any] = {"grade": compared.grade, "policy": "lru", "why": _why(compared)}
     if compared.choice is not None:
         chosen = window.measure(compared.choice.policy, blocks, lru)
         result |= {
             "policy": chosen.policy.name,
+            "values": dict(chosen.policy.values),
             "p95": chosen.gains[rank].value,
             "tel": chosen.gains["tel"].value,
             "attainment": chosen.attainment_gain.value,
+            "hits": chosen.outcome.token_hit_rate - hits,
             "worse": _worse(chosen, rank),
         }
         result["harmed"] = (
             min(result["p95"], result["tel"]) < -0.02 or result["attainment"] < -0.005
         )
         result["right"] = not result["worse"] and (result["tel"] > 0 or result["attainment"] > 0)
-    baseline, limits = window.evaluator.trial(Lru(), blocks), request.limits
-    points = [(policy, blocks) for policy in _runnable(compared, request)]
+    baseline = window.evaluator.trial(Lru(), blocks)
+    most = bounds(window.target, window.limits, baseline)
+    points = [(policy, blocks) for policy in _runnable(compared, xi)]
     harmless = [
-        moved
+        {**moved, "hits": hits - trial.outcome.token_hit_rate}
         for trial in window.evaluator.evaluate(points)
-        if not harms(
-            bounds(window.target, limits, baseline),
-            moved := changes(window.target, baseline, trial),
-        )
+        if not harms(most, moved := changes(window.target, baseline, trial))
     ]
     best = {
         "best_p95": max([0.0, *(-moved[rank] for moved in harmless)]),
         "best_attainment": max([0.0, *(moved["attainment"] for moved in harmless)]),
+        "best_hits": max([0.0, *(-moved["hits"] for moved in harmless)]),
     }
     return {**result, **best}
 
 
-def _runnable(compared: PolicyComparison, request: TuneRequest) -> Iterator[Policy]:
-    """Yield the settings to compare in hindsight, those with a guard also without it."""
-    xi = float(request.profile.xi_tokens(request.target.slo_s))
+def _runnable(compared: PolicyComparison, xi: float) -> Iterator[Policy]:
+    """Yield the settings to compare in hindsight, those with a guard also without it.
+
+    Of the policy of hybrid models, all intervals that are searched.
+    """
     for contender in compared.contenders:
         policy = contender.policy
         others = [policy]
         if XI in policy.values:
             others += [with_value(policy, XI, round(share * xi)) for share in (0.25, 0.5, 1.0)]
+        if isinstance(policy, LruRetention):
+            others += map(retaining, RETENTIONS)
         for each in others:
             yield each
             if GUARD.name in each.values:
@@ -298,6 +330,74 @@ def _harm_row(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
         captured("p95"),
         captured("attainment"),
     ]
+
+
+def hybrid_table(results: Sequence[dict[str, Any]]) -> Table:
+    """Return a row for each hybrid deployment, and one for all."""
+    tuned = [result for result in results if "rate" in result]
+    names = dict.fromkeys(result["deployment"] for result in tuned)
+    groups = {name: [each for each in tuned if each["deployment"] == name] for name in names}
+    loads = ", ".join(f"{times:g} ({slo:g})" for times, slo in hybrid_harm.LOADS)
+    missed = [each["why"] for each in tuned if _missed(each)]
+    refused = sum("refused" in result for result in results)
+    return Table(
+        "Retention intervals on requests that no choice saw",
+        f"{len(tuned)} tunings on {'; '.join(dict.fromkeys(each['trace'] for each in results))}, at"
+        f" {loads} times the highest arrival rate, a power of two times the trace's, that LRU keeps"
+        " up with (in brackets the SLO, in units of LRU's percentile there). Of the other cases,"
+        f" {refused} were refused, as the trace's blocks do not divide the model's, and in"
+        f" {len(results) - len(tuned) - refused} the pool is too small for the prompts."
+        " Deployments: model, share of the GPU's memory, drafter. `worse`, `harmed` and `right` as"
+        " above, of changes with flags; `withheld`: changes without, since they do not hold at both"
+        " ends of pool and latency, and how many of those would have harmed. `hits` (points) and"
+        " `p95`: least and most change by those with flags. `missed`: no change, where an interval"
+        f" that harms nothing gains over {HIT_GAIN * 100:g} point of hits or {TAIL_GAIN:.0%} of p95"
+        f" in hindsight ({', '.join(f'{missed.count(each)} {each}' for each in WHY)}).",
+        (
+            *("deployment", "tunings", "do now", "right", "worse", "harmed"),
+            *("canary", "right there", "worse there", "withheld"),
+            *("intervals", "hits", "p95", "missed"),
+        ),
+        [_hybrid_row(name, group) for name, group in {**groups, "all": tuned}.items()],
+    )
+
+
+def _hybrid_row(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
+    given = [each for each in results if each["holds"]]
+    now = [each for each in given if each["grade"] == "do-now"]
+    canary = [each for each in given if each["grade"] == "canary"]
+    withheld = [each for each in results if each["grade"] != "no" and not each["holds"]]
+    harmed = sum(each["harmed"] for each in withheld)
+    points = [each["hits"] * 100 for each in given]
+    return [
+        name,
+        str(len(results)),
+        str(len(now)),
+        *(str(sum(each[what] for each in now)) for what in ("right", "worse", "harmed")),
+        str(len(canary)),
+        *(str(sum(each[what] for each in canary)) for what in ("right", "worse")),
+        f"{len(withheld)} ({harmed})" if harmed else str(len(withheld)),
+        ", ".join(f"{kept:g}" for kept in sorted({each["values"][RETENTION] for each in given}))
+        or "–",
+        f"{min(points):+.1f} to {max(points):+.1f}" if points else "–",
+        spread([-each["p95"] for each in given]),
+        str(sum(map(_missed, results))),
+    ]
+
+
+def _missed(result: dict[str, Any]) -> bool:
+    gains: bool = result["best_hits"] > HIT_GAIN or result["best_p95"] > TAIL_GAIN
+    return result["grade"] == "no" and gains
+
+
+def _why(compared: PolicyComparison) -> str:
+    """Return why the preferred contender is not recommended."""
+    first = next(iter(compared.contenders), None)
+    if first is None or not first.keeps_up or first.harms_by_value:
+        return WHY[0]
+    if first.harms:
+        return WHY[1]
+    return WHY[2] if first.later.likely < LIKELY else WHY[3]
 
 
 def _covered(traffic: tuple[str, int, int, float, float], seeds: int) -> list[list[str]]:
@@ -368,14 +468,18 @@ def _traces(options: argparse.Namespace) -> Iterator[HeldOut]:
     """Yield the traces to tune on."""
     if options.tiers or options.development:
         yield from samples()
+    elif options.hybrid:
+        yield from samples(hybrid_harm.SAMPLES)
     made: tuple[tuple[str, int, int], ...] = SHORT
     if options.tiers:
         made = () if options.short else tier_harm.GENERATED
+    elif options.hybrid:
+        made = () if options.short else hybrid_harm.GENERATED
     elif not options.short:
         made = DEVELOPMENT if options.development else JUDGING
     with TemporaryDirectory() as folder:
         yield from generated(made, Path(folder))
-    if not (options.short or options.development):
+    if not (options.short or options.development or options.hybrid):
         yield from published()
 
 
@@ -384,6 +488,8 @@ def _deployments(options: argparse.Namespace, name: str) -> Sequence[dict[str, A
     if options.tiers:
         known = tier_harm.HYBRID if options.hybrid else tier_harm.DEPLOYMENTS
         return known[1:2] if options.short else known
+    if options.hybrid:
+        return hybrid_harm.DEPLOYMENTS[:1] if options.short else hybrid_harm.DEPLOYMENTS
     if options.short:
         return [{"level": LEVELS[0]}]
     engines = ENGINES if name.startswith(ON_ENGINES) else ()
@@ -394,10 +500,16 @@ def _results(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return all results, those of earlier runs from the file to resume."""
     known = _kept(options.resume)
     done = {(result["trace"], result["deployment"]) for result in known}
-    measure = partial(tier_harm.measured, share_seen=SEEN) if options.tiers else measured
+    measure: Callable[..., Iterator[dict[str, Any]]] = measured
+    if options.tiers:
+        measure = partial(tier_harm.measured, share_seen=SEEN)
+    elif options.hybrid:
+        measure = measured_hybrid
     for trace in _traces(options):
         for deployment in _deployments(options, trace.name):
             name = " ".join(str(value) for value in deployment.values())
+            if options.hybrid and not options.tiers:
+                name = hybrid_harm.called(deployment)
             if (trace.name, name) in done:
                 continue
             note(f"{trace.name}, {name}")
@@ -428,6 +540,8 @@ def main() -> None:
     elif options.tiers:
         table = tier_harm.table(_results(options))
         part = "tiers-hybrid" if options.hybrid else "tiers"
+    elif options.hybrid:
+        table, part = hybrid_table(_results(options)), "hybrid"
     else:
         traffic = "development" if options.development else "judging"
         part = "no-harm-development" if options.development else "no-harm"

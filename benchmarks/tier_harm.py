@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,7 @@ def measured(
             )
         )
 
-    rate, alone_s = 0.0, np.inf
-    for rate in _RATES:
-        window, blocks = _last(trace, asked(rate, 1.0), share_seen / 2)
-        alone = window.measure(Lru(), blocks)
-        if alone.keeps_up and np.isfinite(alone.target_s):
-            alone_s = alone.target_s
-            break
+    rate, alone_s = highest_rate(trace, asked, share_seen / 2)
     if not np.isfinite(alone_s):
         yield {"verdict": "rejects too many requests", "rate": rate}
         return
@@ -92,10 +86,25 @@ def measured(
             request = asked(rate * times, factor * alone_s)
             tuned = tune(trace.trace, seen, request)
             facts = {"rate": rate * times, "times": times, "slo_of_alone": factor}
-            yield {**facts, **_judged(tuned, *_last(trace, request, share_seen))}
+            yield {**facts, **_judged(tuned, *last_window(trace, request, share_seen))}
 
 
-def _last(trace: HeldOut, request: TuneRequest, share: float) -> tuple[Window, int]:
+def highest_rate(
+    trace: HeldOut, asked: Callable[[float, float], TuneRequest], share: float
+) -> tuple[float, float]:
+    """Return the highest rate that LRU keeps up with after `share`, and its percentile there.
+
+    `asked` takes a rate and an SLO. The percentile is infinite where LRU keeps up with no rate.
+    """
+    for rate in _RATES:
+        window, blocks = last_window(trace, asked(rate, 1.0), share)
+        alone = window.measure(Lru(), blocks)
+        if alone.keeps_up and np.isfinite(alone.target_s):
+            return rate, alone.target_s
+    return _RATES[-1], np.inf
+
+
+def last_window(trace: HeldOut, request: TuneRequest, share: float) -> tuple[Window, int]:
     """Return the requests after the first `share` of the trace, and the blocks of the pool."""
     prompts, requests = trace.prompts, len(trace.prompts.leaf)
     latency = latency_for(trace.trace, request.profile, request.deployment, lambda: prompts)
@@ -202,8 +211,8 @@ def table(results: list[dict[str, Any]]) -> Table:
                 ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts)),
                 "; ".join(tiers) or "–",
                 str(sum(any(each.get("worse", ())) for each in here)),
-                *(_range([each[name] for each in recommended]) for name in ("p95", "p50")),
-                _range([each["throughput"] for each in recommended]),
+                *(spread([each[name] for each in recommended]) for name in ("p95", "p50")),
+                spread([each["throughput"] for each in recommended]),
                 f"{sum(each['meets'] for each in recommended)} of {len(recommended)}",
                 f"{sum(each.get('harmful', 0) for each in here)}",
             ]
@@ -247,7 +256,8 @@ def _interval(result: dict[str, Any]) -> str:
     return "" if result.get("interval", "0") == "0" else f"interval {result['interval']}"
 
 
-def _range(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
+    """Return the least and the most of some changes."""
     if not values:
         return "–"
     low, high = min(values), max(values)

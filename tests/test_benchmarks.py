@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ROOT, analyze, no_harm, tier_harm
+from benchmarks import ROOT, analyze, hybrid_harm, no_harm, tier_harm
 from benchmarks.generate import BLOCK_TOKENS, records, write
 from benchmarks.held_out import HeldOut, generated
 from benchmarks.table import Table, record
@@ -80,6 +80,21 @@ def test_recommendations_do_no_harm(tmp_path: Path) -> None:
     table = no_harm.harm_table(results)
     assert [row[0] for row in table.rows][-1] == "all"
     assert len(table.rows) == len(no_harm.SHORT) + 1
+
+
+def test_hybrid_models_are_judged_on_later_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interval, no worse on requests that no choice saw; a row of a deployment, one of all."""
+    monkeypatch.setattr(hybrid_harm, "LOADS", ((1.0, 0.8),))
+    trace = HeldOut("to-c", ROOT / "sample_traces" / "to-c.jsonl.gz")
+    deployment = hybrid_harm.DEPLOYMENTS[8]
+    (result,) = no_harm.measured_hybrid(trace, deployment, 0.9)
+    assert (result["grade"], result["worse"], result["harmed"]) == ("do-now", False, False)
+    named = {"trace": trace.name, "deployment": hybrid_harm.called(deployment), **result}
+    for holds in (True, False):  # at both ends of pool and latency: with flags, or withheld
+        first, every = no_harm.hybrid_table([named | {"holds": holds}]).rows
+        assert first[0] == "qwen3-next-80b 0.92"
+        assert first[1:] == every[1:]
+        assert (first[2], first[9]) == (("1", "0") if holds else ("0", "1"))
 
 
 def test_the_rule_is_judged_on_other_traffic_than_it_was_made_on() -> None:

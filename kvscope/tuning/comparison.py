@@ -106,7 +106,7 @@ class Window:
     """One window of the trace: replays of policies, compared with LRU there."""
 
     def __init__(self, evaluator: Evaluator, limits: Limits) -> None:
-        self.evaluator, self.target, self._limits = evaluator, evaluator.target, limits
+        self.evaluator, self.target, self.limits = evaluator, evaluator.target, limits
         prompts = evaluator.workload.prompts
         self.first = first = first_counted(prompts, evaluator.workload.setting.definition)
         clusters = clusters_of(prompts.conversation[first:], prompts.user[first:])
@@ -168,7 +168,7 @@ class Window:
             trial,
             gains=gains,
             attainment_gain=attainment,
-            harms=harms(bounds(self.target, self._limits, baseline), figures),
+            harms=harms(bounds(self.target, self.limits, baseline), figures),
             likely=self.bootstrap.likely(
                 baseline.resampled, trial.resampled, baseline.ttft_s, trial.ttft_s
             ),
