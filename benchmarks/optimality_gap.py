@@ -45,7 +45,7 @@ from kvscope.replay.replay import Tables
 PAGE = ROOT / "docs" / "evidence" / "gittins.md"
 XI_TOKENS = (8192, 16384)
 ABLATED = (0, XI_TOKENS[0])
-SAME_AS_LRU = ("lru", "ttl", "lru-retention")  # on these traces
+SAME_AS_LRU = ("lru", "ttl", "lru-retention", "trtllm-priority")  # on these traces
 BOUND, NO_GAP = "no policy exceeds", "–"
 UNTOUCHED = (
     ("to-c", 6_000, 501),

@@ -272,6 +272,7 @@ class Converter:
             "queue_ms": _possible_ms(request.queue_s),
             "duration_ms": _possible_ms(request.duration_s),
             "cached_tokens": request.cached_tokens,
+            "retention": request.retention,
             "parts": self._parts(request, prompt.parts) or None,
         }
 

@@ -60,6 +60,7 @@ _TYPECODES = {
     "adapter": "i",
     "salt": "i",
     "worker": "i",
+    "retention": "i",
     "ttft_s": "d",
     "queue_s": "d",
     "duration_s": "d",
@@ -84,12 +85,12 @@ _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), N
 MOST_TYPES = 6_553
 """Types told apart: five turns each make categories, which are numbered by 15 bits."""
 FURTHER_TYPES = "further types"
-NAMED = ("type", "model", "adapter", "salt", "worker", "part")
+NAMED = ("type", "model", "adapter", "salt", "worker", "retention", "part")
 TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
 ATTRIBUTES = (
     *(*TENANT, "worker", *MEASURED),
-    *("waits_for", "clock", "repeated_tokens", "parts"),
+    *("waits_for", "clock", "retention", "repeated_tokens", "parts"),
 )
 """What only some traces say of their requests; the store keeps it apart."""
 Tenant = tuple[int, int, int]
@@ -431,6 +432,9 @@ class Columns:
         self._extend_values("adapter", _spelled(_nonempty(batch.field("adapter"))))
         self._extend_values("salt", _nonempty(batch.field("cache_salt")))
         self._extend_values("worker", _nonempty(_spelled(batch.field("worker"))))
+        stated = batch.field("retention")
+        texts = stated and [None if each is None else each.text for each in stated]
+        self._extend_values("retention", texts)
         self._extend_measured("ttft_s", _nonempty(batch.field("ttft_s")))  # 0: not measured
         self._extend_measured("queue_s", batch.field("queue_s"))
         self._extend_measured("duration_s", _nonempty(batch.field("duration_s")))

@@ -336,6 +336,7 @@ def write_requests(
             model_names=list(names["model"]),
             adapter_names=list(names["adapter"]),
             worker_names=list(names["worker"]),
+            retention_names=list(names["retention"]),
             none=NONE,
         )
     above, kind, tokens = (each[1:] for each in built.parts)

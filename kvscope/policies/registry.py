@@ -14,6 +14,7 @@ from kvscope.policies.lfu import Lfu, Slru
 from kvscope.policies.lru import Lru, LruRetention, ThresholdLru, Ttl
 from kvscope.policies.queues import Arc, Fifo, S3Fifo, Sieve
 from kvscope.policies.tlru import TLru, TLruEnd, TLruLength
+from kvscope.policies.trtllm_priority import TrtllmPriority
 from kvscope.policies.wa import Wa
 
 POLICIES: tuple[type[Policy], ...] = (
@@ -32,13 +33,14 @@ POLICIES: tuple[type[Policy], ...] = (
     Gittins,
     Ttl,
     LruRetention,
+    TrtllmPriority,
     TLruEnd,
     TLruLength,
     Belady,
     TailBelady,
 )
 
-REMOVED = {"soft-ttl": "ttl", "trtllm-priority": "ttl"}
+REMOVED = {"soft-ttl": "trtllm-priority"}
 """Policies of the version before, each with the one to take instead."""
 
 

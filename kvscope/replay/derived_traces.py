@@ -41,6 +41,7 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
         carried_leaf=block[prompts.carried_leaf[requests]],
         block_parent=block[prompts.block_parent[needed]],
         measurements=prompts.measurements and prompts.measurements.select(requests),
+        directives=prompts.directives and prompts.directives.select(requests),
         **columns,
     )
 
@@ -83,6 +84,7 @@ def retimed(prompts: Prompts, arrival_s: Float64s) -> tuple[Prompts, Int64s]:
         prompts,
         conversation=conversations(parent)[0],
         measurements=prompts.measurements and prompts.measurements.select(order),
+        directives=prompts.directives and prompts.directives.select(order),
         **columns,
     )
     return made, order

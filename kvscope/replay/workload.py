@@ -19,6 +19,7 @@ from kvscope.core.trace import Prompts
 from kvscope.deployment.engines import SGLANG_NUM_SEQS, HiCache, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import LatencyProfile
+from kvscope.learning.directives.offline import STATED, stated_tables
 from kvscope.learning.offline.learners import tables_for, tables_of_served
 from kvscope.policies.base import Policy
 from kvscope.replay.curve import HitCurve, lru_curve
@@ -193,6 +194,10 @@ class Workload:
         if key not in self._tables:
             what = f"what {policy.name} learns from {len(self.traffic.leaf):,} requests"
             memory.require(tables_bytes(self.traffic, policy), what)
+            stated = self.prompts.directives
+            if policy.learner == STATED and stated is not None and not self.setting.definition.flat:
+                self._tables[key] = stated_tables(self.traffic, stated)
+                return self._tables[key]
             fit = partial(tables_for, policy=type(policy), every=policy.refit_every)
             self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from kvscope.core.errors import InputError, without_secrets
 from kvscope.core.files import STANDARD_STREAM, parts_of
 from kvscope.core.trace import (
+    Directives,
     Measurements,
     PromptParts,
     Prompts,
+    StatedDirectives,
     Tenants,
     Trace,
 )
@@ -144,6 +146,7 @@ def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) ->
         "block_size": trace.block_size,
         "categories": tuple(row["category"] for row in names),
         "measurements": _load_measurements(store, trace, requests),
+        "directives": _load_directives(store, trace, requests),
         **columns,
     }
 
@@ -163,6 +166,21 @@ def _columns_of(store: Store, query: str, trace: Trace, requests: Int64s | None)
     columns = store.columns(f"ingest/{query}", requests, trace_id=trace.trace_id)
     del columns["request"]
     return columns
+
+
+def _load_directives(
+    store: Store, trace: Trace, requests: Int64s | None
+) -> StatedDirectives | None:
+    """Return the directives of a trace's requests; None where no request states any."""
+    key = {"trace_id": trace.trace_id}
+    texts = store.rows("ingest/directive_texts", **key)
+    if not texts:
+        return None
+    import msgspec
+
+    distinct = (msgspec.json.decode(row["retention"], type=Directives) for row in texts)
+    columns = _columns_of(store, "directives", trace, requests)
+    return StatedDirectives(**columns, distinct=tuple(distinct))
 
 
 def _load_measurements(store: Store, trace: Trace, requests: Int64s | None) -> Measurements | None:

@@ -22,11 +22,17 @@ from tests.attack.attack import Attack, Case, Harm
 from tests.attack.mutations import as_json, mutated_bytes, mutated_document
 from tests.ingest.formats.conftest import SAMPLES
 
+_RETENTION = (
+    b'"retention":{"retain":[{"from":0,"to":1024,"priority":80,"ttl_s":300},{"from":9}],'
+    b'"refresh":false,"ends":true,"pause":true}'
+)
 _PARTS = b'[["template",1],["system",5],["tool 1 search",7],["user",8],["tool result",9]]'
 MORE_LINES = {
     "mooncake": [
         b'{"session_id":"a","delay":12.5,"input_length":900,"output_length":3,"hash_ids":["x",2]}',
-        b'{"session_id":"a","input_length":90,"output_length":3,"hash_ids":[1]}',
+        b'{"session_id":"a","input_length":90,"output_length":3,"hash_ids":[1],'
+        + _RETENTION
+        + b"}",
         b'{"input_length":9,"output_length":3,"hash_ids":[1],"parts":' + _PARTS + b"}",
         b'{"session_id":"a","created_time":3,"input_tokens":9,"output_tokens":3,"block_size":16}',
     ],
@@ -36,7 +42,9 @@ MORE_LINES = {
             b'"type":"text","turn":1,"hash_ids":[1,2,3],"model":"m","lora_name":"l","worker":"w",'
             b'"parts":'
             + _PARTS
-            + b',"cache_salt":"s","ttft_ms":12.5,"queue_ms":1,"duration_ms":90,"cached_tokens":16}'
+            + b',"cache_salt":"s","ttft_ms":12.5,"queue_ms":1,"duration_ms":90,"cached_tokens":16,'
+            + _RETENTION
+            + b"}"
         ),
     ],
     "dynamo": [
@@ -88,6 +96,7 @@ PARQUET_ROWS = [
         "clock": "k",
         "cache_salt": "0",
         "adapter": "l",
+        "retention": _RETENTION.decode().removeprefix('"retention":'),
         "parts": _PARTS.decode(),
     },
 ]

@@ -131,6 +131,24 @@ def test_a_trace_is_ingested_with_what_the_log_says(model: Path, tmp_path: Path)
         assert trace.facts.lineage == "given"
 
 
+def test_directives_stay_with_their_request(model: Path, tmp_path: Path) -> None:
+    """Of a line or of the body in it; of a conversation with the last request, which was logged."""
+    stated = {"retain": [{"to": 9, "priority": 80, "ttl_s": 300.0}], "pause": True}
+    chat = [SYSTEM, USER]
+    lines = hashed(
+        model,
+        tmp_path,
+        {"messages": chat, "retention": stated},
+        {"messages": chat},
+        {"request": {"prompt": [ASK, SYSTEM["content"]], "retention": {"ends": True}}},
+        {"messages": [*chat, ANSWER, MORE, ANSWER], "retention": stated},
+    )
+    ends = {"ends": True}
+    assert [x.get("retention") for x in lines] == [stated, None, ends, ends, None, stated]
+    with kvscope.open_trace(tmp_path / "trace.jsonl") as trace:
+        assert trace.facts.requests == len(lines)
+
+
 def test_a_conversation_is_a_request_per_answer(model: Path, tmp_path: Path) -> None:
     """Those of ShareGPT too; earlier turns are prefixes of later ones."""
     chat = [SYSTEM, USER, ANSWER, MORE, ANSWER]

@@ -143,7 +143,7 @@ OPTIONS: Rows = {
         (f"{_GPU} --engine sglang --policy belady", 2, "SGLang has no policy belady"),
         (f"{_GPU} --engine sglang --param tlru.guard=1", 2, "--param tlru.guard: SGLang's tlru"),
         (f"{_GPU} --engine sglang --param tlru.leaves=any", 2, "has no parameter leaves"),
-        ("--policy trtllm-priority", 2, "trtllm-priority was removed; take ttl instead"),
+        ("--policy soft-ttl", 2, "soft-ttl was removed; take trtllm-priority instead"),
         ("--policy lru,TTL", 2, "--policy: ttl needs ttl_s: "),
         ("--param tlru.xi_token=2", 2, "did you mean xi_tokens?"),
         ("--param tlru.xi_tokens=2s", 2, "--param tlru.xi_tokens: '2s' is not a number"),

@@ -110,7 +110,7 @@ def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.Mon
         (
             "KVSCOPE_RECOMMENDATION",
             "soft-ttl.toml",
-            "LRU; .* was removed; take ttl instead",
+            "LRU; .* was removed; take trtllm-priority instead",
         ),
         ("KVSCOPE_RECORD", "etlru.toml/folder", "kvscope records nothing: .*Not a directory"),
     ],

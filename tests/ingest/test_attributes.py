@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,13 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import kvscope
+from kvscope.app.traces import replayable
 from kvscope.cli.app import run
 from kvscope.core.errors import InputError
 from kvscope.core.hits import standard
-from kvscope.core.trace import Measurements, Prompts, Trace
+from kvscope.core.trace import Directives, Measurements, Prompts, Retain, StatedDirectives, Trace
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import rows
 from kvscope.ingest.pipeline import IngestOptions, ingest
+from kvscope.ingest.time_range import ingest_range
 from kvscope.policies.lru import Lru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.replay import replay
@@ -308,14 +312,93 @@ def test_other_types_are_refused(tmp_path: Path, field: Line, reason: str) -> No
     assert rejects.lines == [(201, reason)]
 
 
-@pytest.mark.parametrize("text", ['[["user", 1', "[" * 2_000, '[["user", "1"]]', "\x00"])
-def test_parquet_with_damaged_parts_is_refused_by_row(
+STATED = (
+    {"retain": [{"to": 1024, "priority": 80, "ttl_s": 300.0}, {"from": 1024, "ttl_s": 60}]},
+    None,
+    {"pause": True},
+    {"ends": True, "refresh": False},
+    {"pause": True, "refresh": True},
+)
+DISTINCT = {
+    Directives((Retain(to=1024, priority=80, ttl_s=300.0), Retain(start=1024, ttl_s=60.0))),
+    Directives(pause=True),
+    Directives(ends=True, refresh=False),
+}
+
+
+def write(path: Path, stated: tuple[Any, ...], *, chats: bool) -> str:
+    """Write a request a second, each with what it states, in either JSON format."""
+    with path.open("w") as file:
+        for number, each in enumerate(stated):
+            line = {"input_length": 2048, "output_length": 1, "hash_ids": [1, 2, 3, 4]}
+            line |= (
+                {"chat_id": number, "timestamp": number} if chats else {"timestamp": number * 1000}
+            )
+            line |= {"block_size": 512}
+            file.write(json.dumps(line if each is None else {**line, "retention": each}) + "\n")
+    return str(path)
+
+
+def directives(path: str) -> StatedDirectives | None:
+    """Return what kvscope keeps of the directives in a trace."""
+    with kvscope.open_trace(path) as trace:
+        return replayable(trace.store, trace.facts).directives
+
+
+@pytest.mark.parametrize("chats", [True, False], ids=["bailian", "mooncake"])
+def test_equal_directives_have_one_number(tmp_path: Path, *, chats: bool) -> None:
+    """In each of the JSON formats."""
+    kept = directives(write(tmp_path / "trace.jsonl", STATED, chats=chats))
+    assert kept is not None
+    assert set(kept.distinct) == DISTINCT
+    assert kept.number[1] == -1
+    assert kept.number[2] == kept.number[4]
+    assert kept.distinct[kept.number[3]] == Directives(ends=True, refresh=False)
+
+
+def test_a_time_range_keeps_its_directives(tmp_path: Path) -> None:
+    """Those of its requests, as the whole trace has them."""
+    with open_store(MEMORY) as store:
+        whole = ingest(store, write(tmp_path / "trace.jsonl", STATED, chats=True)).trace
+        part = ingest_range(store, whole, 2.0)
+        kept = load_prompts(store, part).directives
+    assert kept is not None
+    assert kept.distinct[kept.number[1]] == Directives(ends=True, refresh=False)
+
+
+def test_traces_without_directives_have_none(tmp_path: Path) -> None:
+    """None at all, rather than a column of nothing."""
+    assert directives(write(tmp_path / "plain.jsonl", (None, None), chats=True)) is None
+
+
+def test_selected_requests_keep_theirs(tmp_path: Path) -> None:
+    """A part of a trace has the directives of its requests."""
+    with kvscope.open_trace(write(tmp_path / "trace.jsonl", STATED, chats=True)) as trace:
+        whole = replayable(trace.store, trace.facts)
+    part = select(whole, np.array([1, 3]))
+    assert part.directives is not None
+    assert whole.directives is not None
+    assert part.directives.number.tolist() == whole.directives.number[[1, 3]].tolist()
+
+
+def test_impossible_directives_are_bad_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A priority beyond 100 is named with its place."""
+    path = write(tmp_path / "bad.jsonl", ({"retain": [{"priority": 101}]},), chats=True)
+    assert run(["ingest", path, "--db", ":memory:", "--strict"]) == 3
+    assert "<= 100" in (said := capsys.readouterr().err)
+    assert "retention.retain[0].priority" in said
+
+
+@pytest.mark.parametrize("text", ['{"pause": tru', "[" * 2_000, '{"pause": 1}', "\x00"])
+def test_parquet_with_damaged_directives_is_refused_by_row(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is no JSON of parts is a bad line with its number, as in other formats."""
+    """What is no JSON of directives is a bad line with its number, as in other formats."""
     path, row = str(tmp_path / "bad.parquet"), {"input_tokens": 40, "output_tokens": 1}
-    rows = [{**row, "arrival_s": 1.0, "parts": None}, {**row, "arrival_s": 2.0}]
-    pl.DataFrame([rows[0], {**rows[1], "parts": text}]).write_parquet(path)
+    rows = [{**row, "arrival_s": 1.0, "retention": None}, {**row, "arrival_s": 2.0}]
+    pl.DataFrame([rows[0], {**rows[1], "retention": text}]).write_parquet(path)
     db = str(tmp_path / "store.duckdb")
     assert run(["ingest", path, "--db", db, "--max-bad", "50%"]) == 0
-    assert "bad.parquet:2: parts: " in capsys.readouterr().err
+    assert "bad.parquet:2: retention: " in capsys.readouterr().err

@@ -157,6 +157,15 @@ def _wa(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     return (chance,)
 
 
+def _trtllm_priority(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
+    """Return the level, then when the block joined its queue: by a touch, or by its expiry."""
+    ttl_s, level = asked.table[int(asked.traffic.category[one.owner])]
+    touched_s = float(asked.traffic.arrival_s[one.owner])
+    if level > 35 and asked.silence_s(one) > ttl_s:
+        return 35.0, touched_s + ttl_s
+    return level, touched_s
+
+
 def _gittins(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     """Index of the class at this age, times the need where only a long next turn needs the block.
 
@@ -202,6 +211,7 @@ KEYS: dict[str, Key] = {
     "tlru-length": _tlru_length,
     "etlru": _etlru,
     "wa": _wa,
+    "trtllm-priority": _trtllm_priority,
     "gittins": _gittins,
     "belady": _belady,
     "tail-belady": _tail_belady,

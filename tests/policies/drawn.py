@@ -95,10 +95,14 @@ _INDEX = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 3.0)), min_size=5, max_
     lambda drawn: np.repeat(sorted(drawn, reverse=True), (5, 6, 7, 6, AGES - 24)).tolist()
 )
 """Falls with age, at 0.3 s, 1.3 s, 6.3 s and 25 s."""
+_STATED = st.tuples(
+    st.sampled_from((0.0, 1.0, 2.0, 5.0, float("inf"))), st.sampled_from((0, 20, 35, 36, 80, 100))
+)
 _ROWS = {
     "wa": _WA_ROWS,
     "etlru": _PROMPTS,
     "gittins": _INDEX,
+    "trtllm-priority": _STATED,
 }
 
 
@@ -109,7 +113,9 @@ def plain_tables(policy: type[Policy]) -> Tables:
     wa = _reuse_row((0.5, 0.1, 10.0)), _reuse_row((0.8, 0.02, 60.0)), _reuse_row((0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))
     index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in _LANES)
-    rows = {"wa": wa, "etlru": prompts, "gittins": index}[policy.name]
+    stated = (60.0, 35.0), (5.0, 80.0), (float("inf"), 10.0)
+    by_name = {"wa": wa, "etlru": prompts, "gittins": index}
+    rows = by_name.get(policy.name, stated)
     return Tables.of(np.zeros(1, dtype=np.int64), np.array([rows]))
 
 

@@ -130,7 +130,7 @@ def test_nothing_is_asked_for() -> None:
         (
             {"policy": {"name": "soft-ttl"}},
             InputError,
-            r"policy.name: the policy soft-ttl was removed; take ttl instead$",
+            r"policy.name: the policy soft-ttl was removed; take trtllm-priority instead$",
         ),
         ({"recommendation": "missing.toml"}, InputError, "No such file"),
         (

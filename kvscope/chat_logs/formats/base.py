@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from msgspec import Struct, field
 
+from kvscope.core.trace import Directives
 from kvscope.ingest.formats.base import Identifier, is_marked
 
 ASSISTANT = "assistant"
@@ -62,7 +63,7 @@ class LoggedRequest(Struct, kw_only=True):
     The log states `input_tokens`, `output_tokens` and `cached_tokens`. Without `output_tokens`,
     `response` is tokenized to count them. `arrival_s` counts from 1970 or from any other zero,
     measured times from the arrival. `date_s` is the current time for the chat template. `adapter`
-    is a LoRA adapter. If the log `states_parent`, `parent_id` is the id of the request that this
+    is a LoRA adapter, `retention` the client's directives for its blocks. If the log `states_parent`, `parent_id` is the id of the request that this
     one continues (None: no parent). `MessageLineage` sets `name`, made from the messages, and
     `continues`, the name of the request that this one continues.
     """
@@ -89,6 +90,7 @@ class LoggedRequest(Struct, kw_only=True):
     adapter: Identifier | None = None
     cache_salt: str | None = None
     worker: Identifier | None = None
+    retention: Directives | None = None
 
 
 class LogFormat(ABC):

@@ -33,6 +33,7 @@ from kvscope.chat_logs.formats.base import (
     Prompt,
     Tool,
 )
+from kvscope.core.trace import Directives
 from kvscope.ingest.formats.base import BadLine, Identifier, between, described, in_seconds, moment
 
 _BODIES = ("request", "body")
@@ -73,6 +74,7 @@ class _Row(msgspec.Struct, gc=False, kw_only=True):
     ttft_ms: float | None = None
     queue_ms: float | None = None
     duration_ms: float | None = None
+    retention: Directives | None = None
 
 
 class OpenAI(LogFormat):
@@ -125,7 +127,10 @@ class OpenAI(LogFormat):
         if row.duration_ms is not None:
             duration_s = in_seconds(row.duration_ms)
         if len(prompts) > 1:  # what is measured is measured of all of them together
-            return [LoggedRequest(prompt=each, arrival_s=start_s, **common) for each in prompts]
+            return [
+                LoggedRequest(prompt=each, arrival_s=start_s, retention=row.retention, **common)
+                for each in prompts
+            ]
         return [
             LoggedRequest(
                 prompt=prompts[0],
@@ -137,6 +142,7 @@ class OpenAI(LogFormat):
                 ttft_s=in_seconds(row.ttft_ms),
                 queue_s=in_seconds(row.queue_ms),
                 duration_s=duration_s,
+                retention=row.retention,
                 **common,
             )
         ]
@@ -250,7 +256,10 @@ def _conversation(
     start_s: float | None,
     common: dict[str, Any],
 ) -> list[LoggedRequest]:
-    """Return a request per answer; the first one arrives at the conversation's time, `start_s`."""
+    """Return a request per answer; the first one arrives at the conversation's time, `start_s`.
+
+    Directives go to the last request, the one that was logged.
+    """
     messages = row.messages or []
     if common["session_id"] is None:
         common["session_id"] = randbits(62)  # the conversation has no name
@@ -262,6 +271,7 @@ def _conversation(
                 prompt=_chat(row, fields, messages[:at], messages),
                 response=messages[at],
                 arrival_s=start_s if asked_s is None and number == 0 else asked_s,
+                retention=row.retention if at == answers[-1] else None,
                 **common,
             )
         )

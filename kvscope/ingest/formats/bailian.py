@@ -106,6 +106,7 @@ class BailianExport(LineExporter):
             "cached_tokens": row.cached_tokens,
             "delay_ms": milliseconds(row.delay_s),
             "waits_for": row.waits_for,
+            "retention": row.retention,
             "repeated_tokens": row.repeated_tokens,
             "parts": row.parts,
         }

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct, field
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.trace import Part
+from kvscope.core.trace import Directives, Part
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES, MAX_NESTING
 from kvscope.ingest.source import Source
@@ -76,7 +76,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     known. It counts from the end of the session's previous request, or of the one whose `chat_id`
     is `waits_for`. The messages begin with those of the first `repeated_tokens` of the parent's
     prompt, whatever the chat template made of them. `parts` of the prompt are as `kvscope hash`
-    finds them.
+    finds them. `retention` has the client's directives on the lifetime of its blocks.
     """
 
     input_tokens: int
@@ -102,6 +102,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     duration_s: float | None = None
     cached_tokens: int | None = None
     waits_for: Identifier | None = None
+    retention: Directives | None = None
     repeated_tokens: int | None = None
     parts: list[Part] | None = None
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from kvscope.core.prefix import paths
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Directives, Trace
 from kvscope.ingest.formats.base import ROOT, Request
 from kvscope.store.db import Store
 from kvscope.store.traces import load_block_parents, load_parts
@@ -20,6 +20,7 @@ from kvscope.store.traces import load_block_parents, load_parts
 REQUESTS_AT_ONCE = 4096
 
 Advance = Callable[[int], None]
+_directives = msgspec.json.Decoder(Directives).decode
 
 
 def rows(
@@ -49,6 +50,7 @@ def rows(
         ):
             row["hash_ids"] = ids[start:end].tolist()
             row["parts"] = parts and parts.of(number)
+            row["retention"] = row["retention"] and _directives(row["retention"])
         yield [Request(**row) for row in requests]
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from kvscope.core.trace import Part
+from kvscope.core.trace import Directives, Part
 from kvscope.ingest.formats.base import (
     Identifier,
     LineFormat,
@@ -36,6 +36,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     cached_tokens: int | None = None
     repeated_tokens: int | None = None
     parts: list[Part] | None = None
+    retention: Directives | None = None
 
     @property
     def adapter(self) -> Identifier | None:

@@ -110,6 +110,7 @@ class Mooncake(RowFormat):
             queue_s=row.queue_s,
             duration_s=row.duration_s,
             cached_tokens=row.cached_tokens,
+            retention=row.retention,
             repeated_tokens=row.repeated_tokens,
             parts=row.parts,
         )

@@ -22,7 +22,7 @@ from msgspec.structs import asdict
 
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, files_of
-from kvscope.core.trace import Part, Trace
+from kvscope.core.trace import Directives, Part, Trace
 from kvscope.core.units import GIB
 from kvscope.ingest.formats.base import BadLine, Records, Request, TraceFormat, unread_notes
 from kvscope.ingest.formats.exporter import Advance, Exporter, as_traced
@@ -176,7 +176,11 @@ class _ParquetRow(Request):
     hash_ids: list[int | str] | None = None
 
 
-_parts = msgspec.json.Decoder(list[Part]).decode
+_IN_JSON = {
+    "retention": msgspec.json.Decoder(Directives).decode,
+    "parts": msgspec.json.Decoder(list[Part]).decode,
+}
+"""Columns whose texts are JSON."""
 
 
 class Parquet(TraceFormat):
@@ -355,14 +359,19 @@ def _request(row: dict[str, object]) -> Request:
         if value is not None and row.get(field) is None:
             is_ms = name.endswith("_ms")
             row[field] = value / 1000 if is_ms and isinstance(value, int | float) else value
-    text = row.pop("parts", None)
+    texts = {name: row.pop(name, None) for name in _IN_JSON}
     request = Request(**asdict(msgspec.convert(row, _ParquetRow)))
-    if isinstance(text, str):
-        try:
-            request.parts = _parts(text)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise BadLine(f"parts: {error}") from error
+    for name, text in texts.items():
+        if isinstance(text, str):
+            try:
+                setattr(request, name, _IN_JSON[name](text))
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise BadLine(f"{name}: {error}") from error
     return request
+
+
+def _json_of(value: Directives | list[Part] | None) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
 
 
 def _require_lengths(present: Sequence[str], shown: str) -> None:
@@ -410,6 +419,7 @@ class ParquetExport(Exporter):
             "cached_tokens": pl.Int32(),
             "delay_s": pl.Float64(),
             "waits_for": pl.Int64(),
+            "retention": pl.String(),
             "repeated_tokens": pl.Int32(),
             "parts": pl.String(),
             "hash_ids": pl.List(pl.Int32()),
@@ -421,10 +431,8 @@ class ParquetExport(Exporter):
             # Nothing is pushed down: a sink asks for all columns of all rows.
             for chunk in as_traced(store, trace):
                 columns = {name: [getattr(row, name) for row in chunk] for name in schema}
-                columns["parts"] = [
-                    None if parts is None else msgspec.json.encode(parts).decode()
-                    for parts in columns["parts"]
-                ]
+                for name in _IN_JSON:
+                    columns[name] = [_json_of(value) for value in columns[name]]
                 columns["block_size"] = [trace.block_size] * len(chunk)
                 yield pl.DataFrame(columns, schema=schema)
                 advance(len(chunk))

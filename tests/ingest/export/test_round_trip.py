@@ -15,7 +15,7 @@ from libcachesim.libcachesim_python import convert_to_oracleGeneral
 
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.hits import HitDefinition
-from kvscope.core.trace import Part, Prompts, Trace
+from kvscope.core.trace import Directives, Part, Prompts, Retain, Trace
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, milliseconds, rows
 from kvscope.ingest.formats.oracle_general import RECORD
@@ -32,9 +32,15 @@ IGNORED = HitDefinition("prompts alone", partial=True, last_token_rule=False, ou
 
 STATED = (
     "user_id", "type", "model", "adapter", "cache_salt", "worker", "ttft_s", "queue_s",
-    "duration_s", "cached_tokens", "delay_s", "waits_for", "clock", "repeated_tokens", "parts",
+    "duration_s", "cached_tokens", "delay_s", "waits_for", "clock", "retention", "repeated_tokens",
+    "parts",
 )  # fmt: skip
 COUNTS = ("models", "adapters", "salts", "tenants", "workers", "measured_requests")
+DIRECTIVES = (
+    Directives((Retain(to=9, priority=80, ttl_s=300.0), Retain(start=9, ttl_s=60.0))),
+    Directives(pause=True),
+    Directives(ends=True, refresh=False),
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +125,7 @@ def labelled(draw: st.DrawFn, size: int, *, chats: bool) -> list[Request]:
         request.waits_for = draw(st.none() | st.integers(0, at)) if chats else None
         request.cached_tokens = draw(st.none() | st.integers(0, request.input_tokens))
         request.repeated_tokens = draw(st.none() | st.integers(0, 9))
+        request.retention = draw(st.sampled_from([None, *DIRECTIVES]))
         request.clock = draw(st.sampled_from([None, None, "x", "y"]))
         parts = [Part("system", 1), Part("tool 1 search", request.input_tokens)]
         request.parts = draw(st.sampled_from([None, parts[:1], parts[1:]]))

@@ -1,0 +1,1 @@
+"""The learner of `trtllm-priority`: what requests state about their blocks."""
