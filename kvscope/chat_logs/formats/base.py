@@ -63,9 +63,10 @@ class LoggedRequest(Struct, kw_only=True):
     The log states `input_tokens`, `output_tokens` and `cached_tokens`. Without `output_tokens`,
     `response` is tokenized to count them. `arrival_s` counts from 1970 or from any other zero,
     measured times from the arrival. `date_s` is the current time for the chat template. `adapter`
-    is a LoRA adapter, `retention` the client's directives for its blocks. If the log `states_parent`, `parent_id` is the id of the request that this
-    one continues (None: no parent). `MessageLineage` sets `name`, made from the messages, and
-    `continues`, the name of the request that this one continues.
+    is a LoRA adapter, `retention` the client's directives for its blocks. If the log
+    `states_parent`, `parent_id` is the id of the request that this one continues (None: no parent).
+    `MessageLineage` sets `name`, made from the messages, and `continues`, the name of the request
+    that this one continues.
     """
 
     prompt: Prompt
