@@ -109,7 +109,8 @@ def resolved_deployment(
 
 
 def with_any_latency(options: Asked) -> Asked:
-    """Return options with the default latency preset where only a pool is stated.
+    """Return options with the default latency preset where a pool is stated, but neither a latency
+    nor both GPU and model.
 
     For questions about hits, which need the pool: latency changes only which requests overlap.
     """

@@ -63,7 +63,7 @@ class FigureKind(Struct, frozen=True):
     """How to parse the limit of a figure and write its value, and which direction is worse.
 
     `needs` says how to get a result with the figure. `near_zero` figures can be 0, which makes
-    relative changes meaningless: a plain `regression` leaves them out.
+    relative changes meaningless: only their own regression (`tel.regression`) covers them.
     """
 
     parse: Callable[[str], float]
@@ -245,8 +245,8 @@ class Regression(Struct, frozen=True):
 def worst_regression(figures: Figures, baseline: Figures, subject: str = "") -> Regression | None:
     """Return the regression of the figure that worsened most, None without a common figure.
 
-    `subject` is a figure, or a policy or router. Without one, figures that can be near 0
-    are left out: TEL, mispredicted tokens and causes of misses.
+    `subject` is a figure, a policy or a router, "" for all. Figures that can be near 0 (TEL,
+    mispredicted tokens and causes of misses) count only as the subject.
     """
     known = [
         change

@@ -59,7 +59,7 @@ def open_dataset(folder: str, reading: Reading = AS_STORED) -> Dataset:
 
 
 def dataset_of(store: Store, trace: Trace) -> Dataset | None:
-    """Return the dataset behind a trace; None for a trace whose paths are in the store."""
+    """Return the dataset behind a trace; None if its prompts' prefix paths are in the store."""
     folder = str(Path(store.path).parent)
     if store_path(folder) != store.path:
         return None

@@ -55,7 +55,7 @@ def emit_result(command: str, result: Any, schema: int = 1) -> None:
 def report(result: Report, printing: ScreenOptions, *, quiet: bool = False) -> None:
     """Print a result as JSON, one screen or sections, and write its HTML report, if wanted.
 
-    Prints nothing if the HTML report goes to standard output, or with `quiet`.
+    Prints nothing else if the HTML report goes to standard output, or with `quiet`.
     """
     with reader_may_leave():
         if quiet or printing.html == STANDARD_STREAM:
@@ -115,7 +115,7 @@ def _show(screen: Console, section: Section) -> None:
 
 
 def _print(screen: Console, words: str, style: str = "") -> None:
-    """Print a sentence, wrapped at words; continuation lines keep its indentation."""
+    """Print a sentence, wrapped at words; only its first line keeps its indentation."""
     from rich.text import Text
 
     for line in _text(words).wrap(screen, screen.width):

@@ -230,7 +230,11 @@ def _write_and_keep(
 
 @contextmanager
 def watching(*, stops: bool, writes: bool = False) -> Iterator[Terminal]:
-    """Yield a Terminal; with `stops`, Ctrl-C lets the block finish, and Stopped exits."""
+    """Yield a Terminal; with `stops`, the first Ctrl-C sets its `stop`, to keep finished work.
+
+    If the block then raises Stopped, note that (with `writes`, also that nothing was written) and
+    exit as interrupted.
+    """
     if not stops:
         yield Terminal()
         return

@@ -77,8 +77,8 @@ def watch(
 ) -> None:
     """Follow a recording that grows and serve Prometheus metrics of its latest requests.
 
-    The metrics are hit rates: of the cache, of LRU at one, two and four times the capacity, and of
-    a recommendation; and when to tune again. Runs until Ctrl-C.
+    Among the metrics are hit rates (of the cache, an infinite cache, LRU at one, two and four times
+    the capacity, and a recommendation), the drift, and whether to tune again. Runs until Ctrl-C.
     """
     if grafana or grafana_alerts:
         name = "kvscope-watch.json" if grafana else "kvscope-alerts.yaml"

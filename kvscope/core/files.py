@@ -389,7 +389,7 @@ def is_remote(path: str) -> bool:
 
 
 def one_path(paths: Sequence[str]) -> str:
-    """Return all of `paths` in one text, quoted as in a shell."""
+    """Return `paths` as one text: a single path unchanged, several quoted as in a shell."""
     return paths[0] if len(paths) == 1 else shlex.join(paths)
 
 

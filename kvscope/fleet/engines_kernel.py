@@ -263,7 +263,8 @@ def run_engines(
 ) -> int:
     """Simulate engines behind a router: route the arrivals `begin` to `end`.
 
-    Return the number of the next arrival. After the last one, the engines finish all requests.
+    Return the number of the next arrival. If none is left before `end`, the engines finish all
+    requests, so the last call needs an `end` beyond the last arrival.
     `choose` is the router's function, `memory` its memory, and `p` its parameters.
     """
     due = arrivals.due

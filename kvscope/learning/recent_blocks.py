@@ -52,9 +52,10 @@ class PrefixMatch(NamedTuple):
 class RecentBlocks:
     """The blocks touched by the latest `memory` requests, and the last request to touch each.
 
-    Above `most_keys` blocks, half of them, by hash, are forgotten and no longer followed; the ends
-    of prompts are always known. `most_requests` is more than `memory`. `gaps_s` divide waits (s)
-    into the classes that a match distinguishes.
+    Above `most_keys` blocks, half of them, by hash, are forgotten and no longer followed. The last
+    block of each of the latest prompts is known even then, so that a prompt that repeats a whole
+    earlier one is matched to its end. `most_requests`, the size of the ring of records by request,
+    must exceed `memory`. `gaps_s` divide waits (s) into the classes that a match distinguishes.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class ThresholdLru(Lru):
 
     @staticmethod
     def admits(turn: Turn, p: Float64s, table: Float64s) -> bool:
-        """Return whether the history is long enough, or LRU is in force."""
+        """Return whether the history reaches the threshold, or the guard has put LRU in force."""
         return bool(turn.history_tokens >= p[_THRESHOLD] or table[0, 0] != OWN_ORDER)
 
 

@@ -161,8 +161,9 @@ class Arc(QueuePolicy):
     `numbers[0]` is p of the paper, the target size of the first list: a returning ghost of the
     first list raises it, one of the second lowers it. Ghosts of the first list are remembered while
     it and they are at most the capacity, all four lists while they are at most twice that. Differs
-    from the paper, which makes room before it inserts, in one point: here all blocks of a request
-    enter first, and eviction follows.
+    from the paper, which makes room before it inserts, in two points: all blocks of a request enter
+    first, and eviction follows; and REPLACE ignores the case |T1| = p for a ghost of the second
+    list.
     Source: Megiddo & Modha, FAST'03, Figure 4.
     """
 

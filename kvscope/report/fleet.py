@@ -72,7 +72,9 @@ _ASSUMED = {
 
 
 def screen(study: FleetStudy) -> list[Section]:
-    """Return the one screen: the answer, the routers, and lost hits or other pool sizes."""
+    """Return the one screen: the answer, the routers, then pool sizes and variants or else lost
+    hits, and the assumptions.
+    """
     losses = Section.of(_losses_title(study), _losses(study, _leading(study)))
     return [
         Section.of("Answer", *in_words(study)),

@@ -1,4 +1,4 @@
-"""Policies side by side: the best at each capacity, the gap to the optimum, and every run."""
+"""Policies side by side: the best at each capacity, its gap to the best known, and every run."""
 
 from __future__ import annotations
 
@@ -170,7 +170,8 @@ def _tel_s(run: Run) -> float:
 
 
 def summary(simulation: Simulation) -> Section:
-    """Return the best policy at each capacity by hits, p95 TTFT and TEL, with gaps to the optimum.
+    """Return the best policy at each capacity by hits, p95 TTFT and TEL, with gaps to the optimum
+    or the best known.
 
     For a recommended tier, compare pool and tier instead.
     """
@@ -297,7 +298,9 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
 def _contest_table(
     simulation: Simulation, measure: _Measure, contests: dict[int, Contest]
 ) -> Table:
-    """Return a row per capacity: the best policy, its change vs LRU, and the gap to the optimum."""
+    """Return a row per capacity: the best policy, its change vs LRU, and the gap to the optimum or
+    the best known.
+    """
     name = names(simulation.runs)
 
     def cell(run: Run | None) -> str:
@@ -463,7 +466,7 @@ def tail_excess_chart(simulation: Simulation) -> style.Figure:
 def _over_capacity(
     simulation: Simulation, value: Callable[[Run], float], *, plain_lru: bool = True
 ) -> Iterator[style.Series]:
-    """Yield a line over capacity per policy and setting; markers tell settings apart."""
+    """Yield a line over capacity per policy and parameters; markers tell a policy's lines apart."""
     unit, name = _sizes(simulation).axis, names(simulation.runs)
     by_name: dict[str, list[Run]] = {}
     for run in simulation.runs:

@@ -167,7 +167,9 @@ def _now(tuned: Recommendation, trial: Trial | None = None, window: str = HELD_O
 
 
 def _misses(tuned: Recommendation) -> str:
-    """Return how LRU misses the target, on the held-out window if possible."""
+    """Return how LRU misses the SLO: on the held-out window if it does there, else on the
+    validation window; if on neither, that it is within the SLO, and whether its queue grows.
+    """
     lru, slo_s = tuned.tuning.lru, tuned.tuning.target.slo_s
     for window, trial in ((HELD_OUT, lru.held_out), (VALIDATION, lru.validation)):
         if trial.target_s > slo_s:

@@ -82,7 +82,10 @@ class TtlCurves(Struct, frozen=True):
 
 
 def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
-    """Return the exact curve of each category of a trace."""
+    """Return a trace's curves: overall, and by category of the request that touched a block last.
+
+    Only the overall one is exact.
+    """
     segments = last_touch_segments(traffic)
     requests = len(traffic.leaf)
     end_s = float(traffic.arrival_s[-1]) if requests else 0.0

@@ -133,10 +133,10 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
 
 
 def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) -> dict[str, Any]:
-    """Return all fields of a trace's `Prompts` but its trie; with `requests`, of these alone.
+    """Return all fields of a trace's `Prompts` but its trie; with `requests`, only their rows.
 
-    Numbers in them are the whole trace's. Raises DamagedStoreError, and InputError for more than
-    MOST_CATEGORIES categories.
+    Numbers, such as those of nodes, requests, users and conversations, stay those of the whole
+    trace. Raises DamagedStoreError, and InputError for more than MOST_CATEGORIES categories.
     """
     require_sound(store, trace)
     columns = _columns_of(store, "prompts", trace, requests)

@@ -524,7 +524,8 @@ class Tuner:
     def _fewest(self, judged: Judged) -> FewestReplicas | None:
         """Return the fewest replicas with a policy that meet the SLO on the later requests.
 
-        If one replica meets it, nothing is replayed, and there is no interval.
+        None without `scale_out`, and for ranks of one engine. If the deployment has one replica,
+        and that meets the SLO, nothing is replayed, and `size` is None.
         """
         if not self.options.scale_out or self.options.of_ranks:
             return None

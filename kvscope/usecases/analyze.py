@@ -78,7 +78,7 @@ class AnalyzeRequest(Struct, frozen=True):
     """The request of an analysis; `from_s` to `until_s` limit the requests.
 
     For a dataset, `memory_bytes` limits memory (None: half of what is free). With a deployment,
-    `replayed` is the replay of LRU in its pools.
+    `replayed` is the request to replay LRU in its pools.
     """
 
     definition: HitDefinition = standard()
@@ -137,7 +137,9 @@ class Analysis(Struct, frozen=True, kw_only=True):
         return self.pool is not None and caching is not None and caching.definition == standard()
 
     def exceeds(self, share_of_ideal: float) -> bool:
-        """Return whether the pool reaches this share of the ideal in fewer blocks than LRU."""
+        """Return whether the pool reaches this share of the ideal in fewer blocks than LRU needs on
+        its curve of idle blocks.
+        """
         caching, now, blocks = self.caching, self.present_rate, self.present_blocks
         if caching is None or now is None or blocks is None:
             return False

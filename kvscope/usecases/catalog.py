@@ -48,7 +48,8 @@ class ListedRouter(Struct, frozen=True):
     """A router; its name includes the version of the program whose rule it follows.
 
     `sees` is the information behind its choices, `needs` what a trace must have. `draws`: it
-    chooses at random. A `reference` knows what no real router can. `flags` set its defaults.
+    chooses at random. A `reference` knows what no real router can. `flags` are its launch
+    flags with default parameters.
     """
 
     DOCUMENT: ClassVar[str] = "*router flags parameters=router.parameters"

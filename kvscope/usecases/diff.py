@@ -342,7 +342,7 @@ def _difference(
 
 
 def _side_by_side(left: Iterable[SideFigure], right: Iterable[SideFigure]) -> Facts:
-    """Return the differences of both sides' figures, without figures that have equal keys."""
+    """Return the differences of figures, without those that neither side has or with equal keys."""
     sides = [{figure.name: figure for figure in side} for side in (left, right)]
     known = []
     for name, figure in (sides[0] | sides[1]).items():

@@ -286,7 +286,9 @@ def _usual_time_model(
     routers: Sequence[type[Router]],
     policies: Sequence[type[Policy]],
 ) -> opt.TimeModel:
-    """Return "engine" for a deployment on vLLM whose routers and policies can be simulated."""
+    """Return "engine" for a deployment on vLLM if all `routers` and `policies` can be simulated on
+    engines, else "queue".
+    """
     from kvscope.policies.base import LanePolicy  # late: loads NumPy
 
     simulated = where is not None and where.engine.name == VLLM
@@ -368,9 +370,10 @@ class Loop(Struct, frozen=True):
 
 
 class CapacityCurve(Struct, frozen=True):
-    """LRU's exact hit rate by a replica's blocks, behind a router that needs only request order.
+    """LRU's exact hit rate by a replica's blocks.
 
-    Points from a sixteenth to sixteen times the present capacity, at the chosen number of replicas.
+    The router sees only the order and the sessions of requests. Points from a sixteenth to sixteen
+    times the present capacity, at the chosen number of replicas.
     """
 
     router: str
@@ -390,8 +393,8 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     replayed in several `pool_sizes`, ascending. `autoscaled` and `disaggregated`, if requested,
     have the answer's router and policy with autoscaling, or with separate prefill and decode
     replicas. Policies learn from the whole fleet's traffic. `lru_curves` are over a replica's
-    capacity, for routers that need only request order, in open loop; `pooled_curve` is over one
-    cache's. `think` is None in open loop.
+    capacity, for routers that see only the order and the sessions of requests, in open loop;
+    `pooled_curve` is over one cache's. `think` is None in open loop.
     """
 
     DOCUMENT: ClassVar[str] = (

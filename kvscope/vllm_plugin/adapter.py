@@ -268,7 +268,7 @@ def _report_losses(pool: Any, controller: EvictionController) -> None:
 
 
 def _report_hashes(pool: Any, controller: EvictionController) -> None:
-    """Notify `controller` of the hashes that enter and leave the cache."""
+    """Wrap `pool`'s methods: `controller` then learns of hashes that enter and leave the cache."""
     cache = pool.cache_full_blocks
     uncache = pool._remove_cached_block_hashes  # noqa: SLF001  (the one way out of the cache)
 

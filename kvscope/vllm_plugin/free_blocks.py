@@ -268,8 +268,8 @@ class FreeBlocks:
     def _oldest_set_aside(self) -> Block:
         """Return the oldest of the blocks that were set aside, for when no other block is free.
 
-        Requests in progress use their cached children, but have lost the hashes of their own blocks
-        of that prefix.
+        A block is set aside while cached children depend on it. A running request can use such a
+        child although its own block in the parent's place has lost its hash.
         """
         block = min(self.set_aside, key=lambda each: self._freed[each.block_id])
         del self._parked[block.block_hash]

@@ -228,7 +228,9 @@ class ToRun(Struct, frozen=True):
 
 
 class RowDoubt(Struct, frozen=True):
-    """Why no tier is to be added, the nearest row, and the `ends` at which that fails."""
+    """Why no tier is to be added, the row of the nearest option, and the `ends` at which it
+    harms or does not pay.
+    """
 
     why: TierReason
     row: int | None
