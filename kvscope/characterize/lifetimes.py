@@ -1,7 +1,7 @@
 """How long blocks wait for reuse, how long they live, and how many are alive at once.
 
 A gap belongs to the category of the request that touched the block before it: all that an eviction
-policy knows of a block. A lifetime, from first to last touch, belongs to that of the first.
+policy knows of a block. A lifetime, from first to last touch, belongs to the first one's.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def reuse_hazard(trace: Trace, history: History) -> ReuseHazard | None:
 
 
 def _observed_until(grid: Float64s) -> Float64s:
-    """Return the age up to which reuse counts for each point: one second, or the next point."""
+    """Return the age up to which reuse counts: a point plus 1 s, or the next point if later."""
     until: Float64s = np.maximum(grid + _SOON_S, np.append(grid[1:], grid[-1]))
     return until
 

@@ -154,7 +154,7 @@ class Category(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Characterization:
-    """All facts of one trace; None on reuse without block hashes, on turns without a lineage."""
+    """All facts of one trace; reuse is None without block hashes, turns are without a lineage."""
 
     trace: Trace
     lengths: Lengths
@@ -262,9 +262,9 @@ def _categories(
 ) -> tuple[Category, ...]:
     """Return one row a category, ordered by type and turn, from facts computed before.
 
-    Gaps belong to the category that touched the block last before the reuse, lifetimes to the first
-    one. `next_turn_probability` is the settled one if known. A category has either first or later
-    turns, so its `multi_turn_share` is 0 or 1.
+    Gaps belong to the category that touched the block last before the reuse, lifetimes to the one
+    that touched it first. `next_turn_probability` is the settled probability if known. A category
+    has either first or later turns, so its `multi_turn_share` is 0 or 1.
     """
     requests = sum(row["requests"] for row in rows)
     hits = sum(row["ideal_blocks"] for row in rows)

@@ -25,7 +25,7 @@ class TurnCount(Struct, frozen=True):
 
 
 class UserTurns(Struct, frozen=True):
-    """Distributions over users: each one's mean turns per conversation, and the deviation."""
+    """Distributions over users of the mean and standard deviation of turns per conversation."""
 
     users: int
     mean: Summary
@@ -63,7 +63,7 @@ class CategoryNextTurn(Struct, frozen=True):
 
 
 class WindowNextTurn(Struct, frozen=True):
-    """Next turns after requests of one category in one window; `settled` if all of them are."""
+    """Next turns after requests of one category in a window; `settled` if the whole window is."""
 
     start_s: float
     category: str
@@ -111,7 +111,7 @@ def turns(store: Store, trace: Trace) -> ConversationTurns | None:
 
 
 def _user_turns(store: Store, trace: Trace) -> UserTurns | None:
-    """Return turns by user, who opened the conversation; a deviation takes two conversations."""
+    """Return turns by user (a conversation's opener); deviations need two conversations each."""
     row = store.row("characterize/user_turns", trace_id=trace.trace_id)
     if not row["users"]:
         return None

@@ -240,17 +240,17 @@ class ProfileFit(Struct, frozen=True):
 
     @property
     def linear_worst(self) -> CellFit:
-        """Return the cell with the largest error of the papers' model, without a cost of pairs."""
+        """Return the cell with the largest relative error of the linear model (without pairs)."""
         return max(self.cells, key=lambda cell: abs(cell.linear_off))
 
     @property
     def linear_is_enough(self) -> bool:
-        """Return whether the linear model is within ENOUGH of every cell, relatively."""
+        """Return whether the linear model's relative error is at most ENOUGH in every cell."""
         return abs(self.linear_worst.linear_off) <= ENOUGH
 
     @property
     def is_enough(self) -> bool:
-        """Return whether the fit is within ENOUGH of every cell, relatively."""
+        """Return whether the fit's relative error is at most ENOUGH in every cell."""
         return abs(self.worst.off) <= ENOUGH
 
 

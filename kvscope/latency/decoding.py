@@ -1,9 +1,9 @@
-"""Steps of decoding: what a batch of requests takes for one token each, and a fit to that.
+"""Steps of decoding: the time of one token for each request of a batch, and a fit to it.
 
     seconds = decode_base_s + decode_request_s x batch + decode_context_token_s x batch x context
 
-so the terms are what each step reads (weights), what each request adds, and the keys and values
-that each request reads: those of a latency profile.
+The terms, parameters of a latency profile, are the cost of a step (reading the weights), of each
+request, and of reading the keys and values of each request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 def steps(longest: int, free_tokens: int, most: int = BATCHES[-1]) -> tuple[Step, ...]:
     """Return steps of up to `most` requests whose contexts fit in `free_tokens` together.
 
-    Contexts are short, or longer, up to half of the longest prompt.
+    Contexts have 256 tokens, or about half of the longest prompt's (at most 2,048).
     """
     contexts = sorted({_SHORT, max(min(longest // 2, _LONG) // _SHORT, 1) * _SHORT})
     every = (Step(batch, context) for batch in BATCHES if batch <= most for context in contexts)

@@ -136,7 +136,7 @@ def _lone_requests(
 ) -> LoneRequests:
     """Return the requests whose prefill overlaps no other one.
 
-    Raises InputError where there are too few, or too similar ones.
+    Raises InputError without cached tokens, or if such requests are too few or too similar.
     """
     ttft_s, queue_s, cached_tokens = measured.ttft_s, measured.queue_s, measured.cached_tokens
     timed = np.isfinite(ttft_s) & (ttft_s > 0)

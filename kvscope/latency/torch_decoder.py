@@ -113,7 +113,7 @@ class Decoder:
         return token  # and the device has done its work
 
     def step(self, batch: int, context: int) -> Callable[[], object]:
-        """Return a function that runs a step: a token for each of `batch` requests."""
+        """Return a function for one step: a token after `context` for each of `batch` requests."""
         self.prepare(context + 1, batch)
         tokens = torch.randint(100, 1000, (batch,), device=self.device)
         if self.device.type != "cuda":

@@ -71,7 +71,7 @@ class GuardEvidence(NamedTuple):
 
     @classmethod
     def none(cls, candidates: int) -> GuardEvidence:
-        """Return empty evidence on so many candidates."""
+        """Return empty evidence on this number of `candidates`."""
         return cls(*np.zeros((len(cls._fields), candidates)))
 
     def discounted(self) -> GuardEvidence:
@@ -92,7 +92,7 @@ def note_request(
 ) -> None:
     """Add a request that arrived `passed_s` after the previous one.
 
-    Each candidate computes so many `blocks` of it, and so many `tokens` of its prompt.
+    `blocks` of the request and `tokens` of its prompt are the numbers that each candidate computes.
     """
     most = 0
     for count in blocks:

@@ -194,7 +194,7 @@ class OnlineGuard:
 
 
 def _placed(segments: TouchedSegments, start: int) -> list[tuple[int, int, int]]:
-    """Return segments as (start, end, previous) depths of a path, the first one from `start` on."""
+    """Return segments as (start depth, end depth, previous request), the first at `start`."""
     placed = []
     for previous, blocks in segments:
         placed.append((start, start + blocks, previous))

@@ -48,7 +48,7 @@ def lane_plan(
 
 
 def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
-    """Return the lane of the first part's most needed blocks, at depth 0."""
+    """Return the lane of blocks that the next turn needs, in the first part of the path."""
     of_part = _in_part(turn, len(cuts) + 1, bisect_right(cuts, 0))
     return policy.place(of_part, 0, block_size, p)[1]
 
@@ -128,7 +128,7 @@ class LaneHeap:
         self.all_changed = True
 
     def unsettled(self) -> set[int]:
-        """Return the lanes that must be scored before the next eviction."""
+        """Return the lanes to score next; callers may first set aside their oldest blocks."""
         if self.all_changed:
             self.all_changed = False
             self.changed.update(range(len(self._lanes)))

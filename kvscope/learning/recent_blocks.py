@@ -25,7 +25,7 @@ TouchedSegments = list[tuple[int, int]]
 
 
 def remembered_requests(memory: int) -> int:
-    """Return the number of requests, a power of 2, to keep for a `memory` of so many requests.
+    """Return the number of requests, a power of 2, to keep for a `memory` counted in requests.
 
     Blocks are forgotten a whole memory at a time, so those of up to two memories are known.
     """

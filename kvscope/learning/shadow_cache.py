@@ -301,7 +301,7 @@ class ShadowCaches:
             shadow.use(table)
 
     def serve(self, request: ShadowRequest) -> list[int]:
-        """Serve a request; return the leading blocks that hit in each shadow."""
+        """Serve a request; return the number of leading blocks that hit in each shadow."""
         number, runs = request.number, self._runs
         expired_s, forgotten = request.arrival_s - self._ttl_s, 0
         while runs.oldest < number:

@@ -15,7 +15,7 @@ from kvscope.reuse_models.results import Conversation, Interval
 
 
 def next_turn_s(parent: NDArray[np.integer], arrival_s: Float64s) -> Float64s:
-    """Return the arrival of the turn after each request: the earliest, infinity without one."""
+    """Return the arrival (s) of each request's earliest next turn; infinity without a next turn."""
     child = np.flatnonzero(parent >= 0)
     next_s = np.full(len(parent), np.inf)
     np.minimum.at(next_s, parent[child], arrival_s[child])
@@ -41,8 +41,8 @@ VALUES = 16
 class NextPrompt:
     """Empirical distribution of the tokens that a next prompt adds: P(Q > q) without a model.
 
-    Learned: `n_`, `mean_` and `values_`, `VALUES` equally likely ones, ascending: the nearest-rank
-    quantiles in the middle of sixteen equal parts. No hazard, no censoring: a prompt is observed
+    Learned: `n_`, `mean_` and `values_`, equally likely, ascending: the nearest-rank quantiles in
+    the middle of sixteen (`VALUES`) equal parts. No hazard, no censoring: a prompt is observed
     whole or not at all. Source: Tail-Optimized Caching for LLM Inference, section 4 (Q).
     """
 

@@ -32,7 +32,7 @@ class Exponential(ReuseModel):
     """Waits without memory, as the workload-aware policy takes them: S(t) = 1 - p (1 - exp(-r t)).
 
     Hazard: p r exp(-r t) / S(t). Log-likelihood: the sum over reused blocks of log(p r) - r t, and
-    over waiting ones of log S(t). `rate_per_s` r, one over the mean wait of those that are reused.
+    over waiting ones of log S(t). `rate_per_s` r, one over the mean wait of reused blocks.
     Source: KVCache Cache in the Wild (ATC'25), sections 3.4 and 4.2.
     """
 

@@ -77,7 +77,7 @@ class Observations(Struct, frozen=True, dict=True):
 
     @cached_property
     def effective(self) -> float:
-        """Kish's effective size by cluster: the independent blocks with as much evidence."""
+        """Kish's effective size by cluster: the equivalent number of independent blocks."""
         by_cluster = np.bincount(self.cluster, self.weight)
         squares = float(by_cluster @ by_cluster)
         return self.total**2 / squares if squares else 0.0

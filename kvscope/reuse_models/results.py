@@ -51,7 +51,7 @@ class Curve(Struct, frozen=True):
 
 
 class CategoryFit(Struct, frozen=True):
-    """The model to use for a category, and why (`verdict`); None where it has too few gaps."""
+    """The model to use for a category, None with too few gaps, and the reason (`verdict`)."""
 
     category: str
     n: int
@@ -68,9 +68,9 @@ class CategoryFit(Struct, frozen=True):
 class WindowFit(Struct, frozen=True):
     """A category in one window: fit of the exponential, and of the chosen model if another.
 
-    `ks` is the exponential's distance from the window's own reuse, `next_ks` from the next window's
-    that shares no time with it; `distance` is that between the two windows' observed curves.
-    `observed` follows the grid of `WindowFits.at_s`. None where the window has too little evidence.
+    `ks` is the exponential's distance from the window's own reuse, `next_ks` from that of the next
+    window without overlap, `distance` that between the two observed curves; both are None without
+    such a window with enough evidence. `observed` follows the grid of `WindowFits.at_s`.
     """
 
     category: str
@@ -92,10 +92,10 @@ class WindowFit(Struct, frozen=True):
 class StabilityFit(Struct, frozen=True):
     """The similarity of a category's windows in `pairs` of neighbours, or of windows a day apart.
 
-    `distance` is that between the two observed curves, as a share of the reuse; `by_chance` that
-    expected between two samples of one distribution; `next_ks` the distance of the exponential
-    fitted to the first from the curve of the second. The `..._variation` fields are coefficients of
-    variation between all windows. `stable` is None where chance alone exceeds the tolerance.
+    Mean distances, as shares of the reuse: `distance` between the two observed curves, `next_ks`
+    from the exponential fitted to the first to the curve of the second, `by_chance` as expected
+    between two samples of one distribution. The `..._variation` fields are coefficients of
+    variation between all windows. `stable` is None if chance may explain a distance that is large.
     """
 
     category: str
@@ -141,7 +141,7 @@ class NextTurnFit(Struct, frozen=True):
     """Probability that another turn follows, even after the trace's end: by category or by turn.
 
     `continued` of `requests` have a next turn in the trace. The interval is at 95 %. The
-    probability is None with too few requests.
+    probability is None if too few requests are continued.
     """
 
     category: str | None

@@ -1,4 +1,4 @@
-"""What profiles of traffic are made of: distributions, records, conversations, arrival order."""
+"""Parts of traffic profiles: distributions, records, conversations, and order of arrival."""
 
 import heapq
 import math
@@ -189,7 +189,7 @@ class Thread(Struct):
     ) -> Record | None:
         """Return the next turn as `request` does; before time 0 advance without a record.
 
-        A turn before time 0 only advances length and chat id, so that a trace can begin in the
+        A turn before time 0 advances only length, turn and chat id: a trace can begin in the
         middle of a conversation, as a window of real traffic does.
         """
         if time_s >= 0:

@@ -32,7 +32,7 @@ class Kind(Struct, frozen=True):
 
     `share` is of the conversations. Tuples have an entry per turn bucket (1, 2, 3, 4-6, 7+):
     `gap_mean_s` is the mean time from a turn in the bucket to the next turn,
-    `prompt_tokens` what a turn in the bucket adds. `closing_tokens` replaces it in a
+    `prompt_tokens` the tokens that such a turn adds. `closing_tokens` replaces them in a
     conversation's last turn. `second_turn_scale` multiplies the probability of a second turn.
     `product_prompt_share` is the share of conversations behind the product's own system prompt.
     """
@@ -95,11 +95,11 @@ class ToC(Profile):
     """People using a chat product: half of the requests continue a conversation.
 
     The trace is a window of traffic that began `lead_in_s` earlier: some parents lie before it. The
-    published figures cannot all hold at once: 47-51 % of requests with a parent, against next turns
-    with 0.5 after turn 1 and 0.8 later, which imply 71 % with a parent. Met are the shares, the
-    turns and 0.46 after turn 1 (54 % single-turn conversations); 77 % of reuse from a tenth of the
-    blocks needs few conversations that last for hours (`engaged_share`). These are spread evenly
-    and vary little in turns, because chance would otherwise decide every figure.
+    published figures cannot all hold at once: 47-51 % of requests with a parent, but probabilities
+    of a next turn of 0.5 after turn 1 and 0.8 later, which imply 71 % with a parent. Met are the
+    shares, the turns and 0.46 after turn 1 (54 % single-turn conversations); 77 % of reuse from a
+    tenth of the blocks needs few conversations that last for hours (`engaged_share`). These are
+    spread evenly and vary little in turns, because chance would otherwise decide every figure.
 
     sample_traces/README.md compares this profile with the published figures.
 

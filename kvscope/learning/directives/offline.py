@@ -33,7 +33,7 @@ def stated_tables(traffic: Traffic, stated: StatedDirectives) -> Tables:
     """Return the tables by which a policy honours the directives of R requests.
 
     Classes are the distinct sequences of times to live and priorities along a prompt; `cuts` are
-    the blocks where they change: a block goes by its first token.
+    the blocks where they change: a block belongs to the part of its first token.
     """
     return _tables(traffic, stated.number + 1, [_parts(each) for each in stated.distinct])
 
@@ -43,7 +43,7 @@ Parts = list[tuple[int, Row]]
 
 
 def _parts(directives: Directives) -> Parts:
-    """Return the parts of a prompt by priority and TTL; a range without a TTL is for good."""
+    """Return the parts of a prompt by priority and TTL; a range without a TTL never expires."""
     bounds = {0, *(each.start for each in directives.retain)}
     bounds |= {each.to for each in directives.retain if each.to is not None}
     parts: Parts = []
@@ -58,7 +58,7 @@ def _parts(directives: Directives) -> Parts:
 
 
 def _tables(traffic: Traffic, own: Int32s, parts: list[Parts]) -> Tables:
-    """Return the tables of R requests: `own` counts their `parts` from 1, 0 is none."""
+    """Return the tables of R requests; `own` numbers their `parts` from 1, 0: no directives."""
     every: list[Parts] = [[(0, _NOTHING)], *parts]
     most = max(map(len, every))
     classes: dict[tuple[Row, ...], int] = {}

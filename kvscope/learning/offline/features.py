@@ -53,7 +53,7 @@ class Cells(NamedTuple):
 class WindowCells(NamedTuple):
     """Cells of the refits' windows: by refit, class of the request, and slot.
 
-    `class_of` has the class of each request; there are so many `classes`.
+    `class_of` has the class of each request; `classes` is the number of classes.
     """
 
     refits: Refits
@@ -115,7 +115,7 @@ class PrefixFeatures(NamedTuple):
 def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> PrefixFeatures:
     """Return the prefixes that prompts share with one of the latest `memory` requests.
 
-    A block counts as the latest request's that touched it.
+    Each block is attributed to the last request that touched it.
     """
     previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
     wait_s = traffic.arrival_s[request] - traffic.arrival_s[previous]

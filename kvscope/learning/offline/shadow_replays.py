@@ -58,7 +58,7 @@ def row_at(since: Int64s, requests: Int64s) -> Int64s:
 class Computed(NamedTuple):
     """Blocks, and tokens of the prompt, that C candidates compute of R `requests` (R x C each).
 
-    The requests are a share `rate` of the traffic, in caches smaller by the same share.
+    The requests are a share `rate` of the traffic, in caches with that share of the capacity.
     """
 
     requests: Int64s
@@ -72,8 +72,8 @@ class GuardedShadows:
     """Shadows of one traffic for caches of any size, one for each candidate of a guard.
 
     The last candidate is the policy's `own` tables. Each other one has a row of `simple` (S x
-    columns) for all requests, as one class with so many `lanes`; the first is LRU. The guard begins
-    with the `evidence` of an earlier run, if there is any.
+    columns) for all requests, as one class (`lanes` is its number of lanes); the first is LRU. The
+    guard begins with the `evidence` of an earlier run, if there is any.
     """
 
     def __init__(

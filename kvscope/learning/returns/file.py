@@ -1,13 +1,13 @@
 """A fit of `gittins` in a policy file: the table `[returns]` beside `[policy]`.
 
 [returns]
-by = ["new_tokens", "turns"]      # the features of its classes: FEATURES
-edges = [[512.0, ...], [1.0, 3.0]]  # of these, between classes
-gaps_s = [4.0, 32.0, 256.0]       # edges between the parts of a path, of one class each
-requests = 4608                   # the latest ones of a trace, that it was fitted to
-refits = false                    # true: an engine refits once it has served as many
-evidence = { gain = [0.0, ...], ... }  # of a guard, of each candidate, if any: GuardEvidence
-index = [[0.1, ...], ...]         # a row a part of a class: returns a second, by the age then
+by = ["new_tokens", "turns"]      # the features that define classes: FEATURES
+edges = [[512.0, ...], [1.0, 3.0]]  # between classes, by feature
+gaps_s = [4.0, 32.0, 256.0]       # waits that divide a path into parts
+requests = 4608                   # number of requests fitted to, the last of a trace
+refits = false                    # true: an engine refits after serving that number
+evidence = { gain = [0.0, ...], ... }  # the guard's, by candidate, if any: GuardEvidence
+index = [[0.1, ...], ...]         # rows: parts of classes; returns per second, by age
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
 class FittedReturns(FittedTable):
     """The index at each age of each class, by part of a path.
 
-    `index` has a row for each class and part, and AGES columns; it was fitted to so many
-    `requests`. `refits`: an engine later refits it to its own requests. `evidence` is the guard's
-    after these requests, in a cache of the size that the file is for.
+    `index` has a row for each class and part, and AGES columns; `requests` is the number of
+    requests fitted to. `refits`: an engine later refits it to its own requests. `evidence` is the
+    guard's after these requests, in a cache of the size that the file is for.
     """
 
     index: Float64s

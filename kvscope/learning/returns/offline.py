@@ -49,7 +49,7 @@ class ReturnsOffline(OfflineLearner):
     """
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
-        """Return the tables of all refits, from which a guard chooses."""
+        """Return the tables of all refits; a guard chooses between them, LRU and need alone."""
         return guarded_shadows(traffic, class_tables(traffic, every)).tables()
 
     def fit(
@@ -69,7 +69,7 @@ class ReturnsOffline(OfflineLearner):
         """Return the tables that the plugin's guard chooses from.
 
         A file's fit (`fitted`) stays in force; if `FittedReturns.refits`, the plugin replaces it by
-        its own fits, as in a replay, after as many requests as it rests on.
+        its own fits, as in a replay, after `FittedReturns.requests` requests.
         """
         own = class_tables(traffic, policy.refit_every)
         if not isinstance(fitted, FittedReturns):
@@ -162,7 +162,7 @@ def path_cuts(prefixes: PrefixFeatures) -> Int32s:
 
 
 class Touches(NamedTuple):
-    """N touches of so many `blocks` each, ascending in time.
+    """N touches, ascending in time; `blocks` is the number of blocks of each touch.
 
     `bin` is the bin of the touching request.
     """
@@ -201,9 +201,9 @@ class TouchedParts(NamedTuple):
 class IndexRows(NamedTuple):
     """The index of each class at K refits: `values[rows[k, c]]` of class c at refit k.
 
-    `values` (rows of AGES) has a row for each class touched before a refit, and one for each group
-    of other classes with the same hazard: at most the touches in the refits' windows times the
-    features.
+    `values` (rows of AGES) has a row for each class touched in a refit's window, and one for each
+    group of other classes with the same hazard: at most the touches in the refits' windows times
+    the features.
     """
 
     values: Float64s
