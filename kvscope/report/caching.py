@@ -21,7 +21,7 @@ _BAR = 16  # characters
 
 
 class _Outcome(NamedTuple):
-    """An outcome of input tokens: its name in charts, its causes, and what they mean."""
+    """An outcome of input tokens: its `MissReasons` field, its causes, and their meaning."""
 
     figure: str
     causes: str
@@ -54,7 +54,7 @@ def sizes_of(analysis: Analysis) -> Sizes:
 
 
 def capacity_table(analysis: Analysis, caching: Caching) -> Table:
-    """Return LRU's hit rates at shares of the ideal, at --capacity and in the present memory."""
+    """Return LRU's capacity and hit rate for shares of the ideal, --capacity and present memory."""
     sizes = sizes_of(analysis)
     rows = [
         (mark.point.capacity_blocks, f"{mark.share_of_ideal:.0%} of ideal")
@@ -87,7 +87,7 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
 
 
 def largest_misses(reasons: MissReasons) -> str:
-    """Return the causes of misses, the largest first, without those that round to 0."""
+    """Return the shares of input tokens that miss by cause, the largest first; 0 % is left out."""
     missed = sorted(_OUTCOMES[1:], key=lambda outcome: -_share(outcome, reasons))
     shares = [(share(_share(outcome, reasons)), outcome) for outcome in missed]
     return ", ".join(
@@ -200,7 +200,7 @@ def readings(
 
 
 def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
-    """Build LRU's hit rate over capacity; marked are ideal rate, shares of it, and the HBM."""
+    """Build LRU's hit rate over capacity; marks: ideal rate, shares of it, and the memory."""
     unit, hbm_blocks = sizes.axis, sizes.hbm_blocks
     points = _rising(caching)
     blocks = [point.capacity_blocks for point in points]

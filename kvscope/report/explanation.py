@@ -58,7 +58,7 @@ def median_name(tuned: Recommendation) -> str:
 
 
 def _unit(tuned: Recommendation) -> TimeUnit:
-    """Return the unit of TTFTs: seconds if even LRU's median includes long queueing."""
+    """Return the unit of TTFTs: seconds if LRU's median is 10 s or more, else milliseconds."""
     return SECONDS if tuned.tuning.lru.validation.times_ms.p50 >= _LONG_MS else MILLISECONDS
 
 

@@ -72,9 +72,7 @@ _ASSUMED = {
 
 
 def screen(study: FleetStudy) -> list[Section]:
-    """Return the one screen: the answer, the routers, then pool sizes and variants or else lost
-    hits, and the assumptions.
-    """
+    """Return the one screen: answer, routers, pools and variants (or lost hits), assumptions."""
     losses = Section.of(_losses_title(study), _losses(study, _leading(study)))
     return [
         Section.of("Answer", *in_words(study)),
@@ -196,7 +194,7 @@ def _on_engines(study: FleetStudy) -> list[str]:
 
 
 def _pool_in_words(study: FleetStudy) -> list[str]:
-    """Return the used part of a shared pool, and the size that an unlimited one would reach."""
+    """Return a shared pool's hits and used size; if it is full, those of an unlimited pool too."""
     if not study.pool_sizes:
         return []
     stated = next(row for row in study.pool_sizes if row.outcome is study.answer.outcome)
@@ -252,7 +250,7 @@ def interval(size: FleetSize, compared: int) -> str:
 
 
 def _target(study: FleetStudy) -> str:
-    """Return the SLO, and the share of requests that must meet it."""
+    """Return the SLO, the numbers of the requests that it judges, and a scaled arrival rate."""
     slo, requests = study.request.slo, study.trace.requests
     first = int(requests * study.request.setting.definition.warmup) + 1
     rank = units.format_percentile(slo.percentile)
@@ -455,7 +453,7 @@ def _whole_replicas(chart: style.Figure, curves: Sequence[style.Series]) -> None
 
 
 def losses_chart(study: FleetStudy) -> style.Figure:
-    """Draw the hits taken of an infinite cache's, and both losses, with a bar for each router."""
+    """Draw an infinite cache's hits by router: bars of hit rate, not chosen and not held."""
     name = _called(study)
     known = _outcomes(study, study.ranked)
     groups = {
@@ -617,7 +615,7 @@ def _sharing(pool: SharedPool) -> str:
 
 
 def _assumed(study: FleetStudy) -> list[str]:
-    """Return the assumptions: time model, tiers, scaling, loop, and learned tables."""
+    """Return the assumptions: time model, latency, tiers, scaling, arrivals, policy learning."""
     words = [f"{_ASSUMED[study.time_model]} Latency of {study.request.setting.latency}."]
     where, think = study.request.deployment, study.think
     if where is not None and RANKS_APART in where.notes:

@@ -72,7 +72,7 @@ def autoscaling(study: FleetStudy, router: str) -> list[Section]:
 
 
 def _back(scaled: AutoscaledFleet) -> str:
-    """Return the age from which a new replica hits as much as one that always ran."""
+    """Return the age from which new replicas hit about as much as replicas that always run."""
     others = f"with {scaled.alike_replicas} all the time"
     what = f"at least {ALIKE:.0%} of what the same requests hit {others}"
     if scaled.back_s is None:
@@ -143,7 +143,7 @@ def _apart_in_words(study: FleetStudy, apart: DisaggregatedFleet) -> str:
 
 
 def outcome_columns(rows: Sequence[Any], of: Callable[[Any], FleetOutcome]) -> Columns:
-    """Return columns of TTFT, TPOT, share within the SLO and hit rate, `of` a row's outcome."""
+    """Return columns of TTFT, TPOT, share within the SLO and hits; `of` returns a row's outcome."""
 
     def tpot_p95(row: Any) -> str:
         times = of(row).latencies.tpot_ms

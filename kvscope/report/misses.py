@@ -89,7 +89,7 @@ def screen(explanation: Explanation) -> list[Section]:
 
 
 def sections(explanation: Explanation) -> list[Section]:
-    """Return the causes over the trace with remedies, and the requests with most misses.
+    """Return the causes over the trace with remedies, and the requests with most avoidable misses.
 
     For a single request, return only why it missed.
     """
@@ -189,7 +189,7 @@ def part_in_words(part: str) -> str:
 
 
 def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list[int]]:
-    """Return a table of categories by avoidable misses, and the categories' numbers in that order.
+    """Return a table of categories by avoidable misses, and their numbers in the table's order.
 
     Categories without requests are left out.
     """
@@ -210,7 +210,7 @@ def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list
 
 
 def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Explanation:
-    """Return the explanation with the requests of one category that lost the most tokens."""
+    """Return the explanation with the requests of one category that lost most tokens avoidably."""
     lost = np.where(prompts.category == category, avoidable_tokens(explanation.attribution), -1)
     worst = [int(at) for at in np.argsort(-lost, kind="stable")[:_WORST] if lost[at] >= 0]
     explain = partial(explained_request, prompts, explanation.definition, explanation.attribution)

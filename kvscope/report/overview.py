@@ -60,7 +60,7 @@ def headline(analysis: Analysis) -> Section:
 
 
 def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
-    """Return tiles: hit rate now and at best, cost of evictions, capacity for most hits."""
+    """Return tiles: hit rate now and at best, cost of evictions, LRU's capacity for 90 % of it."""
     now, blocks, pool = analysis.present_rate, analysis.present_blocks, analysis.pool
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
     size = sizes_of(analysis).label(nine.capacity_blocks)
@@ -253,7 +253,7 @@ def _traffic(facts: Characterization) -> str:
 
 
 def _service(trace: Trace) -> list[str]:
-    """Return the number of models, adapters and workers that served the trace, if it names them."""
+    """Return how many models, adapters, salts and workers a trace has, if any number exceeds 1."""
     separate = {"model": trace.models, "LoRA adapter": trace.adapters, "cache salt": trace.salts}
     several = (trace.tenants or 1) > 1
     if not several and (trace.workers or 1) == 1:

@@ -98,7 +98,7 @@ def _rows(times_us: Int64s) -> list[int]:
 
 
 def _since_the_last(pid: int, since: int, at: Int64s, before: Int64s) -> Iterator[Event]:
-    """Yield counters of steps and evicted blocks since the last arrival; `since` is a time (us)."""
+    """Yield steps and evicted blocks between arrivals, at each arrival from `since` (us) on."""
     changes = np.diff(before, axis=0, prepend=0).tolist()
     for ts, (steps, evicted) in zip(at.tolist(), changes, strict=True):
         if ts >= since:

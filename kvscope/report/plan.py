@@ -105,7 +105,7 @@ def _recorded(tuned: Recommendation) -> str | None:
 
 
 def to_meet(tuned: Recommendation) -> list[str]:
-    """Return the cheapest option that meets the SLO, and the TTFT that is possible at present."""
+    """Return the cheapest option that meets the SLO, and the tightest SLO that is met now."""
     target, where, plan = tuned.tuning.target, tuned.deployment, tuned.plan
     if where is None:
         return []
@@ -240,7 +240,7 @@ def worth_in_words(tuned: Recommendation) -> list[str]:
 def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
     """Return a tier's sizes, and its offload method if several `ways` are compared.
 
-    With one method, return its parameters: `64 GiB CPU tier, store_threshold=2`.
+    If all `ways` are one method, add its parameters only: `64 GiB CPU tier, store_threshold=2`.
     """
     label = candidate.in_words
     if candidate.files_bytes:

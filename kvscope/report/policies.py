@@ -170,10 +170,9 @@ def _tel_s(run: Run) -> float:
 
 
 def summary(simulation: Simulation) -> Section:
-    """Return the best policy at each capacity by hits, p95 TTFT and TEL, with gaps to the optimum
-    or the best known.
+    """Return the best policies by hits, p95 TTFT and TEL, with gaps to the optimum or best known.
 
-    For a recommended tier, compare pool and tier instead.
+    They are given for each capacity. For a recommended tier, compare pool and tier instead.
     """
     if simulation.without_tier and simulation.runs:
         return _tier_and_pool(simulation, simulation.runs[0])
@@ -298,9 +297,7 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
 def _contest_table(
     simulation: Simulation, measure: _Measure, contests: dict[int, Contest]
 ) -> Table:
-    """Return a row per capacity: the best policy, its change vs LRU, and the gap to the optimum or
-    the best known.
-    """
+    """Return a row per capacity: best policy, change vs LRU, gap to the optimum or best known."""
     name = names(simulation.runs)
 
     def cell(run: Run | None) -> str:

@@ -97,9 +97,9 @@ def sections(tuned: Recommendation) -> list[Section]:
 
 
 def verdict_in_words(tuned: Recommendation) -> list[str]:
-    """Return the gain of the change, then whether the SLO is met, in sentences.
+    """Return the gain of the policy change, then whether the SLO is met, in sentences.
 
-    Each names its window; the later requests are those of the validation and the held-out window.
+    Each sentence names its window; later requests are those of the validation and held-out window.
     """
     words = {
         "keep-lru": _keep_lru,
@@ -167,8 +167,9 @@ def _now(tuned: Recommendation, trial: Trial | None = None, window: str = HELD_O
 
 
 def _misses(tuned: Recommendation) -> str:
-    """Return how LRU misses the SLO: on the held-out window if it does there, else on the
-    validation window; if on neither, that it is within the SLO, and whether its queue grows.
+    """Return how LRU misses the SLO, on the held-out window or else on the validation window.
+
+    If LRU is within the SLO on both, return that, and whether its queue grows.
     """
     lru, slo_s = tuned.tuning.lru, tuned.tuning.target.slo_s
     for window, trial in ((HELD_OUT, lru.held_out), (VALIDATION, lru.validation)):
@@ -344,7 +345,7 @@ def _with_choice(tuned: Recommendation) -> list[str]:
 
 
 def _tpot(tuned: Recommendation) -> list[str]:
-    """Return the time per output token on the held-out window, or the one that misses the SLO."""
+    """Return the held-out TPOT, or validation's if that alone misses; none without a TPOT SLO."""
     tuning, slo_s = tuned.tuning, tuned.tuning.target.tpot_slo_s
     judged = tuning.chosen
     if slo_s is None or judged.held_out.tpot_s is None or judged.validation.tpot_s is None:
@@ -384,7 +385,7 @@ def _canary(tuned: Recommendation) -> list[str]:
 
 
 def canary_in_words(plan: Canary, arms: str) -> str:
-    """Return a canary test in words; `arms` describes its two groups of replicas."""
+    """Return a canary test in words; `arms` describes its two sides."""
     if plan.hours is None or plan.replicas is None:
         return (
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
@@ -495,7 +496,7 @@ def _drafting(tuned: Recommendation) -> list[str]:
 
 
 def _layouts(tuned: Recommendation) -> list[str]:
-    """Return the range of results over session starts, if the trace does not know them."""
+    """Return the range of results over session starts, if the trace does not state them."""
     layouts = tuned.tuning.layouts
     if not layouts:
         return []
@@ -686,7 +687,7 @@ def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figur
 def trade_off_chart(
     tuned: Recommendation, price: str, of: Callable[[Trial], float]
 ) -> style.Figure:
-    """Build the tail against another time (ms, `of` a trial) for all trials, the choice marked."""
+    """Build the tail against `price`, a time (ms) by `of`, for all trials; mark the choice."""
     points = []
     for trial in explanation.tried_here(tuned):
         name = tuned.called(trial.policy)

@@ -29,7 +29,7 @@ def category_table(
 ) -> Table:
     """Return a row per category, most requests first; those below FEWEST requests form "other".
 
-    With `limit`, smaller rows are pooled too, to at most that many. Pooled rows have no quantiles.
+    With `limit`, smaller rows are pooled, to at most `limit` rows. Pooled rows have no quantiles.
     """
     ranked = sorted(facts.categories, key=lambda row: -row.requests)
     large = [row for row in ranked if row.requests >= FEWEST]
@@ -199,7 +199,7 @@ def users_chart(sources: Sources) -> style.Figure:
 
 
 def skew_chart(skew: Skew) -> style.Figure:
-    """Build the share of reuse that falls on the most reused blocks, and on the top users."""
+    """Build the share of reuse by the most reused blocks, and of hits by the top users."""
     users = {} if skew.users is None else {"users, by hits": skew.users.hits}
     series = []
     for name, tops in {"blocks, by reuse": skew.reuse, **users}.items():

@@ -60,7 +60,7 @@ class Section(Struct, frozen=True):
 
     @classmethod
     def of(cls, title: str, *parts: Part | None, plot: Iterable[str] = ()) -> Section:
-        """Return a section of these parts, sorted by kind; None parts are dropped."""
+        """Return a section of these parts, in order within each kind; None parts are dropped."""
         return cls(
             title,
             tuple(part for part in parts if isinstance(part, str)),

@@ -28,7 +28,7 @@ _MOST_RUNS = 100  # runs of a pixel's width cannot be pointed at, and all take t
 
 
 def sections(analysis: Analysis) -> list[Section]:
-    """Return the sections on reuse within prompts, prefixes and sizes."""
+    """Return the sections on reuse within prompts, the working set, and request sizes."""
     facts = analysis.characterization
     known = []
     if facts.spatial is not None and facts.spatial.overall is not None:
@@ -191,7 +191,7 @@ def _hash(prefix: Prefix) -> str:
 def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
     """Build an icicle of the prefix trie's runs by tokens hit there; a click zooms in.
 
-    Only the widest runs are drawn; hits of runs below them count for them.
+    Only the widest runs are drawn; hits of undrawn runs count for the drawn run above.
     """
     chart = style.figure("Hottest prefixes, by hash", "", "", height=460)
     shown = hottest(prefixes, _MOST_RUNS)

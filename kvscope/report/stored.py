@@ -72,8 +72,8 @@ def keep(
     """Return a report's content; store it, unless its trace has been removed.
 
     `summary` is its answer in one line, by default its first sentence. `columns` are further
-    columns of the store: `file`, `question`, `settings`. `note` receives the reason if it cannot be
-    stored; without `note`, that is raised.
+    columns of the store: `file`, `question`, `settings`. `note` receives the reason if the report
+    cannot be stored; without `note`, the error is raised.
     """
     from kvscope.usecases.documents import to_json
 

@@ -212,7 +212,7 @@ def logarithmic(chart: Figure, axis: str = "x") -> None:
 
 
 def mark(chart: Figure, x: float, text: str, *, at: float = 1.0, side: str = "left") -> None:
-    """Draw a vertical line at `x` of a logarithmic axis; `at` (0-1) is its text's height."""
+    """Draw a vertical line at `x` of a log axis, its text on its `side` at height `at` (0-1)."""
     chart.add_vline(x=x, line_dash="dot", line_color=GREY)
     anchor = "right" if side == "left" else "left"
     # plotly takes an annotation's place on such an axis as the exponent, and a line's as it is

@@ -109,7 +109,7 @@ def _lifetimes(lifetimes: Lifetimes, note: str) -> Section:
 
 
 def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
-    """Return how much windows differ, for quantities with enough requests in each window."""
+    """Return how much windows differ, overall and for categories with enough requests in each."""
     units_of_time = {"window": stability.between_windows, "day": stability.between_days}
     tables = (_varying(unit, rows, requests) for unit, rows in units_of_time.items())
     return Section.of(

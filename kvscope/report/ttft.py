@@ -163,7 +163,7 @@ def cdf_chart(
 
 
 class Point(Struct, frozen=True):
-    """A policy with its parameters (`label`), its tail, and the time that worsens for it (ms)."""
+    """A policy with its parameters (`label`), its tail, and the time traded for it (`price_ms`)."""
 
     policy: str
     label: str

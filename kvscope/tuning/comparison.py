@@ -48,11 +48,11 @@ class WindowTrial(Trial, frozen=True):
     """A trial compared with LRU at the present capacity on the same window.
 
     `gains` have the names of kvscope.tuning.bootstrap, `attainment_gain` is a difference of shares;
-    for LRU itself they are empty and 0. `harms` are the broken limits, by intervals from
-    `resampled`. `meeting_share` (0-1) of the resamples meet the target, whose percentile has the 95
-    % interval `interval_s`. `likely` is the probability (0-1) that attainment or TEL is better than
-    LRU's. `keeps_up`: the queue does not grow over the window. `ttft_s` are the latencies in order
-    of arrival, in the target's view.
+    for LRU itself they are empty and 0. `harms` are the broken limits, by intervals of `resampled`,
+    but by value for VALUES. `meeting_share` (0-1) of the resamples meet the target, whose
+    percentile has the 95 % interval `interval_s`. `likely` is the probability (0-1) that attainment
+    or TEL is better than LRU's. `keeps_up`: the queue does not grow over the window. `ttft_s` are
+    the latencies in order of arrival, in the target's view.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -241,8 +241,8 @@ class Canary(Struct, frozen=True):
     """A canary test that shows the gain with 80 % power at 95 % confidence.
 
     `replicas` with the new policy are compared for `hours` with as many on LRU, at
-    `requests_per_hour` each. Both are None if the difference in `figure` is too small to show with
-    the present replicas.
+    `requests_per_hour` each. Both are None if half of the present replicas could not show the
+    difference in `figure` within 30 days.
     """
 
     figure: str

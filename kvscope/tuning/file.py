@@ -333,7 +333,7 @@ def read_recommendation(path: Path) -> RecommendationFile:
 
 
 def read_policy_file(path: Path) -> PolicyFile:
-    """Return the file of `kvscope tune` or `kvscope fit --export` at `path`; errors as above."""
+    """Return the file of `kvscope tune` or `kvscope fit --export` at `path`. Raises InputError."""
     document, where = document_in(path, REMEDY), str(path)
     if document.keys() & {"verdict", "target", "capacity", "latency"}:
         return _recommendation(document, where)
@@ -345,7 +345,7 @@ def read_policy_file(path: Path) -> PolicyFile:
 def read_recommendation_table(path: Path) -> RecommendationTable:
     """Return all of the recommendation at `path`, including expected figures and flags.
 
-    Raises InputError as above.
+    Raises InputError as `read_recommendation` does.
     """
     return table_as(document_in(path, REMEDY), RecommendationTable, str(path), REMEDY)
 
@@ -391,7 +391,7 @@ def _write(
 def why_kept(path: Path, verdict: Verdict) -> str | None:
     """Return why a new verdict may not replace the recommendation at `path`; None if it may.
 
-    A recommendation of a change is replaced only by another one.
+    A recommendation to switch is replaced only by another one to switch.
     """
     if verdict == "switch" or verdict_in(path) != "switch":
         return None

@@ -116,7 +116,7 @@ def most_tried(present: int) -> int:
 
 
 def most_compared(replicas: int) -> int:
-    """Return the largest count that the interval of the fewest replicas, `replicas`, can reach."""
+    """Return the most replicas to replay for the interval, if `replicas` is the fewest."""
     return max(2 * replicas, replicas + 2)
 
 
@@ -208,8 +208,8 @@ def least_for_lru(
     """Return LRU's trial at the least capacity from `low` to `high` blocks that meets the target.
 
     None if even `high` does not. Exact to PRECISION: a larger LRU cache holds all blocks of a
-    smaller one, so no request gets slower with more. Source: Mattson et al., "Evaluation techniques
-    for storage hierarchies", 1970 (inclusion).
+    smaller one, so no request gets slower with more.
+    Source: Mattson et al., "Evaluation techniques for storage hierarchies", 1970 (inclusion).
     """
     failing, meeting = evaluator.evaluate([(Lru(), low), (Lru(), high)], advance)
     if failing.meets(evaluator.target):
@@ -281,7 +281,7 @@ _SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
 
 
 def ttft_growth(served: ServedRequests) -> float:
-    """Return how fast the queue of the counted requests grows; 0 for a trace without times."""
+    """Return the growth of the counted requests' queue (s per s); 0 for a trace without times."""
     queue = _queue(served)
     return 0.0 if queue is None else queue.growth
 

@@ -177,7 +177,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def cost(self) -> tuple[object, ...]:
-        """The sort key of options: price, replicas, memory; then the same machine and LRU first."""
+        """The sort key of options: price, present machine first, replicas, memory, LRU first."""
         price = math.inf if self.price_hour is None else round(self.price_hour, 2)  # as shown
         sizes = self.tier.sizes if self.tier else (0, 0)
         replicas = round(self.mean_replicas or self.replicas, 1)
@@ -444,7 +444,7 @@ class Planner:
             yield OptionChange(Lru(), split.replicas, split=PrefillSplit(split.prefill, link))
 
     def _tiered_replicas(self, tiered: Sequence[OptionChange]) -> Iterator[OptionChange]:
-        """Yield the fewest replicas that meet the SLO with the first tier, if that is cheaper."""
+        """Yield the fewest replicas that meet the SLO with the first tier, if cheaper than LRU."""
         offer, lru, hour = self._tiers, self._result.fewest_lru, self._replica_hour or 1.0
         tier = tiered[0].tier if tiered else None
         if offer is None or tier is None or lru is None or lru.replicas is None:
@@ -521,7 +521,7 @@ class Planner:
         return self._option(change, judged, slo_answer(result.target, judged, ends))
 
     def _free(self, options: Sequence[PlanOption]) -> PlanOption:
-        """Return the option at no cost: the policy to change to now, with flags, else LRU."""
+        """Return the option at no cost: the policy to change to now if all ends agree, else LRU."""
         return options[self._result.grade == "do-now" and not self._result.disagreeing]
 
     def _tier_to_add(
@@ -588,7 +588,7 @@ class Planner:
         return None, first
 
     def _net_hour(self, free: PlanOption, option: PlanOption) -> float:
-        """Return a tier's net saving per hour (GPU time less price), on the worse window."""
+        """Return a tier's hourly net saving on the worse window, -inf if no GPU price is known."""
         if self._replica_hour is None:
             return -math.inf
         freed = min(

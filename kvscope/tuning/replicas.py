@@ -175,7 +175,7 @@ def _first(workload: Workload) -> int:
 
 
 def _part(workload: Workload, requests: NDArray[np.int64]) -> Workload:
-    """Return the workload of some of the requests; it counts those that the whole one counts."""
+    """Return the workload of some of the requests; the same ones count as in the whole workload."""
     setting, first = workload.setting, int(np.searchsorted(requests, _first(workload)))
     share = min((first + 0.5) / len(requests), 1.0)  # half a request more gives `first` back
     setting = replace(

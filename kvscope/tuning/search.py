@@ -105,7 +105,7 @@ def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict
 
 
 def coarse(variant: Variant, estimates: Estimates, values: Values) -> list[Policy]:
-    """Return the policy with its default parameters, then with one parameter changed at a time."""
+    """Return the policy with given, estimated or default parameters, then one changed at a time."""
     start = bind(variant, estimates)
     return [start, *(with_value(start, name, value) for name in values for value in values[name])]
 

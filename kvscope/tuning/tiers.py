@@ -46,7 +46,7 @@ class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writes_per_day: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     def hour(self, size_bytes: int, written_bytes_s: float = 0.0) -> float:
-        """Return the price of `size_bytes` for an hour, at a rate of `written_bytes_s`."""
+        """Return the price of `size_bytes` for an hour, worn by `written_bytes_s` of writes."""
         return size_bytes / _GIB * self.gib_hour * max(1.0, self.wear(size_bytes, written_bytes_s))
 
     def wear(self, size_bytes: int, written_bytes_s: float) -> float:
@@ -148,10 +148,9 @@ HICACHE = "hicache"
 class TierCandidate(Struct, frozen=True):
     """CPU memory of `size_bytes` below a pool; `offload` is the method as in `--offload`.
 
-    It is HICACHE for SGLang.
-
-    `files_bytes` is an SSD below, where vLLM keeps files; 0 without. With a `pool`, all replicas
-    share the files over a network, and `files_bytes` is the total.
+    For SGLang, `offload` is HICACHE. `files_bytes` is an SSD below, where vLLM keeps files; 0
+    without. With a `pool`, all replicas share the files over a network, and `files_bytes` is the
+    total.
     """
 
     DOCUMENT: ClassVar[str] = "offload gib files_gib"
@@ -285,7 +284,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         return not keeps_all or candidate.spec.offload_prompt_only
 
     def written_bytes_s(self, trial: Trial, workload: Workload) -> float:
-        """Return the bytes per second that a replay writes to the tiers, all of them to files."""
+        """Return the bytes per second that a replay writes to the tiers; each gets all of them."""
         arrival_s = workload.prompts.arrival_s
         span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
         return trial.stored_blocks * self.block_bytes / span_s

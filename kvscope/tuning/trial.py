@@ -103,7 +103,7 @@ class Trial(Struct, frozen=True):
         return round(1 - self.violation_share, 12)  # 1 - 0.07 is below 0.93
 
     def meets(self, target: Target) -> bool:
-        """Return whether the SLO is met by the target's measure, and that of TPOT if stated."""
+        """Return whether the target's percentile is within the SLO, and TPOT too if limited."""
         slow = target.tpot_slo_s is not None and not (
             self.tpot_s is not None and self.tpot_s <= target.tpot_slo_s
         )
@@ -122,7 +122,7 @@ def category_times_ms(outcome: Outcome, view: View) -> Percentiles:
 
 
 def ttft_s(served: ServedRequests, target: Target) -> NDArray[np.float64]:
-    """Return the TTFT of the counted requests in the target's view; inf for one without a token.
+    """Return the TTFT of the counted requests in the target's view; inf for those without a token.
 
     Raises InputError where the view needs times that the trace lacks.
     """

@@ -62,8 +62,8 @@ _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on 
 class End(Struct, frozen=True):
     """One end of the uncertain inputs: capacity, prefill time, session starts.
 
-    `prefill_times` scales prefill time; `sessions` starts sessions without a common clock, if
-    given.
+    `prefill_times` scales prefill time; `sessions` are other starts of sessions without a common
+    clock, if given; else as in the trace.
     """
 
     name: str
@@ -122,7 +122,7 @@ class EndVerdict(Struct, frozen=True):
 
     `eligible`: the choice breaks no limit there, with the SLO scaled like prefill time, so that the
     same requests are near it. For a canary, intervals may cross the limits. With other session
-    starts a gain must be likely too. None without a choice.
+    starts a gain must be likely too. `eligible` is None without a choice.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -138,7 +138,7 @@ class EndVerdict(Struct, frozen=True):
 
     @property
     def run(self) -> Trial:
-        """The policy run: the choice, else LRU."""
+        """The trial of the policy to run: the choice, else LRU."""
         return self.choice or self.baseline
 
 
@@ -148,8 +148,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     `enough` meets the SLO at a larger capacity, None if not searched or not found. `recommended` is
     the held-out trial of what to run: the choice, else `enough`, else LRU. `infinite` is an
     infinite cache on the validation window, `limit` the same on both later windows, like the
-    `oracles` (offline optimum). `explored` are all trials on the training window. `fewest_lru` and
-    `fewest_choice` are the fewest replicas that meet the SLO on the later requests with LRU and
+    `oracles`, which know the future. `explored` are all trials on the training window. `fewest_lru`
+    and `fewest_choice` are the fewest replicas that meet the SLO on the later requests with LRU and
     with the choice, None without `scale_out` and for ranks of one engine (`of_ranks`);
     `replicas_tried` is the most that may be tried.
     """
@@ -187,7 +187,7 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
 
     @property
     def slo_met(self) -> SloAnswer:
-        """Whether the recommended policy meets the SLO."""
+        """Whether the choice, else LRU, meets the SLO at the present capacity."""
         return slo_answer(self.target, self.chosen, [end.run for end in self.ends])
 
     @property
