@@ -76,7 +76,7 @@ _LANGFUSE_TRACE = b'"observations":'
 class HashCounts(Struct):
     """Counts of what was hashed; `unread_answers` have no stated tokens and cannot be tokenized.
 
-    `compared` requests state their prompt's tokens, `different` ones another number than counted.
+    `compared` requests state their prompt's tokens; `different` of them state another number.
     """
 
     breaks: TemplateBreaks
@@ -190,7 +190,7 @@ class Converter:
             rejects.reject(line, f"{_FAILS}: {type(error).__name__}")
 
     def _answer(self, request: LoggedRequest, prompt: Piece) -> Piece | None:
-        """Return an answer to tokenize; None if its tokens are stated or it is unreadable."""
+        """Return an answer to tokenize; None if missing, unreadable or with stated tokens."""
         if request.output_tokens is not None or request.response is None:
             return None
         try:

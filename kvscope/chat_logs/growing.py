@@ -1,8 +1,8 @@
 """Chat templates by which a conversation's prompts grow: turns only add text before a fixed end.
 
-They write nothing before they read a message that depends on that message or on the number of
-messages, and nothing behind the last message that depends on any. The code of a template shows that
-if one loop reads the messages and looks neither ahead nor at its length.
+Text written before a message is read depends neither on that message nor on the number of messages,
+and text behind the last message depends on no message. The code of a template shows that if one
+loop reads the messages and looks neither ahead nor at its length.
 """
 
 from __future__ import annotations

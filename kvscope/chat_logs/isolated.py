@@ -49,7 +49,7 @@ class LibraryProcess:
     def ask(self, request: Any, characters: int) -> Any:
         """Return the answer to a request; its time limit grows with its `characters`.
 
-        Raises BadLine, or an error with just the name of the library's: its text may be a prompt.
+        Raises BadLine, or an error with only the library error's name: its text may be a prompt.
         """
         limit_s = LIMIT_S / (1 + self._timeouts) + characters / _CHARACTERS_A_SECOND
         with self._lock:

@@ -2,7 +2,7 @@
 
 A request is named by its messages and its answer, so the names are the same in every run under one
 salt. It continues the request whose messages and answer begin its own; where no answer equals the
-one in the history (clients drop reasoning and add calls), the latest whose messages alone do.
+one in the history (clients drop reasoning and add calls), the latest whose messages begin it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class TemplateBreaks:
         self._kept = 0
 
     def compare(self, request: LoggedRequest, ids: Sequence[int]) -> int | None:
-        """Return the tokens of the previous prompt whose messages this request repeats.
+        """Return the number of tokens of the previous prompt's messages; the request repeats these.
 
         None without a previous prompt, or if its tools or arguments differ. Keeps the hashes `ids`.
         """

@@ -1,7 +1,7 @@
 """Where the parts of a rendered prompt end: template, system prompt, tools, messages.
 
-Templates say nothing about it, so each part is looked for by its text: messages in their order,
-system prompt and tools anywhere, since templates move them. What a template rewrites is found by
+Templates do not mark parts, so each part is looked for by its text: messages in their order, system
+prompt and tools anywhere, since templates move them. A text that a template rewrites is found by
 its end, or not at all: then it counts as the template's.
 """
 

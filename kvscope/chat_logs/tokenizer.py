@@ -293,7 +293,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _ending_at_tokens(
         self, parts: Sequence[Part], pieces: Sequence[str], characters: int, tokens: int
     ) -> Iterator[Part]:
-        """Yield parts by the index behind their last token, for pieces from these offsets on.
+        """Yield parts by the index behind their last token, for `pieces` from the given offsets on.
 
         A token that two parts share is the first one's, as are blanks behind a part's last word.
         """
@@ -482,7 +482,7 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
 def _boundaries(tokenizer: Any) -> str | None:
     """Return a pattern of places to cut rendered prompts, before special tokens; None if unsafe.
 
-    Unsafe: a special token takes the blanks before it, or is found in normalized text.
+    Unsafe: special tokens take blanks before them, are normalized or whole-word, or overlap.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     special = [each for each in added if each.special]

@@ -158,7 +158,7 @@ _PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
 class Pieces(NamedTuple):
     """Paths in one shard, K of them: request `row` has the next `length` of the ids.
 
-    The first `split` blocks of a path belong to the trunk; its shard has paths up to their cuts.
+    The first `split` blocks of a path are the trunk's, whose shard has paths up to their cuts.
     """
 
     row: Int32s
@@ -240,7 +240,7 @@ class Spill:
 
 
 def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map the array in a file into memory; the file is deleted with the array."""
+    """Map the array in a file into memory and unlink the file; its space goes with the array."""
     size = file.tell()
     file.flush()
     values = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)

@@ -1,4 +1,4 @@
-"""A dataset's folder: what lies in it, and the trace that it is."""
+"""A dataset's folder: its files, and the trace that they form."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Versioned(Struct, frozen=True):
 
 
 class ShardEntry(Struct, frozen=True):
-    """A shard in the manifest: its blocks (the trunk's not counted), accesses, files' digest."""
+    """A shard in the manifest: own blocks (no copies of the trunk's), accesses, files' digest."""
 
     blocks: int
     accesses: int

@@ -1,4 +1,4 @@
-"""Files of a dataset that appear under their name when whole: what is there, is finished."""
+"""Files of a dataset that appear under their name when whole: a file that exists is complete."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def save_array(path: Path, values: NDArray[Any]) -> None:
 
 
 class ArrayFolder(MutableMapping[str, NDArray[Any]]):
-    """Arrays by name, each a file in a folder that begins empty: in memory while it is used."""
+    """Arrays by name, each a file in an initially empty folder, mapped into memory while used."""
 
     def __init__(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Ingest files into a dataset's folder, step by step; what is finished is not done again."""
+"""Ingest files into a dataset's folder, step by step; finished steps are not repeated."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _find_owners(
 def number_blocks(
     folders: list[Path], reduced: list[Path], blocks: Int32s, order: Int64s
 ) -> NumberedPaths:
-    """Return the ends of R requests' paths in one trie of all blocks; no blocks beyond INT32_MAX.
+    """Return the ends of R paths in one trie of all blocks; all 0 beyond INT32_MAX blocks.
 
     `blocks` are the lengths of prompts, `order` has the rows of the files by arrival.
     """

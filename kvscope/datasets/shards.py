@@ -376,7 +376,7 @@ def reduce_shard(task: ShardTask) -> None:
 
 
 def own_blocks(folder: Path) -> Bools:
-    """Return whether each block of a shard is below the trunk (N + 1, the root's entry first)."""
+    """Return which blocks of a shard are not copies of the trunk's (N + 1 entries, root first)."""
     block_parent, _, leaf, length, split = (load_array(folder, name) for name in SHARD)
     own = np.ones(len(block_parent), dtype=np.bool_)
     own[0] = False

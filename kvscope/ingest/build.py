@@ -75,8 +75,8 @@ class Built(BuiltRequests, frozen=True):
 class PathEnds(NamedTuple):
     """Ends of the full-block paths of R requests, as nodes of a tree whose root is 0.
 
-    `above` is each node's parent, `blocks` the length of its path; None where every node is one
-    block. `full_leaf` (R) is the end of each path; a path that begins another one ends above it.
+    `above` is each node's parent, `blocks` its path's length; None where every node is one block.
+    `full_leaf` (R) is the end of each path; a path that is a prefix of another ends above.
     """
 
     above: Int32s

@@ -139,7 +139,7 @@ def other_starts(arrival_s: Float64s, clock: Int32s) -> Iterator[SessionStarts]:
     """Yield other Poisson starts for sessions without a common clock, from rarer to denser.
 
     `clock` numbers the sessions from 0, -1 for a request on the trace's clock. Yields nothing where
-    fewer than two sessions have a clock, or where they have one request each.
+    fewer than two sessions have a clock, or where the median session lasts 0 s (one request).
     """
     if clock.max() < 1:
         return
@@ -156,7 +156,7 @@ def begin_together(arrival_s: Float64s, session: Int32s) -> bool:
     """Return whether all requests belong to several sessions that begin at one instant.
 
     `session` numbers the sessions from 0, -1 for a request without one. Such sessions have clocks
-    of their own: on a common clock, they would begin at different times.
+    of their own, unless all requests arrive at once (False).
     """
     if (session < 0).any() or arrival_s.min() == arrival_s.max():
         return False

@@ -128,7 +128,7 @@ class RequestBatch:
         return values if values.count(None) < len(values) else None
 
     def _present(self, name: str) -> list[Any]:
-        """Return a field of the requests that have it."""
+        """Return the values of a field, without missing ones."""
         values = self.field(name) or []
         return [each for each in values if each is not None] if None in values else values
 
@@ -159,7 +159,7 @@ def _numbered(values: list[Any]) -> tuple[list[Any], Int64s]:
 
 
 def _nonempty(values: list[Any] | None) -> list[Any] | None:
-    """Return the values with None for 0 or empty ones; None if all of them are."""
+    """Return the values, with None for each 0 or empty one; None if no value remains."""
     return [value or None for value in values] if values and any(values) else None
 
 
@@ -225,7 +225,8 @@ class Gaps(Struct):
     `short`: hash ids cover only a part of the prompt. `impossible`: measured values out of range.
     `delayed`: no time, but a delay after the previous answer; `assumed`: that answer has no
     duration. `following`: hashed requests after another one of their session. Of these, `repeating`
-    begin with the first block of a session; `growing` do not, but are as long as all rows before.
+    begin as the previous row or any session does; of the others, `growing` are at least as long as
+    each earlier row.
     """
 
     requests: int = 0
@@ -255,7 +256,7 @@ class Interner(Protocol):
 
 
 class PartTree(NamedTuple):
-    """Tree of prompt parts: each one's parent, kind and end as in `PromptParts`, the root first."""
+    """Tree of prompt parts, the root first: parent, kind and end of each as in `PromptParts`."""
 
     above: Int32s
     kind: Int32s

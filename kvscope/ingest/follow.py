@@ -93,7 +93,7 @@ class Follower:
         return self._after(self._current) is not None
 
     def _after(self, current: Path | None) -> Path | None:
-        """Return the file to read after `current`, or the first for None; None without a file."""
+        """Return the file after `current`, or the one to begin with for None; None without any."""
         files = self._files()
         if current is None:
             latest = [each for each in files if _recording(each) == _recording(files[-1])]

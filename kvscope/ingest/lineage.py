@@ -206,14 +206,14 @@ def carriers(
     input_tokens: Int32s,
     output_tokens: Int32s,
 ) -> tuple[Int32s, Int32s]:
-    """Return the request whose prompt contains each cached path, and the path's blocks.
+    """Return the request whose prompt contains each cached path, and the path's length in blocks.
 
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
     KV yet. The first child whose prompt contains the whole history identifies them.
 
     `above` is the parent of each node of a tree with root 0, in which the `full_leaf` lie; a path
-    that begins another one must end above it. `above_blocks` is the length of each node's path in
-    blocks; None where each node is one block, so that a step up is one block less.
+    that is a prefix of another must end above it. `above_blocks` is the length of each node's path
+    in blocks; None where each node is one block, so that a step up is one block less.
     """
     carrier = np.arange(len(parent), dtype=np.int32)
     blocks = full_blocks.copy()

@@ -372,7 +372,7 @@ def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> 
 
 
 def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | None:
-    """Return the stored trace with this content; with default options, whatever its options."""
+    """Return the stored trace with this content and options; default options match any options."""
     content = source.drain()
     if not stores.exists():
         return None

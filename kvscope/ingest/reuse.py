@@ -41,9 +41,9 @@ class TraceReuse(Struct, frozen=True):
     """Reuse in an infinite cache, for a trace with R requests and N blocks.
 
     `touched` are runs over all blocks that requests leave cached, `runs` over their prompts alone.
-    Per block (N + 1 entries, the root's first): `first` and `last` request that touched it (-1:
-    never a full block), and the number of prompts that `reuses` it. Per request: `ideal_blocks`,
-    leading blocks hit.
+    Per block (N + 1 entries, the root's first): the `first` and `last` request that touched it (-1:
+    never a full block), and `reuses`, the number of prompts that found it cached. Per request:
+    `ideal_blocks`, leading blocks hit.
     """
 
     touched: ReusedRuns

@@ -256,7 +256,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Joined(ChunkReader):
-    """Decompressed files one after another, with a line feed after each that lacks a final one.
+    """Decompressed files one after another, with a line feed between where the first lacks one.
 
     `begins` has the offset of the first byte and the path of each file opened so far.
     """
@@ -328,7 +328,7 @@ def _opened(path: str) -> BinaryIO:
 
 
 def _decompressed(raw: _Counted) -> io.BufferedIOBase:
-    """Return a stream that raises EOFError where compressed data is cut, after all before that."""
+    """Return a stream that raises EOFError at a cut in compressed data, after all data before."""
     buffered = io.BufferedReader(raw, buffer_size=_CHUNK_BYTES)
     magic = buffered.peek(4)[:4]
     if magic.startswith(_GZIP):

@@ -311,7 +311,7 @@ def block_pool(metrics: str) -> BlockPool | None:
 
 
 def time_in_steps(metrics: str) -> InSteps | None:
-    """Return the time of prefills in a vLLM's Prometheus metrics, summed over its engines.
+    """Return the queue and prefill time in a vLLM's Prometheus metrics, summed over its engines.
 
     None for metrics of other servers.
 

@@ -1,7 +1,7 @@
-"""Whether a stored trace can be what a trace is: ranges, order, sums, and a checksum of it all.
+"""Whether a stored trace is consistent: ranges, order, sums, and a checksum of all its tables.
 
-DuckDB checks its pages; a store from elsewhere may hold any values in sound ones. What kernels
-index by, and what SQL adds up, is checked where a trace is loaded, by the queries of `kvscope
+DuckDB checks its pages; a store from elsewhere may hold any values in sound pages. Values that
+kernels index by or SQL adds up are checked where a trace is loaded, by the queries of `kvscope
 doctor`. They read every column of every row.
 """
 

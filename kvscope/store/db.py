@@ -124,7 +124,7 @@ class Store:
         return self._connection
 
     def limit_memory(self, size_bytes: int, spill: Path) -> None:
-        """Limit DuckDB's memory in this process to `size_bytes`; it spills to the folder."""
+        """Limit DuckDB's memory in this process to `size_bytes`; the rest spills to `spill`."""
         place = str(spill).replace("'", "''")
         self._connection.execute(f"SET memory_limit = '{size_bytes >> 20}MiB'")
         self._connection.execute(f"SET temp_directory = '{place}'")

@@ -1,4 +1,4 @@
-"""Whether a folder is a dataset. Every path that a command takes is looked at: it loads nothing."""
+"""Whether a folder is a dataset. Commands check every path, so this module imports little."""
 
 from __future__ import annotations
 

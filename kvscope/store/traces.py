@@ -249,7 +249,7 @@ def load_tenants(store: Store, trace: Trace) -> Tenants | None:
 
 
 def load_hash_ids(store: Store, trace: Trace) -> Int64s:
-    """Return the hash id of each block of a trace, from block 1 on; they differ between tenants."""
+    """Return the hash id of each block, from block 1 on; those of first blocks differ by tenant."""
     import numpy as np
 
     runs = store.columns("ingest/hash_ids", trace_id=trace.trace_id)

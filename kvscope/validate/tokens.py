@@ -31,7 +31,7 @@ Tokens = NDArray[np.int32]
 
 
 class TraceSample(Struct, frozen=True):
-    """The requests to replay, of `total`, and the numbers left out, by reason.
+    """The requests to replay, of `total`, and the counts of requests left out, by reason.
 
     `numbers` are the sampled requests' numbers in the trace.
     """

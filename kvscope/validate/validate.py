@@ -102,7 +102,7 @@ class ValidationPlan(Struct, frozen=True):
     """What to replay, and how to judge it.
 
     `warmup` is the share of first requests that only fill the cache. `forced` is as in
-    `TokenTrace`, `block_size` is the engine's, and `profiled` is true if `profile` is, too.
+    `TokenTrace`, `block_size` is the engine's; `profiled` is true if `profile` is not a default.
     """
 
     trace: Trace

@@ -256,7 +256,7 @@ def _conversation(
     start_s: float | None,
     common: dict[str, Any],
 ) -> list[LoggedRequest]:
-    """Return a request per answer; the first one arrives at the conversation's time, `start_s`.
+    """Return a request per answer; the first arrives at `start_s` if its last message has no time.
 
     Directives go to the last request, the one that was logged.
     """

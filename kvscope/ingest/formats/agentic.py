@@ -1,4 +1,4 @@
-"""Agentic Mooncake, version 2: a header, then a request a line with what it waits for.
+"""Agentic Mooncake, version 2: a header, then one request per line with its dependencies.
 
 Hash ids mean something only within their play. Of several dependencies the request that ends last
 is followed, after its end. In traces made of weka sessions every play starts at 0. Source:

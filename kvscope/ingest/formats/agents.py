@@ -1,7 +1,7 @@
 """Agents' rounds and calls with lengths and without hashes: TraceLab, Claude Code and Codex.
 
-Block ids follow from lengths: each prompt repeats the beginning of its session's prompt before, and
-all after that is new.
+Block ids follow from lengths: each prompt repeats the beginning of its session's previous prompt,
+and the rest is new.
 
 A round of TraceLab states the engine's split into cached prefix and new input, and its output with
 reasoning; rounds of a session come in their order. A round is sent at its latest user message or
@@ -9,10 +9,10 @@ tool result. Source: ai-dynamo/aiperf, src/aiperf/dataset/loader/_tracelab_conve
 018a03f; uw-syfi/TraceLab, example_sessions/derived/README.md, commit 0b8a262.
 
 Transcripts of coding agents (Claude Code's session files, Codex's rollouts) hold the usage of each
-call, and text, which is not read. A session appends, so a call repeats the prompt before it. One
-that is shorter (a compacted history) repeats what the provider found in its cache, and so does one
-of Anthropic's that misses blocks which cannot have expired. A call is sent at the latest user
-message or tool result before its answer.
+call, and text, which is not read. A session appends, so a call repeats the previous prompt. A
+shorter call (a compacted history) repeats what the provider found in its cache, and so does a call
+to Anthropic that misses blocks too young to have expired. A call is sent at the latest user message
+or tool result before its answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FROM_PREFIXES = "block ids follow from cached prefixes: nothing is shared betwe
 
 
 class _Rounds(RowFormat):
-    """Agent rounds without hashes: each prompt repeats the beginning of its session's last one."""
+    """Agent rounds without hashes: each prompt begins as the previous one of its session does."""
 
     default_block_size = BLOCK_SIZE
 
@@ -46,7 +46,7 @@ class _Rounds(RowFormat):
     def _round(
         self, session: Identifier, total: int, repeated: int, outputs: int, **others: Any
     ) -> Request:
-        """Return a round's request: `repeated` of its `total` tokens are the last prompt's first.
+        """Return the request: the first `repeated` of `total` tokens repeat the previous prompt.
 
         Raises BadLine for a prompt that is empty or too long.
         """

@@ -324,13 +324,12 @@ class TraceFormat(ABC):
     A reader may keep state between lines. `left_out` counts by reason lines without a request to a
     model. Where the trace ends too early, `cut` says where and what is left out.
 
-    JSON lines are recognized by their keys: `marks` are alternatives, each a list of required keys.
-    Abilities are declared: `has_hashes` is False for formats that have only lengths,
-    `places_sessions` is True for those that use `session_arrivals` and `seed`, `has_deltas` for
-    those whose sessions may hold only what is new, `in_ms` for those whose times may be written in
-    seconds by mistake.
-    `fields` are the names that its records have at least or usually, for messages about files of no
-    known format.
+    JSON lines are recognized by their keys: `marks` are alternatives, each a text of required keys
+    with blanks between them. Abilities are declared: `has_hashes` is False for formats that have
+    only lengths, `places_sessions` is True for those that use `session_arrivals` and `seed`,
+    `has_deltas` for those whose sessions may hold only what is new, `in_ms` for those whose times
+    may be written in seconds by mistake. `fields` are the names that its records have at least or
+    usually, for messages about files of no known format.
     """
 
     name: ClassVar[str]

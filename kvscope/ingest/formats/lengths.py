@@ -106,7 +106,7 @@ class LengthsCsv(LineFormat):
         return line.count(b",") < len(self._header) - 1
 
     def _is_header(self, fields: list[str]) -> bool:
-        """Return True for a line that names the length columns, with no number for input."""
+        """Return True if a line names the length columns and its input field is no number."""
         if len(fields) == len(self._header) and _WHOLE.fullmatch(fields[self._inputs]):
             return False
         return _column(fields, _INPUTS) is not None and _column(fields, _OUTPUTS) is not None

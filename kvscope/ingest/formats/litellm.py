@@ -165,7 +165,7 @@ class LiteLlmPayloads(RowFormat):
         return None if request is None else (request,)
 
     def is_cut(self, line: bytes) -> bool:
-        """Return True for the beginning of a line: JSON, or with less commas than columns."""
+        """Return True for the beginning of a line: of JSON, or of CSV with too few commas."""
         commas = len(self._header) - 1
         return line.count(b",") < commas if self._header else super().is_cut(line)
 

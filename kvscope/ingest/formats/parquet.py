@@ -291,7 +291,7 @@ def _batches(path: str, shown: str, reader: Parquet) -> Iterator[list[dict[str, 
 def _columns(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -> set[str]:
     """Return the column names of a file.
 
-    Raises InputError if it, or the number of elements in its index, would expand far too much.
+    Raises InputError if its index lists too many elements, or its values expand far too much.
     """
     if listed_elements(read_index(path)) > MAX_INDEX_ELEMENTS:
         raise InputError(

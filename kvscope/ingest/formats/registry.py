@@ -135,7 +135,7 @@ def _description(head: bytes) -> tuple[str, str]:
 
 
 def _nearest(names: list[str], candidates: Sequence[type[TraceFormat]]) -> str | None:
-    """Return a sentence with the nearest format and the fields it lacks; None if none is near."""
+    """Return a hint: text is not read, or fields that the nearest format also needs; or None."""
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):
         return f"kvscope reads block hashes, never text: {TEXT}"
