@@ -129,7 +129,7 @@ class LayerKinds(Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Number of all layers."""
+        """Number of layers that keep KV or a state of their own."""
         return self.full + self.windowed + self.linear
 
     @property
@@ -156,8 +156,8 @@ class WeightBits(Struct, frozen=True):
 class VisionEncoder(Struct, frozen=True):
     """An encoder of images: its parameters and widths, all 0 without one.
 
-    `patch_values` are the pixels of a patch, 0 where the largest image is not known: Qwen's image
-    processors end at 16,384 tokens of 2 x 2 patches.
+    `patch_values` are the values of a patch, 0 if the largest image is unknown: images of Qwen's
+    processors have at most 16,384 tokens of 2 x 2 patches.
     """
 
     parameters: int = 0
@@ -166,10 +166,10 @@ class VisionEncoder(Struct, frozen=True):
     patch_values: int = 0
 
     def peak_bytes(self, batched: int, tp: int) -> float:
-        """Return the peak of encoding the largest images in a step of `batched` tokens, 0 unknown.
+        """Return the peak bytes of encoding the largest images in a step of `batched` tokens.
 
         Attention holds its input, its norm, the positions and the output whole, and keys, queries
-        and values before and after the rotation, and their result, divided.
+        and values before and after the rotation, and their result, divided. 0 if sizes are unknown.
 
         Source: vLLM 0.32.0, vllm/multimodal/encoder_budget.py, and the vision blocks of
         vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py.
@@ -187,8 +187,7 @@ class Architecture(Struct, frozen=True):
 
     `latent_size` is the rank of MLA's compressed keys and values, None elsewhere. Each
     tensor-parallel rank holds `replicated_parameters` of the attention whole, and the
-    `rotary_bytes` of tables of positions. `widest` is the width of the widest activation of a
-    token, in values, before tensor parallelism.
+    `rotary_bytes` of tables of positions. Widths are in values, before tensor parallelism.
     """
 
     hidden_size: int
@@ -229,7 +228,7 @@ class Architecture(Struct, frozen=True):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters multiplied with each prompt token; the head is for the last one only."""
+        """Parameters multiplied with each prompt token; not the head, which only the last needs."""
         active_experts = self.expert_parameters * self.experts_per_token // max(1, self.experts)
         dense = self.attention_parameters + self.mlp_parameters + self.shared_parameters
         return dense + active_experts + self.router_parameters
@@ -399,7 +398,7 @@ def _nas_width(block: Mapping[str, Any], hidden: Any) -> int:
 
 
 def _named_layers(config: ConfigFields, total: int) -> list[str]:
-    """Return the kind of each layer of Falcon-H1, Jamba and LFM2, by their names; else empty."""
+    """Return the kinds of layers of Falcon-H1 (two a layer), Jamba and LFM2; else empty."""
     if config.family == "falcon_h1":  # attention and Mamba in each layer, side by side
         return ["attention", "mamba"] * total
     if config.family == "jamba":

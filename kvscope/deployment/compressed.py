@@ -1,8 +1,8 @@
 """Compressed attention (DeepSeek-V4): an entry of KV for several tokens, beside a short window.
 
 Every layer keeps the last tokens as they are. A layer with a ratio of 4 or 128 also keeps one entry
-for so many tokens, and of those that make the next one sums in 32 bits, its state. With a ratio of
-4 an indexer keeps keys and sums of its own, to choose the entries that a token looks at.
+for each 4 or 128 tokens, and a state: sums, in 32 bits, of the tokens of its next entry. With a
+ratio of 4 an indexer keeps keys and sums of its own, to choose the entries that a token looks at.
 
 Source: vLLM 0.32.0, vllm/models/deepseek_v4/attention.py and compressor.py,
 vllm/v1/attention/backends/mla/sparse_swa.py (fp8_ds_mla, the layout of NVIDIA's GPUs) and
@@ -35,8 +35,8 @@ Bucket = Literal["entries", "windows", "4", "128"]
 class CompressedKv(Struct, frozen=True):
     """The caches of all layers, in 8 bits: `ratios` by layer, 0 for a window alone.
 
-    Sizes are those of an entry and its rotary part, of an indexer head's key, and the window's
-    tokens; a token looks at `entries` of those that an indexer chooses from. Bytes of a token are
+    An entry has `size` values, `rope_size` of them rotary, an indexer's key `index_size`; a window
+    has `window` tokens. An indexer chooses `entries` entries for each token. Bytes of a token are
     those of a long prompt, with `of_block` a block's bytes over the tokens of the smallest block.
     """
 
@@ -92,7 +92,7 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def values_per_token(self) -> int:
-        """KV bytes of a token of a long prompt: windows and states do not keep it for long."""
+        """KV bytes of a token of a long prompt, without windows and states; but see `of_block`."""
         if self.of_block:
             return self.block_bytes // min(_STATE_BLOCKS.values())
         return -(-sum(size * count for size, count in self._pages("entries").items()) // BLOCK)
@@ -125,7 +125,7 @@ class CompressedKv(Struct, frozen=True):
         return each, entry * (self.window * self.layers + self.entries * self.sparse_layers)
 
     def kv_groups(self) -> KvGroups:
-        """Return the groups that vLLM forms; windows and states hold no token for long."""
+        """Return the groups that vLLM forms; 0 `layers` for windows and states, kept briefly."""
         groups: list[KvGroup] = []
         for bucket, number in self._group_counts().items():
             if bucket == "entries":

@@ -248,7 +248,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_groups(self) -> KvGroups | None:
-        """KV groups of a hybrid model, for the smallest trace blocks; None if not simulated."""
+        """KV groups of a hybrid model, for trace blocks of one token; None if not simulated."""
         return self.kv_groups_for(1)
 
     @property
@@ -441,7 +441,7 @@ def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | 
 def _step_tokens(
     deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None, sequences: int
 ) -> int:
-    """Return the limit of tokens per step, by default at most `sequences` longest requests.
+    """Return the most tokens per step; by default no more than `sequences` longest requests have.
 
     Source: vLLM 0.32.0, vllm/engine/arg_utils.py, where nothing states the limit.
     """

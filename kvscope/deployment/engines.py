@@ -260,7 +260,7 @@ class Engine(Struct, frozen=True):
         return 0.92 if self.has(UTILIZATION) else 0.9
 
     def default_num_seqs(self, gpu: Gpu | None) -> int:
-        """Return the default limit of running requests on a GPU (None: below 70 GiB)."""
+        """Return the default limit of running requests on a GPU (None: one of less than 70 GiB)."""
         if self.name == "sglang":
             return SGLANG_NUM_SEQS
         return gpu.default_max_num_seqs if gpu else 256
@@ -274,7 +274,7 @@ class Engine(Struct, frozen=True):
 
     @property
     def simulated_as(self) -> str:
-        """The engine as text if it is simulated differently from the newest vLLM, else empty."""
+        """The text of a vLLM that is simulated differently from the newest; empty for others."""
         own = (WHOLE_PROMPT, UNHASHED_FIRST, STATES_WRITTEN_ONCE)
         plain = all(map(self.has, own)) and not self.drafts_in_pool
         return "" if self.name != "vllm" or plain else self.text

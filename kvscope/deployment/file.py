@@ -107,7 +107,7 @@ def read_work(path: Path) -> dict[str, str]:
 
 
 def files_in(folder: Path, stated: Mapping[str, object]) -> dict[str, str]:
-    """Return the fields of a deployment that name files in `folder`, as paths through it."""
+    """Return the fields of a deployment that name files in `folder`, with `folder` before them."""
     return {
         field: str(folder / value)
         for field in ("model", "engine_log", "latency")

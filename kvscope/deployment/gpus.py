@@ -64,7 +64,7 @@ class Gpu(Struct, frozen=True):
 
     @property
     def in_server(self) -> bool:
-        """Whether it is a server GPU, with more memory than workstation GPUs of its family."""
+        """Whether it has over 130 GiB: among Blackwell GPUs, only server GPUs have."""
         return self.total_bytes > _LARGEST_WORKSTATION
 
     def _by_memory(self, largest: int, large: int, others: int) -> int:

@@ -166,9 +166,9 @@ class KvGroups(Struct, frozen=True):
     def hit_tokens(self) -> int:
         """Unit of hits, in tokens.
 
-        It is that of a hash if states span more tokens, and blocks of windows and chunks have one
-        hash: vLLM then hits within blocks. Source: vLLM 0.32.0, kv_cache_utils.py
-        (partial_hash_hits_enabled).
+        It is the tokens of a hash if states span more and blocks of windows and chunks have one
+        hash (vLLM then hits within blocks), else `alignment_tokens`. Source: vLLM 0.32.0,
+        kv_cache_utils.py (partial_hash_hits_enabled).
         """
         unit = self.match_tokens or self.block_tokens
         fine = all(

@@ -222,8 +222,8 @@ class Model(Struct, frozen=True):
     def default_block(self, gpu: Gpu) -> int:
         """Return the tokens of a block that vLLM chooses on a GPU.
 
-        It is the block size of the first MLA kernel that runs there, or of MiniMax-M3's sparse
-        attention; 16 for all other models.
+        It is the block size of the first MLA kernel that runs there, of MiniMax-M3's sparse
+        attention, or of compressed attention; 16 for all other models.
 
         Source: vLLM 0.20.0, 0.28.0 and 0.32.0, vllm/platforms/cuda.py (_get_backend_priorities) and
         get_supported_kernel_block_sizes of the backends in vllm/v1/attention/backends/mla, and of

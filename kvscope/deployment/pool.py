@@ -379,7 +379,7 @@ def _sampler_bytes(model: Model, engine: Engine, sequences: int, batched: int) -
 def _compiled_bytes(model: Model, engine: Engine, batched: int, tp: int) -> int:
     """Return the peak of a first start's compilation, which benchmarks merged kernels.
 
-    On one GPU they use a copy of the embedding, unless the model has an image encoder.
+    On one GPU these use a copy of the embedding; 0 on several GPUs or with an image encoder.
 
     Source: vLLM 0.32.0, vllm/config/compilation.py (benchmark_combo_kernel); published logs of a
     first start and the next one.

@@ -5,12 +5,12 @@
 
     TPOT = (weights read + KV read) / (0.71 BW) + layers x launch + 18 us x batch + 0.6 ms
 
-of P parameters that a token is multiplied with, F the GPU's dense rate at the precision of the
-weights, m the share of it that engines reach. It maps onto a latency profile: weights / (tp 0.75
-BW) is its floor. The shares were fitted to published measurements: half of the TTFTs of vLLM lie
-within 14 % and 9 of 10 within 35 %, and of a model that the fit had not seen within 28 % and 72 %
-(docs/evidence/deployment.md). So a decision holds only if it holds at LOW and at HIGH times this
-profile; else measure it with `kvscope calibrate`.
+for u uncached tokens, each multiplied with P parameters, F the GPU's dense rate at the precision
+of the weights, m the share of F that engines reach. It maps onto a latency profile: weights / (tp
+0.75 BW) is its floor. The shares were fitted to published measurements: half of the TTFTs of vLLM
+lie within 14 % and 9 of 10 within 35 %, and of a model that the fit had not seen within 28 % and
+72 % (docs/evidence/deployment.md). So a decision holds only if it holds at LOW and at HIGH times
+this profile; else measure it with `kvscope calibrate`.
 
 Source: Williams, Waterman, Patterson: Roofline (CACM 2009); shares fitted on 2026-11-22 to the
 published figures in aiconfigurator-core 0.12.0, systems/silicon_sample.csv, and in TensorRT-LLM

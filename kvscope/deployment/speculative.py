@@ -63,7 +63,7 @@ class Drafter(Struct, frozen=True):
 
 
 def not_beside(drafter: object, what: str, where: str = "--speculative") -> UsageError:
-    """Return the error for a drafter together with `what`, which is simulated without one only."""
+    """Return the error for a drafter beside `what`, which is simulated only without a drafter."""
     remedy = "take --speculative none: hits are then those without a drafter"
     if where != "--speculative":
         remedy = "leave it out, or take --speculative none"

@@ -58,7 +58,7 @@ class Session(Router):
     """Send all turns of a conversation to one replica, by a hash of its key.
 
     The key is the number of the conversation's first request, so it stays the same when the trace
-    grows. Real routers hash a header: other replicas result, spread as evenly.
+    grows. Real routers hash a header: they choose other replicas, but spread sessions as evenly.
     Source: vLLM production-stack a6c01db0, src/vllm_router/routers/routing_logic.py
     (SessionRouter).
     """
@@ -77,7 +77,7 @@ class Session(Router):
 
 
 class LeastRequests(Router):
-    """Send each request to the replica with the fewest in flight; of equals, the fewest so far.
+    """Send each request to the replica with fewest in flight; of equals, with fewest sent so far.
 
     Source: Envoy, load balancing policies, weighted least request (all hosts compared).
     """

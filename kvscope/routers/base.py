@@ -88,8 +88,8 @@ class Truth(NamedTuple):
 class Fetch(NamedTuple):
     """A router's order to copy leading blocks from other replicas to the one chosen.
 
-    Both arrays have one entry. `blocks` is 0 unless set, and is capped at what some replica
-    holds; the copy takes `seconds` before the prefill.
+    Both arrays have one entry. `blocks` is 0 unless set, and capped at the most leading blocks that
+    any replica holds; the copy takes `seconds` before the prefill.
     """
 
     blocks: Int32s
@@ -138,11 +138,11 @@ class Dice(NamedTuple):
 class Router:
     """Declarations of a router, and its binding to parameter values.
 
-    `name` carries the version whose rule it is. `needs` says what a trace must have: "text" is
-    approximated by `characters_per_token` characters a token. `reference` marks routers that no
-    program offers, `draws` randomized ones, which may depend on parameter values. `copies` marks a
-    router that writes `View.fetch`. `counts_blocks` requests `ReplicaLoad.used_blocks` and
-    `Truth.new_blocks`, which cost time.
+    `name` includes the version of the program whose rule it is. `needs` says what a trace must
+    have: "text" is approximated by `characters_per_token` characters a token. `reference` marks
+    routers that no program offers, `draws` those that draw random numbers; with some parameter
+    values they may not. `copies` marks a router that writes `View.fetch`. `counts_blocks` requests
+    `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost time.
     """
 
     DOCUMENT: ClassVar[str] = "name summary source aliases sees needs draws reference"
@@ -236,7 +236,7 @@ def mix32(number: int) -> int:
 
 
 def least_loaded(in_flight: Int64s, processed: Int64s) -> int:
-    """Return the replica with the fewest requests in flight; of equals, the fewest so far."""
+    """Return the replica with fewest requests in flight; of equals, with fewest sent so far."""
     least = 0
     for replica in range(1, len(in_flight)):
         if in_flight[replica] < in_flight[least] or (

@@ -99,7 +99,7 @@ class Dynamo(Router):
     reported (--router-predicted-ttl-secs), both off by default, and host and disk caches. Left out
     too, and off by default: the router's queue (--router-queue-threshold, deprecated in 1.6), in
     which requests wait, first come, first served, while every replica has more prefill tokens than
-    that share of max_num_batched_tokens.
+    this threshold times max_num_batched_tokens.
     Source: ai-dynamo 1.6.1, lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
     minimum_cost_index, softmax_sample_index); defaults of KvRouterConfig in ai-dynamo-runtime
     1.6.1.
@@ -202,13 +202,13 @@ class DynamoApprox(Router):
         return SentBlocks(sent_s, overlap_blocks, np.zeros(sizes.replicas), new_dice(seed))
 
     def among(self, memory: SentBlocks, replicas: int, seed: int) -> SentBlocks:
-        """Forget what was sent to replicas that left."""
+        """Forget the blocks sent to replicas that left."""
         memory.sent_s[replicas:] = -np.inf
         return memory._replace(costs=memory.costs[:replicas])
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: SentBlocks, p: Float64s) -> int:
-        """Return the replica of the least cost, and note what is sent to it."""
+        """Return the replica of the least cost, and note the blocks sent to it."""
         sent_s, alive_s = memory.sent_s, prompt.now_s - p[_TTL]
         for replica in range(view.replicas):
             overlap_blocks = 0

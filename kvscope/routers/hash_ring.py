@@ -35,7 +35,7 @@ def first_place(ring: HashRing, key: int) -> int:
 
 
 class RingRouter(Router):
-    """Memory of routers on a ring: the places of the replicas that serve."""
+    """Base of routers whose memory is a hash ring of the replicas that serve."""
 
     def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
         """Return the ring."""
@@ -96,9 +96,9 @@ class ConsistentHash(RingRouter):
 class PrefixHash(RingRouter):
     """Send prompts that begin alike to one replica of a hash ring, unless it has too many.
 
-    A replica has too many requests in flight if they exceed the average, this request included,
-    both by `load_factor` and by more than `balance_abs_threshold`. Then the one with the fewest
-    gets the request, the first of equals.
+    A replica has too many requests in flight if they exceed both `load_factor` times the average,
+    this request included, and the average plus `balance_abs_threshold`. Then the replica with the
+    fewest in flight gets the request, the first of equals.
     The hash covers `prefix_tokens`; a block that they cover in part counts as a whole.
     Source: smg 1.13 (lightseekorg/smg), model_gateway/src/policies/prefix_hash.rs at 73da68ca; the
     absolute threshold and all defaults: its launcher, smg/router_args.py of the wheel 1.13.0.

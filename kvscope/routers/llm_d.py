@@ -120,7 +120,7 @@ class LlmD(Router):
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: PickerMemory, p: Float64s) -> int:
-        """Return the replica of the highest score, and note what is sent to it."""
+        """Return the replica of the highest score, and note the blocks sent to it."""
         scores, block_tokens = memory.scores, int(p[_BLOCK])
         total = min(prompt.input_tokens // block_tokens, int(p[_LIMIT]))
         depths = min(-(-total * block_tokens // view.block_size), prompt.blocks)

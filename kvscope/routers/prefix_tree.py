@@ -124,7 +124,7 @@ def node_at(tree: Tree, path: Int32s, blocks: int, block_size: int) -> int:
 def add_leaf(
     tree: Tree, node: int, prompt: Prompt, path: Int32s, matching: int, block_size: int
 ) -> int:
-    """Return a new child of `node` for the prompt behind `matching` blocks; `node` for none."""
+    """Return a new child of `node` for the tokens after `matching` blocks; `node` if none."""
     rest = prompt.input_tokens - min(matching * block_size, prompt.input_tokens)
     if rest == 0:
         return node
@@ -150,7 +150,7 @@ def stamp(tree: Tree, node: int, replica: int) -> None:
 
 
 def take_out(tree: Tree, node: int, replica: int, replicas: int) -> int:
-    """Remove a node's stamp of a replica, and return the node's parent."""
+    """Remove a node and its tokens from those of a replica, and return the node's parent."""
     parent = int(tree.parent[node])
     tree.replica_tokens[replica] -= tree.tokens[node]
     tree.stamps[node, replica] = ABSENT
@@ -159,7 +159,7 @@ def take_out(tree: Tree, node: int, replica: int, replicas: int) -> int:
 
 
 def free_if_unused(tree: Tree, node: int, replicas: int) -> None:
-    """Delete a node that no replica has."""
+    """Delete a node if no replica has it."""
     for replica in range(replicas):
         if tree.stamps[node, replica] != ABSENT:
             return

@@ -150,7 +150,7 @@ def _having(had: Uint8s, block: int, flag: int) -> int:
 
 
 def _one_having(had: Uint8s, block: int, flag: int, skipped: int) -> int:
-    """Return the replica with this flag set for a block that follows `skipped` others with it."""
+    """Return the replica after the first `skipped` ones of those with this flag for a block."""
     for replica in range(had.shape[1]):
         if had[block, replica] & flag > 0:
             if skipped == 0:
@@ -169,7 +169,7 @@ def _count_arrival(memory: Sent, now_s: float, replica: int) -> None:
 
 
 def _fewest_recent(memory: Sent, view: View, since_s: float) -> int:
-    """Return the first replica without any request, else the one with fewest since `since_s`."""
+    """Return the first replica never sent a request, else that with fewest since `since_s`."""
     oldest = memory.window[_OLDEST]
     while oldest < memory.window[_NEXT] and memory.arrivals_s[oldest] < since_s:
         memory.recent[memory.replicas[oldest]] -= 1

@@ -12,7 +12,7 @@ from kvscope.routers.base import Prompt, Router, View
 class BestCached(Router):
     """Send each request to the replica that holds most of its prefix; of equals to the least busy.
 
-    Knows every cache and forgets load, so it may queue everything on one replica.
+    Knows every cache; load only breaks ties, so that everything may queue on one replica.
     """
 
     name = "best-cached"
@@ -39,7 +39,7 @@ class BestCached(Router):
 
 
 class MinTtft(Router):
-    """Send each request where wait and prefill end first; of equals, the fewest requests so far.
+    """Send each request where wait and prefill end first; of equals, where fewest were sent.
 
     Knows every queue and every cache: a bound for routers that estimate either, greedy and so not
     the optimum.

@@ -50,8 +50,8 @@ class Sglang(Router):
     evict.
 
     A token counts as `characters_per_token` characters; blocks differ from their first character
-    on. If a text's first replica was evicted, another that has it owns it: here a random one, by
-    the node.
+    on. If a text was evicted from its owner, another replica that has it becomes the owner: here
+    one by a hash of the node.
     Source: sglang-router 0.3.2 (sgl-project/sglang, release commit of #17168),
     sgl-model-gateway/src/policies/cache_aware.rs and tree.rs; defaults of its launcher,
     sglang_router/router_args.py.
@@ -161,7 +161,7 @@ def _match(memory: OwnedTree, node: int, replicas: int) -> int:
 def _insert(
     memory: OwnedTree, prompt: Prompt, path: Int32s, matching: int, view: View, replica: int
 ) -> None:
-    """Add a prompt, whose first `matching` blocks are in the tree, as one of a replica."""
+    """Add a prompt, whose first `matching` blocks are in the tree, as sent to `replica`."""
     tree, owner, children = memory.tree, memory.owner, memory.children
     lower = tree.node_of[path[matching - 1]] if matching else 0
     node = node_at(tree, path, matching, view.block_size)

@@ -52,10 +52,10 @@ _REQUIRED = (
 
 
 def check_version() -> None:
-    """Raise EngineError for a vLLM version that this plugin does not know.
+    """Raise EngineError for a vLLM of an unknown version, or without the methods that are wrapped.
 
     Known are the releases of `PLUGIN`, patches and local builds included. Pre-releases (0.33.0rc1,
-    0.33.1.dev4) are not: they may have the code of the release before, or neither's.
+    0.33.1.dev4) are not: they may have the code of the release before, or of neither release.
     """
     missing = [name for kind, names in _REQUIRED for name in names if not hasattr(kind, name)]
     if not _is_known(vllm.__version__) or missing:
@@ -188,7 +188,7 @@ def _controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:
 
 
 def _recordings(scheduler: Any, settings: PluginSettings) -> list[Observer]:
-    """Return the engine's recording; empty if none was requested, or with a logged reason."""
+    """Return the engine's recording; empty if none is requested, or none possible (logged)."""
     if settings.record is None:
         return []
     if not scheduler.kv_cache_manager.enable_caching:
@@ -309,8 +309,8 @@ class ForcedOutputs(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM has n
 
         --logits-processors kvscope.vllm_plugin.adapter:ForcedOutputs
 
-    and in a request `"vllm_xargs": {"kvscope_outputs": [17, 4, ...]}`. Random weights output
-    nothing that a trace's next turn carries.
+    and in a request `"vllm_xargs": {"kvscope_outputs": [17, 4, ...]}`. Otherwise a model with
+    random weights outputs other tokens than the trace's next turn has in its prompt.
     """
 
     def is_argmax_invariant(self) -> bool:

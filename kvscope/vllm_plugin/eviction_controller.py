@@ -176,7 +176,7 @@ class EvictionController(Observer):
         self.free.at(self.clock())
 
     def releasing(self, request: Request) -> None:
-        """Plan the lanes of a request's blocks; drop its new blocks if it is not admitted."""
+        """Plan the lanes of a request's blocks; uncache new ones that the policy does not admit."""
         state = self._requests.get(request.request_id)
         if state is None:
             return

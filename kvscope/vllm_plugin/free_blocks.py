@@ -140,7 +140,7 @@ class FreeBlocks:
         return taken
 
     def remove(self, block: Block) -> None:
-        """Remove a free block that a request hit from its list."""
+        """Remove from its list a free block that a request hit."""
         if block.prev_free_block is None or block.next_free_block is None:
             raise RuntimeError(f"remove() called on a block that is not free: {block}")
         key = block.block_hash
@@ -201,7 +201,7 @@ class FreeBlocks:
                 block = ring.next_free_block
 
     def gained(self, key: Key, above: Key | None) -> None:
-        """Note that a block has got hash `key`, behind a block with hash `above`."""
+        """Note that a block has got hash `key`, behind a block with hash `above` (None: first)."""
         if self._prefixes is not None:
             self._prefixes.gain(key, above)
             if self._parked:

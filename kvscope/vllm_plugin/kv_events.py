@@ -9,15 +9,15 @@ not where requests begin and end. So a chain of blocks that grows at its pace co
 - Single blocks after that are output, as long as they come at the pace of the chain, or at first
   of all chains. One that comes much later is a next turn's prompt.
 
-What fills no block, or is found in the cache whole, does not show. Where requests ask for it
-(`kv_cache_report_mode`) what they find is published as if it were stored again, which begins a
-request.
+Partial blocks do not show, nor do prompts found whole in the cache. For requests that ask for it
+(`kv_cache_report_mode`), blocks found in the cache are published as if they were stored again: this
+begins a request.
 
 SGLang stores a prompt's blocks once they are computed and an output's once the request has ended,
 so what continues a prompt, and is not its next chunk, is the output and ends the request.
 
-Models with several KV groups publish each block once a group: one group that keeps whole prefixes
-is followed, the first.
+Models with several KV groups publish each block once a group: only the first group that keeps whole
+prefixes is followed.
 
 Source: vLLM 0.32.0, vllm/distributed/kv_events.py (ZmqEventPublisher, BlockStored, BlockRemoved);
 SGLang 0.5.23, sglang/srt/disaggregation/kv_events.py and mem_cache/events.py, encoded the same way.
@@ -89,8 +89,8 @@ class EventBatch(msgspec.Struct, array_like=True):
 class _Chain(Struct):
     """A chain of blocks that may still grow.
 
-    `was_cached`: no block was stored since the chain began. It last grew in event batch number
-    `batch`, and `cut` says whether that step may have cut its prompt.
+    `was_cached`: it began with cached blocks alone, and has not grown since. It last grew in event
+    batch number `batch`, and `cut` says whether that step may have cut its prompt.
     """
 
     path: list[Hash]
@@ -306,7 +306,7 @@ def batches(endpoint: str, patience_s: float = 1.0) -> Generator[tuple[int, Even
     """Yield (number, batch) as the engine publishes event batches at a ZMQ endpoint.
 
     Yields None after `patience_s` without a batch; gaps in the numbers are lost batches. Raises
-    EngineError if the endpoint does not exist or its messages are not vLLM's events.
+    EngineError if the endpoint is invalid, its messages are not vLLM's events, or pyzmq is missing.
     """
     try:
         import zmq

@@ -71,7 +71,7 @@ class LineWriter:
             self.dropped += 1
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Write the waiting lines, within about `patience_s` seconds."""
+        """Write the waiting lines, as far as twice `patience_s` seconds allow."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
             try:
@@ -253,7 +253,7 @@ class Recording(Observer):
 def _content_hashes(request: Request) -> list[Any]:
     """Return the hashes that the blocks would have without the request's salt and adapter.
 
-    A line has separate fields for these. If vLLM's hasher fails, the request's own hashes.
+    A line has separate fields for these. The request's own hashes without a working vLLM hasher.
 
     Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
     """

@@ -78,7 +78,7 @@ def read_settings(additional: object, environment: Mapping[str, str]) -> PluginS
 def _policy(
     table: SettingsTable, environment: Mapping[str, str]
 ) -> tuple[LanePolicy | None, FittedTable | None]:
-    """Return the policy to run and its fitted table; (None, None) if no policy is configured."""
+    """Return the policy to run and its fitted table, each None if not configured."""
     given = table.policy
     if given is not msgspec.UNSET:
         document = {"policy": {"params": {}, **given} if isinstance(given, dict) else given}
