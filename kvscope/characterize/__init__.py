@@ -1,1 +1,1 @@
-"""Queries to facts: what is in a trace, by category and over time."""
+"""Facts of a trace, from queries: by category and over time."""

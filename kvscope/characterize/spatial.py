@@ -64,7 +64,7 @@ def start_spatial(
     prompt is looked up on its own, whether or not the blocks before it hit, except that the last
     token is recomputed; outputs have no position and are left out. Past the prompt's end there is
     nothing to cache, so offset + stride beyond 100 % equals 100 %. None without hashes. The store
-    is read before this returns. Source: ATC'25, section 3, Figure 16.
+    is read before the future is returned. Source: ATC'25, section 3, Figure 16.
     """
     if not trace.has_hashes:
         return in_background(lambda: None)

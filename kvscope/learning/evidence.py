@@ -136,7 +136,7 @@ def decided(evidence: GuardEvidence, now: int) -> int:
 
 @callable_in_kernels
 def gives_up(evidence: GuardEvidence, at: int) -> bool:
-    """Return whether a candidate in force has become worse than LRU, or makes requests late."""
+    """Return whether a candidate is worse than LRU, lost too much, or makes more requests late."""
     if evidence.gain[at] < 0.0 or evidence.loss[at] > largest_loss(evidence, at):
         return True
     return bool(evidence.late[at] < -math.sqrt(evidence.late_square[at] + 1.0))

@@ -11,7 +11,7 @@ Key: TypeAlias = Hashable  # an engine's hash of a block and of all before it
 
 
 class _Prefix(Struct, eq=False):
-    """One key, its prefix (`above`), the blocks with it, and the cached keys right below it."""
+    """One key, its prefix (`above`), and the numbers of its blocks and cached keys right below."""
 
     key: Key
     above: _Prefix | None = None

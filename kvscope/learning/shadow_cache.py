@@ -82,7 +82,7 @@ class ShadowRuns:
 class ShadowCache:
     """One candidate's cache of `capacity` blocks, number `which` of those over the same `runs`.
 
-    `table` is the one that the policy's scores read (see `use`).
+    The policy's scores read `table` (see `use`).
     """
 
     def __init__(self, which: int, runs: ShadowRuns, policy: LanePolicy, capacity: int) -> None:

@@ -40,7 +40,7 @@ _TURNS = 10  # turns with a row of their own
 def fit(store: Store, trace: Trace, *, window_s: float | None = None, warmup: float = 0.0) -> Fit:
     """Fit models to `trace` without the first `warmup` of its requests (a share).
 
-    Windows are `window_s` long; by default an hour, or a fifth of a shorter trace. For a trace of
+    Windows are `window_s` long; by default an hour, or a fifth of the span if less. For a trace of
     lengths only conversations can be fitted, if its lineage is known. Raises UsageError for a
     window longer than the trace.
     """

@@ -21,7 +21,7 @@ class ModelFit(Struct, frozen=True):
 
     `params` are those of F in S(t) = 1 - p F(t), `reuse_probability` is p, `interval` has both at
     95 %, None where the data do not identify it. `n` touched blocks, `censored` of them not seen
-    reused, in `runs` runs of reuse; `effective_n` independent blocks have as much evidence. `ks`
+    reused, in `runs` runs of reuse; `effective_n` is the equivalent in independent blocks. `ks`
     is the largest distance from Kaplan-Meier as a share of the reuse, `aic` is by `effective_n`.
     """
 

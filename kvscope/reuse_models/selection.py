@@ -98,7 +98,7 @@ class _WindowSample(Struct, frozen=True):
 
 
 def default_length_s(span: Span) -> float:
-    """Return the window length: an hour, as in the paper, or a fifth of a shorter trace."""
+    """Return the window length: an hour, as in the paper, or a fifth of the span if less."""
     return min(DEFAULT_LENGTH_S, span.length_s / _LEAST_COUNT)
 
 

@@ -103,8 +103,8 @@ def refits_of(requests: int, refit_requests: float) -> Refits:
 def class_tables(traffic: Traffic, refit_requests: float = REFIT_REQUESTS.default) -> Tables:
     """Return the tables of all refits.
 
-    A refit sees the touches by requests of the previous `WINDOW_BINS` bins. Blocks not touched by
-    as many requests are forgotten and count as new, as in an engine with this memory.
+    A refit sees the touches by requests of the previous `WINDOW_BINS` bins. Blocks untouched
+    during that number of requests are forgotten and count as new, as in an engine with this memory.
     """
     segments, refits = last_touch_segments(traffic), refits_of(len(traffic.leaf), refit_requests)
     classes, cuts = _sorted(traffic, segments, refit_requests)
