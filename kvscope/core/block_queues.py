@@ -1,4 +1,4 @@
-"""Queues of blocks in arrays: linked lists, and rings, from which only old ends are taken.
+"""Queues of blocks in arrays: linked lists, and rings, whose old ends alone are taken.
 
 Lists: `links` (int32) has a row for each block: AFTER and BEFORE, its neighbours; WHERE, its list,
 or NOWHERE; MARK, a small number for the policy. List k is closed by row -1 - k, whose AFTER is the
@@ -7,7 +7,7 @@ oldest block and whose MARK is the length.
 Rings: twice as fast, but a block leaves the middle only by being forgotten. `rings` (int32) has a
 row for each queue, then a last row with a number for each block: the policy's own, at least 0, or
 below 0 the place of the block in a queue that can forget it. A queue's row has YOUNG and OLD, the
-times that slots were filled and emptied; HOLES, the forgotten slots in between; MASK, the slots (a
+counts of slots filled and emptied so far; HOLES, the forgotten slots in between; MASK, the slots (a
 power of two) less one; then the slots, filled round and round.
 """
 

@@ -20,7 +20,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 def append_array(file: BinaryIO, values: NDArray[Any]) -> None:
-    """Write the values at the end of a file. Raises OSError for a full disk, maybe at the flush.
+    """Write the values at the end of a file. Raises OSError for a full disk, now or at its flush.
 
     NumPy's own `tofile` does not report a full disk for arrays of a few kilobytes.
     """

@@ -288,7 +288,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def _place_named(path: Path) -> Iterator[None]:
-    """Raise OSErrors of the block with `path` in place of a temporary file's name, or of none."""
+    """Raise errors about `path` in place of its temporary file; DiskFullError for a full disk."""
     try:
         yield
     except OSError as error:
@@ -404,7 +404,7 @@ def parts_of(path: str) -> list[str]:
 
 
 def files_of(path: str) -> list[str]:
-    """Return the file at `path`, those in that folder (by name), or those that match that pattern.
+    """Return the file at `path`, or by name the files in it (a folder) or matching it (a pattern).
 
     Addresses are those of `kvscope.core.remote`.
 
@@ -467,7 +467,7 @@ def file_identity(path: str | Path) -> object:
 
 
 def missing_from(path: str) -> list[str]:
-    """Return the paths in `path` (see `parts_of`) that are neither file, folder nor pattern."""
+    """Return the paths in `path` (see `parts_of`) that are no file, folder or matching pattern."""
     return [
         part
         for part in parts_of(path)

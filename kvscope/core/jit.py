@@ -90,8 +90,8 @@ def kernel(function: F) -> F:
 def callable_in_kernels(function: F) -> F:
     """Let kernels call `function`, which stays plain Python for all other callers.
 
-    This includes kvscope's plain functions that `function` calls by name. It must allocate nothing,
-    as kernels, and is always inlined: passing arrays costs more than most of such functions do.
+    Kernels may then call kvscope's plain functions that `function` calls by name, too. `function`
+    must allocate nothing and is always inlined: passing arrays costs more than most such functions.
     """
     if isinstance(function, FunctionType) and function not in _callable:
         _callable.add(function)
@@ -215,7 +215,7 @@ def is_callable(function: FunctionType) -> bool:
 
 
 def lowest_bit(word: np.uint64) -> int:
-    """Return the place of the lowest bit set in `word`, not 0: one instruction in kernels."""
+    """Return the place of the lowest bit set in `word` (not 0): one instruction in kernels."""
     return (int(word) & -int(word)).bit_length() - 1
 
 

@@ -137,7 +137,7 @@ def hexdigest(tree: object) -> str:
 
 
 def _is_versioned(value: Any) -> bool:
-    """Return True if `value` is a versioned package's module, or named by that package."""
+    """Return True if `value` is a versioned package's module, or a named global of one."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in _VERSIONED
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)

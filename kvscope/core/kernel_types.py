@@ -66,7 +66,7 @@ class Reference(types.Type):  # type: ignore[misc]
 class _ReferenceModel(models.PrimitiveModel):  # type: ignore[misc]
     """A bare address: a typed pointer would repeat the types of all arrays wherever it is used.
 
-    That was four fifths of a large kernel's text, which numba writes and LLVM reads.
+    The types were four fifths of a large kernel's text, which numba writes and LLVM reads.
     """
 
     def __init__(self, known: Any, reference: Reference) -> None:

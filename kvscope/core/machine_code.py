@@ -33,7 +33,7 @@ from kvscope.core.kernel_files import KernelFiles, SourceDigest, Tree, hexdigest
 
 
 class _Hidden:
-    """An import finder: while entered, its thread cannot import some packages."""
+    """An import finder: while entered, its thread cannot import `packages`."""
 
     def __init__(self, *packages: str) -> None:
         self._packages = packages

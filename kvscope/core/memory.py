@@ -129,7 +129,7 @@ def _available() -> Iterator[tuple[int, str]]:
 def _left_in_groups(path: str, version: int) -> Iterator[tuple[int, str]]:
     """Yield the bytes left below the limits of a cgroup and of its parents.
 
-    In a container its own group may lie at the root. File caches are left: they can be dropped.
+    In a container its own group may be root. File caches count as left, as they can be dropped.
     """
     root, limit, usage = (
         (_CGROUPS, "memory.max", "memory.current")

@@ -50,7 +50,7 @@ _NEW_OBJECTS = (50_000, 20, 100)
 
 
 class CalledFunction(types.Dispatcher):  # type: ignore[misc]
-    """The type of a function that kernels call, compiled only for 64-bit whole numbers.
+    """The type of a function that kernels call, with whole numbers of 64 bits only.
 
     Numba converts 32-bit ones. Registered as numba's `overload`, a function was compiled again for
     each size, and for each caller's set of options.

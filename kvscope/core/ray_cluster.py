@@ -51,8 +51,8 @@ class RayCluster(Executor):
     """A connection to a Ray cluster, until the context ends; reuses one that the process has.
 
     `address` is HOST:PORT of its head node, ray://HOST:PORT of its Ray Client server, or "ray": the
-    cluster that RAY_ADDRESS names, else a new one on this machine with so many `workers` (default:
-    one a core). Each node must see the file `seen_by_all`, if given, before it runs a step.
+    cluster that RAY_ADDRESS names, else a new one on this machine with `workers` cores (default:
+    all). Each node must see the file `seen_by_all`, if given, before it runs a step.
     Entering raises UsageError where there is no such cluster.
     """
 

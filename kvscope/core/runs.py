@@ -81,10 +81,10 @@ class RunSetting(Struct, frozen=True):
     Latency is TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2), of u
     uncached and c cached tokens; `request_s` and the decode times are those of a `LatencyProfile`,
     for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 for all of
-    it. The two `max_num_` limits are vLLM's, None without an engine. `tiers` is the value of
+    it. The two `max_num_` limits are a simulated engine's, else None. `tiers` is the value of
     `--tiers`, empty for a pool alone; `tier_mode` (the value of `--offload`) and `block_bytes`
     belong to it. `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, else
-    empty. `engine` is the simulated version of vLLM, as `vllm@0.22`, empty for the newest; for a
+    empty. `engine` is the version of vLLM, as `vllm@0.22`, empty if simulated as the newest; for a
     `cache`, the SGLang with whose prefix tree it is replayed, in chunks of
     `max_num_batched_tokens`.
     """

@@ -26,7 +26,7 @@ class Retain(msgspec.Struct, frozen=True, omit_defaults=True, rename={"start": "
     """How to retain the prompt's tokens from `start` until before `to` (None: its output too).
 
     `ttl_s` counts from the request; None: for good. `priority` (0–100, higher stays longer) holds
-    so long, then the default one.
+    for `ttl_s`, then the default one.
     """
 
     start: Tokens = 0

@@ -210,7 +210,7 @@ def _value(
 
 
 def _refuse_bits(text: str) -> None:
-    """Raise UsageError if a size's unit ends in a small b after a capital letter: bits."""
+    """Raise UsageError if a size's unit is `b`, or a small b after a capital letter: bits."""
     size = text.removesuffix("/s")
     unit = size.lstrip("0123456789. ")
     if unit == "b" or (unit.endswith("b") and not unit.islower()):

@@ -35,7 +35,7 @@ class Turn(NamedTuple):
     """One served request, as far as a policy may see it.
 
     `history_tokens` is L: input and output. `category` counts from 0. `next_prompt_tokens` is the
-    true next prompt, or ENDS without a next turn: for hindsight policies alone.
+    tokens that the next turn really adds, or ENDS without one: for hindsight policies alone.
     """
 
     request: int
@@ -61,7 +61,7 @@ class Policy:
     """The declarations of a policy, and the values of its parameters.
 
     `leaves` names the blocks that may be evicted: "leaf" only those without a cached child, so that
-    every cached block can be hit; "any" as published. `offers` lists both where both make sense.
+    look-ups can reach every cached block; "any" all. `offers` lists other values that are allowed.
     `makes_room` policies evict other blocks before a request's own, as an engine that makes room
     before it inserts; under other policies a request's new blocks may be evicted at once.
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
@@ -118,7 +118,7 @@ class Policy:
 
     @property
     def refit_every(self) -> float:
-        """The value of `refit`, in its unit; infinite for a policy that learns no table."""
+        """The value of `refit`, in its unit; infinite for a policy without `refit`."""
         return self.values[self.refit.name] if self.refit else float("inf")
 
 
@@ -193,7 +193,7 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the lane of the block that ends at `end`, and the depth where that lane begins.
+        """Return the depth where the lane of the block that ends at `end` begins, and that lane.
 
         The scores must not rank a request's shallow blocks below its deep ones.
         """
@@ -225,10 +225,10 @@ class LanePolicy(PathPolicy):
 class NextUsePolicy(PathPolicy):
     """An oracle: evicts blocks that are never hit, then those that the next hit does not need.
 
-    Among needed and among unneeded blocks, the one hit last leaves first; among blocks never hit,
-    the older request's. A touch that cannot hit is no reason to keep a block, for the request
-    inserts it again anyway. Only leaves are evicted, and everything is admitted: blocks that no
-    request hits leave at once.
+    Among needed and among unneeded blocks, the one with the latest next hit leaves first; among
+    blocks never hit, the older request's. A touch that cannot hit is no reason to keep a block,
+    for the request inserts it again anyway. Only leaves are evicted, and everything is admitted:
+    blocks that no request hits leave at once.
     """
 
     hindsight = True
@@ -260,8 +260,8 @@ class QueuePolicy(Policy):
     """A published algorithm on queues of blocks, without knowledge of prefixes.
 
     A request's blocks are passed to `hit` or `insert` from head to tail; after that, `evict` is
-    called until the cache is small enough. `links` holds so many `lists` or `rings` of blocks
-    (kvscope/core/block_queues.py); `numbers` holds the algorithm's other state, at first 0.
+    called until the cache is small enough. `links` holds the queues of blocks, `lists` or
+    `rings` in number (kvscope/core/block_queues.py); `numbers` holds other state, at first 0.
     """
 
     lists: ClassVar[int] = 1

@@ -10,7 +10,7 @@ from kvscope.policies.tlru import XI_TOKENS
 
 
 class Belady(NextUsePolicy):
-    """Evict the block that is hit last or never; new blocks need not be cached.
+    """Evict the block whose next hit is latest, or that has none; new blocks need not be cached.
 
     Key (-next request that could hit the block, r, -d). A touch that cannot hit, as beyond the
     last-token rule, is no reason to keep a block. The order among blocks never hit changes no hit.

@@ -13,7 +13,7 @@ _XI, _TURN_RATE, _DEATH_RATE = 0, 1, 2
 
 
 class Etlru(KeyPolicy):
-    """Expected tokens beyond xi of a conversation's next turn, times the rate of that turn.
+    """Expected tokens of a block that the next turn needs to stay within xi, times the turn's rate.
 
     Key: turn rate after the silence tau, times the block's tokens x with P(Q > xi - (L - x)). The
     rate is pi * lambda with 1 / pi = 1 + mu / (lambda + mu) * (exp((lambda + mu) tau) - 1). As the

@@ -44,7 +44,7 @@ class Gittins(LanePolicy):
     of a Pareto distribution of the second kind (Lomax) with shape 2: next prompts are mostly short
     and at times very long. Such blocks are in three lanes, each with the need of its last block:
     0.5, 0.1, and at the end P(Q > xi) or 0.01. At xi = 0 all blocks are needed: plain hits.
-    Within a class only the oldest block is scored: exact as long as the index falls with age.
+    Within a lane only the oldest block is scored: exact as long as the index falls with age.
     Source: Gittins, Bandit processes and dynamic allocation indices (1979); need as in
     Tail-Optimized Caching for LLM Inference, section 3 and Definition 1. The product is our own.
     """
@@ -93,7 +93,7 @@ class Gittins(LanePolicy):
 
 
 def _age(idle_s: float) -> int:
-    """Return the column of the table for blocks idle for so long."""
+    """Return the column of the table for blocks idle for `idle_s`."""
     if idle_s < LEAST_S:
         return 0
     part, octave = math.frexp(idle_s / LEAST_S)  # quicker than a logarithm

@@ -8,7 +8,7 @@ from kvscope.policies.base import TTL, Block, KeyPolicy, Turn
 
 
 class Lfu(KeyPolicy):
-    """Evict the block with the fewest touches since its insertion; among equals the oldest touched.
+    """Evict the block with the fewest touches since its insertion; of equals the least recent.
 
     Key (uses, r, -d), where the request that inserts a block counts as its first use. Room is made
     before a prompt is inserted: its own blocks leave last.

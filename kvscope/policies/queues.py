@@ -98,7 +98,7 @@ _PROMOTING_USES = 2
 
 
 class S3Fifo(QueuePolicy):
-    """New blocks enter a small queue; used again there, or remembered as a ghost, they reach main.
+    """New blocks enter a small queue; used twice there, or remembered as a ghost, they reach main.
 
     While the small queue is above its share of the capacity, its oldest block is evicted and
     remembered as a ghost, as many as main can hold; a block used more than once moves to main

@@ -1,4 +1,4 @@
-"""Every policy kvscope knows; a new one is a file in this folder and a line here."""
+"""Every policy kvscope knows; a new policy is a file in this folder and a line here."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ XI_PERCENTILE = Parameter(
 
 
 def first_safe_depth(needed_tokens: float, block_size: int) -> int:
-    """Return the depth of the first block that starts at or after `needed_tokens`: TEL-safe."""
+    """Return the depth from which on blocks start at or after `needed_tokens`: all TEL-safe."""
     return max(math.ceil(needed_tokens / block_size), 0)
 
 

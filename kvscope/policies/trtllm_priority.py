@@ -12,13 +12,13 @@ _LONGEST_S = 1e9  # that a wait in a queue counts; scores resolve 10 microsecond
 
 
 class TrtllmPriority(LanePolicy):
-    """Evict from the lowest priority (0–100, 35 without a directive), in each the longest waiting.
+    """Evict the longest waiting block of the lowest priority (0–100, 35 without a directive).
 
     Key (priority, time at which the block joined its priority's queue, r, -d): the time of its last
     touch, or, of a block whose time to live is over, that moment, with the default priority from
     then on. A touch begins the time to live anew, with the priority of the request that touches.
-    A priority below the default one holds for good: what waits behind it would be hidden otherwise.
-    Only leaves leave. TensorRT-LLM counts from the release of a block, not from its request.
+    A priority below the default holds for good: raised, a lane's oldest block would hide others.
+    Only leaves are evicted. TensorRT-LLM counts from the release of a block, not from its request.
     Source: TensorRT-LLM, cpp/tensorrt_llm/batch_manager/evictionPolicy.cpp.
     """
 
@@ -37,7 +37,7 @@ class TrtllmPriority(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
-        """Return the priority, less for a longer wait at it."""
+        """Return the priority, less a fraction (0 to 1) that grows with the wait at it."""
         level, ttl_s = table[lane, PRIORITY], table[lane, TTL_S]
         waited_s = idle_s
         if level > DEFAULT_PRIORITY and idle_s > ttl_s:

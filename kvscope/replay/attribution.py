@@ -102,7 +102,7 @@ class Elsewhere(Struct, frozen=True):
 
 
 def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
-    """Return the leading blocks computed before, by requests that may differ in `cause`."""
+    """Return each prompt's leading blocks computed before, in a trie that ignores `cause`."""
     known = look_up(steps, hit_blocks)
     return Elsewhere(cause, known.seen, known.shared_with)
 
@@ -317,7 +317,7 @@ def attribute(
     inputs = prompts.input_tokens.astype(np.int64)
 
     def tokens(blocks: Int32s) -> Int64s:
-        """Return the tokens in so many leading blocks; a partial last block holds fewer."""
+        """Return the tokens in `blocks` leading blocks; a partial last block holds fewer."""
         return np.minimum(blocks.astype(np.int64) * size, inputs)
 
     hit, undrafted = tokens(lookups.hit), tokens(lookups.undrafted)

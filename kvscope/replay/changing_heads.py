@@ -209,7 +209,7 @@ def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s
 def _write_choices(
     steps: Walk, common: Int32s, tested: Bools, request: Int32s, block: Int32s
 ) -> int:
-    """Fill `request` and `block` with pairs of `_choices` while there is room; return how many."""
+    """Fill `request` and `block` with pairs of `_choices` that fit; return the number of all."""
     block_parent, leaf, length, _, _ = steps
     count = 0
     for number in range(len(leaf)):

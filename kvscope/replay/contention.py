@@ -47,9 +47,9 @@ class GroupLosses(Struct, frozen=True):
 
 
 def grouped(prompts: Prompts, by: By) -> tuple[Int32s, tuple[str, ...]]:
-    """Return each request's group (R), and the groups' names; small groups are one of "others".
+    """Return each request's group (R), and the groups' names; small groups are merged into one.
 
-    The others have the fewest input tokens. Raises UsageError for less than two groups.
+    Merged groups have the fewest input tokens. Raises UsageError for less than two groups.
     """
     if by == "type":
         types = [name.rpartition(" ")[0] for name in prompts.categories]
@@ -87,7 +87,7 @@ def group_losses(
     """Return what each group of requests hits and loses, the group that loses most first.
 
     `worker` (R entries) served each request from a cache of its own. `alone` is the blocks of the
-    one cache, and a function that replays requests in so many blocks. Empty without `groups`.
+    one cache, and a function that replays requests in a cache of N blocks. Empty without `groups`.
     """
     if groups is None:
         return ()
@@ -131,7 +131,7 @@ def pushed_out(
 ) -> Float64s:
     """Return the evicted tokens of each group (rows) by the group that evicted them (columns).
 
-    If nothing was written since the last use (concurrent requests), it is the request's group.
+    If nothing was written since the last use (concurrent requests), the request's own group counts.
     """
     steps, evicted = walk(prompts, definition), causes.tokens["evicted"]
     written = np.maximum(steps.length - causes.lookups.hit, 0) + steps.anonymous

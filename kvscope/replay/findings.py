@@ -75,7 +75,7 @@ class RequestCause(Struct, frozen=True):
 
 
 class ComputedBy(Struct, frozen=True):
-    """The last `request` to use tokens that another one missed, and the `cause` of the miss."""
+    """The last `request` to use missed tokens elsewhere, and the `cause` of the miss here."""
 
     cause: Cause
     request: int
@@ -415,7 +415,7 @@ def explained_request(
 
 
 def branches(steps: Walk, request: int, most: int) -> tuple[Branch, ...]:
-    """Return the `most` used branches off the path of `request`, in order of depth."""
+    """Return the most used branches off the path of `request`, up to `most`, by depth."""
     length = int(steps.length[request])
     path = np.empty(length, dtype=np.int32)
     write_path(steps.block_parent, int(steps.leaf[request]), path, 0, length)

@@ -42,8 +42,8 @@ def replays_bytes(trace: Trace) -> int:
 def drawn_replays_bytes(trace: Trace, sample_rate: float, following_bytes: int) -> int:
     """Return the bytes that replays of a dataset's sample need; only the sample is loaded.
 
-    The sample stays loaded while shards are followed, which needs `following_bytes` or as much as
-    for a small trace, and while it is replayed.
+    The sample stays loaded while it is drawn, while shards are followed (`following_bytes`) and
+    while it is replayed; the sum is at most that of loading the whole trace.
     """
     loaded = _LOADED[0] * trace.requests + _LOADED[1] * trace.distinct_blocks
     replays = _replay_of_sample_bytes(trace, sample_rate)
@@ -79,9 +79,9 @@ def replay_bytes(traffic: Traffic) -> int:
 
 
 def fleet_bytes(traffic: Traffic, replicas: int, *, router_counts_blocks: bool = False) -> int:
-    """Return the bytes of a replay of so many replicas, each with the state of a whole cache.
+    """Return the bytes of a replay of a fleet's `replicas`, each with the state of a whole cache.
 
-    Counted from the arrays of the state; peaks of whole fleets were not measured.
+    Counted from the arrays of the state; peaks of whole fleets were not fitted.
     """
     blocks = (8 if router_counts_blocks else 4) * len(traffic.block_parent)
     return replicas * (blocks + 30 * len(traffic.leaf)) + replay_bytes(traffic)

@@ -91,7 +91,7 @@ def next_touches(segments: Segments) -> NextTouches:
 
 @callable_in_kernels
 def next_touch(future: NextTouches, request: int, depth: int) -> tuple[int, int]:
-    """Return the next request to touch a run's block at `depth`, and where that segment begins."""
+    """Return the next request to touch a run's block `depth`, or NEVER, and its segment's start."""
     low, high = future.starts[request], future.starts[request + 1]
     first, end = low, high
     while low < high:

@@ -129,7 +129,7 @@ def reasons(
     inputs = prompts.input_tokens[counted].astype(np.int64)
 
     def tokens(blocks: Int32s) -> int:
-        """Return the tokens in so many leading blocks; a partial last block holds fewer."""
+        """Return the tokens in `blocks` leading blocks; a partial last block holds fewer."""
         held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
         return int(held.sum())
 

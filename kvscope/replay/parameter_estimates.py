@@ -71,7 +71,7 @@ def bind(variant: Variant, estimates: Estimates) -> Policy:
 
 
 def used(variants: Sequence[Variant], estimates: Estimates) -> Estimates:
-    """Return the estimates that a variant uses, without the guards', which follow from the SLO."""
+    """Return the estimates that any variant uses, but for a guard's, which follow from the SLO."""
     taken = {
         parameter.name
         for variant in variants

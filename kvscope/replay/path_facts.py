@@ -31,7 +31,7 @@ LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "
 
 
 def walked(definition: HitDefinition) -> HitDefinition:
-    """Return the definition without weight and window: those equal in this share one pass."""
+    """Return the definition without weight and window; those with equal results share one pass."""
     return replace(definition, name="", weight="block", warmup=0.0)
 
 

@@ -44,8 +44,8 @@ class Variant(Struct, frozen=True):
 def contenders(engine: str = VLLM, *, hybrid: bool = False) -> str:
     """Return the policies that compete with LRU by default: those that the engine can run.
 
-    In vLLM with kvscope's plugin, policies that take a guard, and for `hybrid` models its own
-    setting; SGLang runs others, by flags.
+    In vLLM with kvscope's plugin, policies that take a guard, and for `hybrid` models vLLM's own
+    retention interval; SGLang runs others, by flags.
     """
     return LRU_RETENTION if hybrid else _CONTENDERS[engine]
 

@@ -88,19 +88,19 @@ def is_drawn(group: Int64s, rate: float, part: int = 0) -> Bools:
 
 
 def nothing_left(requests: int, rate: float) -> UsageError:
-    """Return the error for an empty sample of a trace of so many requests."""
+    """Return the error for an empty sample of a trace with this number of `requests`."""
     return UsageError(
         f"nothing is left of {requests:,} requests at rate {rate}", remedy="sample at a higher rate"
     )
 
 
 def shared_limit(requests: int) -> int:
-    """Return the number of requests, of so many, that may share the first block of a subtree."""
+    """Return the most of a trace's `requests` that may share the first block of a subtree."""
     return max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * requests))
 
 
 def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
-    """Return the first block of each block's subtree; 0 where more than `limit` requests share it.
+    """Return the first block of each block's subtree; 0 for blocks of more than `limit` requests.
 
     `leaf` are the last blocks of the requests; the result has N + 1 entries, the root's first.
     """
@@ -125,7 +125,7 @@ def _find_roots(
 
 
 def uniform(numbers: Int64s, seed: int) -> Float64s:
-    """Return a pseudo-random number in [0, 1) for each number, fixed by that and the seed."""
+    """Return a pseudo-random value in [0, 1) for each number; number and `seed` determine it."""
     states = numbers.astype(np.uint64) + np.uint64((seed + 1) * int(STEP) % 2**64)
     return np.asarray(fraction(mixed(states)))
 

@@ -196,10 +196,10 @@ def tree_setting(
 def policies_for(
     setting: RunSetting, text: str | None, *, hybrid: bool = False
 ) -> list[type[Policy]]:
-    """Return the policies named in `text` (`--policy`); for `all`, those that can run.
+    """Return the policies named in `text` (`--policy`); for `all` and None, those that can run.
 
-    On SGLang's tree the default is all policies of SGLang. `hybrid`: the engine's model has several
-    groups of layers. Raises UsageError for a named policy that the capacity model cannot run.
+    On SGLang's tree None is all policies of SGLang. `hybrid`: the engine's model has several groups
+    of layers. Raises UsageError for a named policy that the capacity model cannot run.
     """
     default = ALL if setting.on_tree else HYBRID if hybrid else REPLAYED
     named = parse_policies(text or default)

@@ -25,8 +25,8 @@ from kvscope.replay.traffic import Walk, by_access, walk
 class LruDistances(Struct, frozen=True):
     """Where the blocks that a trace reuses stood in LRU's list, as runs.
 
-    Run k: request[k] found block depth[k] at place distance[k], the next one right behind it, and
-    so on for blocks[k] blocks. `live` is the length of the whole list at the end: a cache that
+    Run k: request[k] found block depth[k] at place distance[k], the next block right behind it,
+    and so on for blocks[k] blocks. `live` is the length of the whole list at the end: a cache that
     large never evicts.
     """
 
@@ -52,7 +52,7 @@ def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistanc
 def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
     """Return the distances in a cache without prefixes: every block an object, head to tail.
 
-    The blocks of a run then stand at one and the same place, since each that is found moves to
+    The blocks of a run then stand at one and the same place, since each block found moves to
     the front and pushes the next one back; so every run has one block.
 
     Source: Bennett & Kruskal, IBM J. Res. Dev. 1975.
@@ -78,8 +78,8 @@ def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
 class LruStack:
     """LRU's list over R requests, kept as the number of blocks that each request touched last.
 
-    A trace may come in stretches of time. Earlier requests then count as sums between those whose
-    blocks a stretch touches, so the cost of a stretch depends on its runs, not on R.
+    A trace may come in stretches of time. Earlier requests then count as sums between the
+    requests whose blocks a stretch touches, so the cost of a stretch depends on its runs, not on R.
     Source: Niu et al., IPDPS 2012 (Parda: distances of a stretch, corrected by what is before it);
     to merge owners instead of accesses is kvscope's own.
     """
@@ -165,7 +165,7 @@ def _stack(
 
     `owned` is a Fenwick tree of the blocks that each request touched last, `previous` a place in
     it; the stretch's own requests have places from `first_own` on. `fresh` is the number of blocks
-    that each touches first, `live` the length of the list before them.
+    that each request touches first, `live` the length of the list before.
     """
     run = 0
     for at in range(len(fresh)):

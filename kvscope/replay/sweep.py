@@ -131,7 +131,7 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 class ServedReplay(Struct, frozen=True):
     """How a replay served every request, and its other results; fields as in `Run`.
 
-    `engine` is the replay of a simulated vLLM; `rejected` marks what a simulated SGLang rejected.
+    `engine` is the replay of a simulated vLLM; `rejected` marks requests that SGLang rejects.
     """
 
     served: ServedRequests
@@ -299,9 +299,9 @@ def blocks_each(groups: KvGroups | None, block_size: int) -> int:
 def engine_of(
     setting: RunSetting, capacity_blocks: int, block_size: int, tiers: tuple[Tier, ...] = ()
 ) -> EngineSettings:
-    """Return the engine of a setting with so many blocks of `block_size` tokens.
+    """Return the engine of a setting with `capacity_blocks` blocks of `block_size` tokens.
 
-    `tiers` are its pool and those below it, where the setting has them.
+    `tiers` are its pool and the tiers below it, where the setting has tiers.
     """
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None

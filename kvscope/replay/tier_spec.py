@@ -70,7 +70,7 @@ WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
 
 
 class SharedPool(Struct, frozen=True):
-    """Files that all replicas share: the bandwidth of all their links, and whether files leave."""
+    """Files that all replicas share: all links' total bandwidth, and whether files are evicted."""
 
     bytes_per_s: float = math.inf
     evicts: bool = False
@@ -107,7 +107,7 @@ def parse_tiers(text: str, *, block_bytes: int | None = None) -> tuple[Tier, ...
     A capacity is a size, which needs `block_bytes`, or a number of blocks (`5000blocks`). With
     `block_bytes` 0, for a trace not yet known, sizes stay bytes. Options are read and write (bytes
     a second, `25GB/s`) and latency. Raises UsageError for text in another form, and for a lower
-    tier with an unknown name and no time of a read.
+    tier with an unknown name and no `read`.
     """
     tiers: list[Tier] = []
     for part in text.split(","):
@@ -126,7 +126,7 @@ def setting_tiers(setting: RunSetting) -> tuple[Tier, ...]:
 def kv_transfer_config(setting: RunSetting) -> Mapping[str, Any] | None:
     """Return vLLM's `--kv-transfer-config` for the tiers of a setting.
 
-    None where it has no offload tier below a vLLM, or the bytes of a block are unknown.
+    None where it has no offload tier below vLLM's pool, or the bytes of a block are unknown.
     """
     sized = _sized(setting)
     return None if sized is None else sized[0].kv_transfer_config(sized[1])

@@ -32,8 +32,8 @@ class Walk(NamedTuple):
 class Traffic(NamedTuple):
     """A `Walk` with the facts that policies may see, R requests in order of arrival.
 
-    `parent[r]` is the previous turn, -1 without one; `next_prompt_tokens` the true size of the next
-    turn's prompt, for hindsight policies. `cuts` (R x P, ascending) are the depths that cut a path
+    `parent[r]` is the previous turn, -1 without one; `next_prompt_tokens` the tokens that the next
+    turn adds, for hindsight policies. `cuts` (R x P, ascending) are the depths that cut a path
     into P + 1 parts, for policies whose table tells parts of a path apart; P is 0 for all others.
     """
 

@@ -42,7 +42,7 @@ class Heap(NamedTuple):
 
 
 def empty_heap(room: int) -> Heap:
-    """Return an empty heap with room for that many entries."""
+    """Return an empty heap with room for `room` entries."""
     size = np.zeros(1, dtype=np.int64)
     return Heap(np.empty(room, dtype=np.float64), np.empty(room, dtype=np.int32), size)
 

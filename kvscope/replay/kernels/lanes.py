@@ -57,7 +57,7 @@ class Lanes(NamedTuple):
 
 
 def empty_lanes(policy: LanePolicy, traffic: Traffic, lanes: int) -> Lanes:
-    """Return an empty cache with so many lanes."""
+    """Return an empty cache with this number of `lanes`."""
     requests, leaf = len(traffic.leaf), policy.evicts == "leaf"
     return Lanes(
         empty_runs(traffic, leaf, climb=leaf),

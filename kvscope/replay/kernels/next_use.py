@@ -48,7 +48,7 @@ class NextUses(NamedTuple):
 
 
 def empty_next_uses(traffic: Traffic, needed: Int32s, future: NextTouches) -> NextUses:
-    """Return an empty cache for requests that need so many leading blocks."""
+    """Return an empty cache for requests that need `needed` leading blocks each."""
     requests = len(traffic.leaf)
     return NextUses(
         empty_runs(traffic, leaf=True, climb=True),
