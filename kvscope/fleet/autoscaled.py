@@ -39,7 +39,7 @@ class AutoscaledFleet(Struct, frozen=True):
 
     Over the counted requests' time, `mean_replicas` served, and replicas were `added` and
     `removed`. `steady` always has the maximum number of replicas, `alike` always the rounded mean.
-    `back_s`: from that age on new replicas hit at least ALIKE of what `alike` hits for the same
+    `back_s` is the age from which new replicas hit at least ALIKE of what `alike` hits for the same
     requests; 0 for at once, null if never seen.
     """
 
@@ -62,7 +62,7 @@ class AutoscaledFleet(Struct, frozen=True):
 
     @property
     def back_s(self) -> float | None:
-        """The age from which a new replica's hit rate is close to that of a permanent one."""
+        """The age (s) from which new replicas hit ALIKE of what `alike` hits; None if never."""
         back_s, begins_s = None, [0.0, *(row.until_s for row in self.ages)]
         for row, begin_s in reversed([*zip(self.ages, begins_s, strict=False)]):
             if row.hit_rate < ALIKE * row.alike_hit_rate:

@@ -27,8 +27,8 @@ class ThinkTimes(Struct, frozen=True):
     The time counts from the end of request `after`: the turn before, or what the trace names.
 
     The trace states `stated` of them; `recorded` follow from a recorded duration, `estimated` from
-    the latency profile. `floored` of these were raised to 0: the turn came before its previous
-    turn's end.
+    the latency profile. `floored` of the latter two were raised to 0: the turn came before its
+    previous turn's end.
     """
 
     think_s: Float64s

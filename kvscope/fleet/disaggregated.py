@@ -119,7 +119,7 @@ class DisaggregatedFleet(Struct, frozen=True):
 
 
 class Prefilled(NamedTuple):
-    """The replay of prefill replicas, when the KV of each prompt has moved, and `link_busy`."""
+    """The replay of prefill replicas, when each prompt's KV has arrived (s), and `link_busy`."""
 
     done: FleetReplay
     sent_s: Float64s
@@ -160,7 +160,7 @@ class Stages:
         self.split = cache(self._split)
 
     def fewest(self, most: int) -> SplitFleet | None:
-        """Return the best of the fewest replicas that meet the SLO, up to `most`; None for none."""
+        """Return the best split of the fewest replicas that meet the SLO; None if above `most`."""
         able = [  # which miss it with the most decode replicas miss it with fewer
             each
             for each in range(1, most)

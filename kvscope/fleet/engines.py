@@ -2,8 +2,8 @@
 
 Routers see what happened until a request arrives. A replica computes whole steps, so what its cache
 holds may be ahead by the step in progress, as KV events that an engine sends after a step are
-behind by it. Where KV events are late, each engine is simulated twice: they report what the second
-one holds, which is behind by the lag.
+behind by it. Where KV events are late, each engine is simulated twice: events report what the
+second one holds, which is behind by the lag.
 """
 
 from __future__ import annotations

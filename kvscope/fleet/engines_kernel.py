@@ -1,10 +1,10 @@
 """The kernel of a fleet of simulated vLLMs: requests arrive, a router sends them, engines step.
 
-Before a request is routed, all engines are simulated until it arrives. In open loop each goes as
-far at once; in closed loop the one that is furthest behind steps first, so that none has planned a
-step after an end that a next turn follows. So it does where engines share a pool: when one plans,
-all others have got as far, so it finds what they had written by then. What a step writes on at its
-end takes room and bandwidth in the order of the steps' beginnings.
+Before a request is routed, all engines are simulated until it arrives. In open loop each runs up to
+the arrival at once; in closed loop, and with a shared pool, the engine furthest behind steps first.
+So no engine has planned a step after the end of a request that a next turn follows, and an engine
+that plans finds in the pool all that others had written by then. What a step writes on at its end
+takes room and bandwidth in the order of the steps' beginnings.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Loads(NamedTuple):
 
 
 class Sights(NamedTuple):
-    """What a router sees: loads, blocks in use; seconds between scrapes and of KV-event lag."""
+    """Whether a router sees loads and used blocks; scrape interval and KV-event lag (s)."""
 
     loads: bool
     blocks: bool

@@ -90,7 +90,7 @@ class Served(NamedTuple):
 
 
 class CacheLimits(NamedTuple):
-    """Settings of a replay: blocks a replica, and as in `replay`; then those of the router.
+    """Settings of a replay: `capacity` (blocks a replica), settings of `replay` and of the router.
 
     With `event_lag_s` above 0, each cache has a copy for KV events, which serves each request
     `event_lag_s` later. `counts_blocks` is as in `Router`.

@@ -223,7 +223,7 @@ def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
 
 @callable_in_kernels
 def unused_blocks(each: Machine, number: int, path: Int32s, length: int) -> int:
-    """Return how many blocks of a path no running request of a machine uses."""
+    """Return how many blocks of a path no request on a machine uses."""
     unused = 0
     layout = each.groups[number, each.specs[number, 0].begin]
     size, first = layout.nodes_per_block, last_content(layout)

@@ -26,9 +26,9 @@ READY_S = 60.0  # a usual time to load a model from a disk
 class Scaling(NamedTuple):
     """Autoscale from `low` to `high` replicas, one per `requests_per_s`; a new one takes `ready_s`.
 
-    The number is updated every SYNC_S seconds, by the rate of the last RATE_S: the total over the
-    target, rounded up; it stays while that is within 10 % of it. It grows to at most twice as many
-    or by 4, whichever is more, and falls to the largest number wanted in the last SETTLE_S.
+    Every SYNC_S seconds the wanted number is the rate of the last RATE_S over the target, rounded
+    up, or the present number if the quotient is within 10 % of it. It grows to at most twice
+    as many or by 4, whichever is more, and falls to the largest one wanted in the last SETTLE_S.
     Source: Kubernetes, Horizontal Pod Autoscaling, algorithm details, and the default behavior of
     autoscaling/v2. The window of the rate is a usual one; Kubernetes has none.
     """

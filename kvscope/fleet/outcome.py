@@ -35,8 +35,8 @@ class Latencies(Struct, frozen=True):
 
     `attainment` is the share with a TTFT within the SLO, `tpot_attainment` the share with a TPOT
     within its SLO, of requests with two output tokens or more. Percentiles cover requests that got
-    a token; they are None if the queue grows (`overloaded`) or no request has such a time.
-    `rejected` ones, longer than an engine's pool, miss the SLO.
+    a token: `ttft_ms` is None if the queue grows (`overloaded`), both if no request has such a
+    time. `rejected` requests, longer than an engine's pool, miss the SLO.
     """
 
     requests: int
@@ -79,9 +79,9 @@ class FleetOutcome(Struct, frozen=True):
     Hit rates are shares of the input tokens: `taken` on the replicas that served, `best_available`
     on the replica that held most of each prompt, `infinite` in one cache that evicts nothing. With
     files below CPU tiers, `from_files` is the part of `taken` read from them; `pool` describes
-    shared ones. `target_ttft_s` and `target_tpot_s` are the SLO's percentile, inf where the queue
-    grows or it falls on a rejected request. `sent_tokens` (N x T) are the uncached tokens sent to
-    each replica in T bins of `bin_s`.
+    shared ones. `target_ttft_s` and `target_tpot_s` are the SLO's percentile: TTFT inf if the queue
+    grows or it falls on a rejected request, TPOT None if no request has one. `sent_tokens` (N x T)
+    are the uncached tokens sent to each replica in T bins of `bin_s`.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -267,7 +267,7 @@ def _fill(
 
 
 def _busy_s(done: FleetReplay, members: Int64s) -> float:
-    """Return the total seconds in which a replica prefilled requests `members`."""
+    """Return the seconds in which a replica prefilled any of the requests `members`."""
     served = members[np.isfinite(done.token_s[members])]
     served = served[np.argsort(done.begin_s[served], kind="stable")]
     begin_s, token_s = done.begin_s[served], done.token_s[served]

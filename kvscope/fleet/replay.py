@@ -33,9 +33,7 @@ MOST_REPLICAS = 4096
 
 
 class PoolUse(Struct, frozen=True):
-    """What a pool that all replicas share did, in chunks: `held` in the end, `evictions`, and
-    `refused`, which it had no room for.
-    """
+    """Chunks of storage that replicas share: `held` at the end, evicted, `refused` if full."""
 
     held: int
     evictions: int
@@ -45,7 +43,7 @@ class PoolUse(Struct, frozen=True):
 class FleetReplay(Struct, frozen=True):
     """What N replicas did with R requests; arrays by request are in the order of the trace.
 
-    `replica` served it and hit `hit_blocks` of its leading blocks, copied ones included;
+    `replica` served each request and hit `hit_blocks` of its leading blocks, copied ones included;
     `best_blocks` is the most that any replica held. `order` lists the requests as they arrived.
     Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` the start of its
     prefill or of the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N)
@@ -234,7 +232,7 @@ def no_view(
 ) -> View:
     """Return the view of an idle fleet with empty caches.
 
-    `scraped` gives scraped loads an array of their own, `lagging` the blocks reported by KV events.
+    Loads are up to date unless `scraped`, blocks reported by KV events unless `lagging`.
     """
     load, cached_blocks = _no_load(replicas), np.zeros(replicas, dtype=np.int32)
     truth = Truth(

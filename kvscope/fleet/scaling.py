@@ -41,7 +41,7 @@ class Schedule(Struct, frozen=True):
 
 
 def schedule(arrival_s: Float64s, scaling: Scaling) -> Schedule:
-    """Return how many replicas serve at each time; initially those that suit the first RATE_S.
+    """Return how many replicas serve at each time; initially the number for the first RATE_S.
 
     `arrival_s` (R) are seconds since the trace's start. An added replica serves `ready_s` later; a
     removed one gets no further request, at once. The newest are removed first.

@@ -306,7 +306,7 @@ class FleetSweep:
         )
 
     def prepare(self, fleets: Sequence[Fleet]) -> Iterator[Fleet]:
-        """Compile what the fleets need; yield the first one of each kernel when it is ready."""
+        """Compile the kernels of fleets; yield the first fleet of each kernel when it is ready."""
         seen = set()
         _ = self._infinite
         for fleet in fleets:

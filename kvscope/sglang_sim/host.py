@@ -72,7 +72,10 @@ def store_one(tree: PrefixTree, node: int) -> bool:
 
 @called_by_kernels
 def drop_copies(tree: PrefixTree, wanted: int, spare_leaves: bool) -> int:
-    """Drop host copies of blocks on the GPU until `wanted` are free; return the number freed."""
+    """Drop host copies of blocks on the GPU until `wanted` are free; return the number freed.
+
+    With `spare_leaves`, copies of the GPU's leaves stay.
+    """
     nodes, state, dropped = tree.nodes, tree.state[0], 0
     node = state.first_copy
     while node != NONE and dropped < wanted:

@@ -138,14 +138,14 @@ def serve_tree(
     paged: bool = False,
     host: HostTier | None = None,
 ) -> TreeService:
-    """Serve traffic with SGLang's cache of `capacity_blocks`, which running requests share.
+    """Serve traffic with SGLang's cache of `capacity_blocks` blocks, which running requests share.
 
     Its scheduler batches requests as in `scheduler`, at most `most_running` at once, and orders the
     waiting queue by `order`. Loads from the `host` overlap the batch's computation; copies of
-    `write_back` to it come before. A block is one page if `paged`, else one page of one token for
-    each of its tokens. A request's time outside of batches delays no other request. Requests are
-    rejected if SGLang would truncate their outputs, since the cache is too small. Raises UsageError
-    for a policy that SGLang lacks.
+    `write_back` to it come before. A block is one page if `paged`, else each of its tokens is a
+    page. A request's time outside of batches delays no other request. Requests are rejected if
+    SGLang would truncate their outputs, since the cache is too small. Raises UsageError for a
+    policy that SGLang lacks.
     """
     tree, requests = empty_server(traffic, policy, capacity_blocks, host)
     size = traffic.block_size

@@ -111,7 +111,7 @@ def empty_queues(requests: int, **settings: float) -> ServerQueues:
 
 @kernel
 def serve(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Serve requests in order of arrival, and write into them what they hit and when."""
+    """Serve requests in order of arrival, and write their hits and times into their records."""
     tree, queues = by_reference(tree), by_reference(queues)
     state = queues.state[0]
     while True:

@@ -32,11 +32,11 @@ NODE = record_type(
 )
 """A run of `length` blocks of the trie from depth `start` on, from its `top` to its `bottom`.
 
-It is `on_gpu`, `on_host` or on both, and `loading` while it is copied to the GPU; of its `children`
-so many are on the GPU. `hits` counts the requests that inserted it, `history` is the greatest depth
-that was ever inserted below it. `rank` and then `time` (of FIFO `created`) order the leaves; `slot`
-is its place in its `heap`, NONE for nodes that are no leaves. `earlier` and `later` are its
-neighbours in the list of copies. Of an unused node only `parent` counts: the next unused one.
+It is `on_gpu`, `on_host` or on both, and `loading` while it is copied to the GPU; `gpu_children`
+of its `children` are on the GPU. `hits` counts the requests that inserted it, `history` is the
+greatest depth that was ever inserted below it. `rank`, then `time` (of FIFO `created`) order the
+leaves; `slot` is its place in its `heap`, NONE for nodes that are no leaves. `earlier` and `later`
+are its neighbours in the list of copies. The `parent` of an unused node is the next unused node.
 """
 
 STATE = record_type(
@@ -49,9 +49,9 @@ STATE = record_type(
 
 `size` blocks are on the GPU, of which `locked` ones cannot leave; running requests have `owned`
 ones beside it, and are `promised` more. `host_size` blocks are on the host, of which some are on
-the GPU as well; so many were `written` to it. `made` nodes exist, of which the chain from `unused`
-on is free. Nodes are stored when they have `store_hits`, or with `write_back` when they leave the
-GPU; then the list from `first_copy` to `last_copy` has those on both tiers, in order.
+the GPU as well; `written` ones were copied to it. `made` nodes exist, of which the chain from
+`unused` on is free. Nodes are stored when they have `store_hits`, or with `write_back` when they
+leave the GPU; then the list from `first_copy` to `last_copy` has those on both tiers, in order.
 """
 
 

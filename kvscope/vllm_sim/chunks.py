@@ -32,7 +32,7 @@ RANKS_EACH = 1 << 24  # more than a request has chunks
 
 @callable_in_kernels
 def sentinel(off: Offload, place: int) -> int:
-    """Return the sentinel of list `place` (T1, T2, B1, B2); LISTS: of the tracker."""
+    """Return the sentinel of list `place` (T1, T2, B1, B2), or of the tracker (LISTS)."""
     return len(off.chunks) - LISTS - 1 + place
 
 
@@ -191,7 +191,7 @@ def untrack(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def count_offers(off: Offload, path: Int32s, count: int) -> None:
-    """Count an offer of `count` chunks; a full tracker drops its oldest that are not in it."""
+    """Count an offer of `count` chunks; a full tracker drops its oldest chunks not offered."""
     chunks, state, protected = off.chunks, off.state[0], 0
     for at in off.offered[:count]:
         node = chunk_at(off, path, at)

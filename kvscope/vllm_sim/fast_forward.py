@@ -66,7 +66,7 @@ def set_progress(machine: Machine, request: int, computed: int, coming: int) -> 
 
 @callable_in_kernels
 def decode_cost_s(machine: Machine, step: int) -> float:
-    """Return how long the `step`th decode step takes, adding in the same order as `plan`."""
+    """Return how long (s) a decode step after `step` others takes, added up as `plan` does."""
     state, computed = machine.state[0], machine.batch[1]
     cost_s = state.base_s
     for at in range(state.running):
@@ -77,7 +77,7 @@ def decode_cost_s(machine: Machine, step: int) -> float:
 
 @callable_in_kernels
 def end_decodes(machine: Machine, coming: int, steps: int) -> None:
-    """Advance all requests by `steps` decoded tokens; row 1 of `batch` has their tokens before."""
+    """Advance running requests by `steps` decoded tokens from those in row 1 of `batch`."""
     for at in range(machine.state[0].running):
         request = machine.running[at]
         if steps > 0:

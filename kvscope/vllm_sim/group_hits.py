@@ -59,7 +59,7 @@ def look_up(machine: Machine, tokens: int) -> tuple[int, int]:
 
 @callable_in_kernels
 def count_written(machine: Machine, most: int) -> int:
-    """Return how many of the front path's first `most` nodes full attention ever held.
+    """Return how many leading nodes of the front path, at most `most`, full attention ever held.
 
     For a model without full attention, its first group counts.
     """

@@ -68,7 +68,7 @@ def first_held(machine: Machine, request: int, group: int) -> int:
 
 @called_by_kernels
 def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
-    """Free the unhashed ones of blocks begin..end of a block table; the last is allocated first.
+    """Free the blocks begin..end of a block table that go in front; the last is allocated first.
 
     Rows of linear attention have gaps.
     """
@@ -99,8 +99,7 @@ def planned_step(machine: Machine) -> int:
 def hash_filled(machine: Machine, request: int, tokens: int, written: int) -> None:
     """Hash the blocks that `tokens` tokens fill and that groups keep, up to where a hit may end.
 
-    States are noted as `written` in that step. Most steps fill no block, and this check is much
-    cheaper than a call.
+    States get the step `written`. Most steps fill no block: this check is cheaper than a call.
     """
     state = machine.state[0]
     if state.draft_tokens > 0 and not state.drops:
@@ -362,7 +361,7 @@ def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserv
 
 @called_by_kernels
 def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the cached blocks of a hit (`hit` tokens) that later tokens than `cached` still read."""
+    """Pin the blocks of a hit of `hit` tokens that tokens after the first `cached` still read."""
     if machine.state[0].hybrid:
         machine.grouped.use_hits(machine, request, hit, cached)
         return
@@ -379,9 +378,9 @@ def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
 
 @called_by_kernels
 def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> None:
-    """Allocate blocks in all groups until so many tokens have room.
+    """Allocate blocks in all groups until `tokens` tokens have room.
 
-    `admitted`: the request has not run before.
+    `admitted`: the request was not running before this plan.
     """
     if machine.state[0].hybrid:
         machine.grouped.allocate(machine, request, tokens, admitted)
@@ -401,7 +400,7 @@ def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> Non
 def extend(machine: Machine, request: int, tokens: int) -> bool:
     """Allocate and hash for a running request's next `tokens` tokens; False if too few are free.
 
-    Blocks that fell out of their window are freed, except those that a step in progress still
+    Blocks that no later token attends to are freed, except those that a step in progress still
     reads.
     """
     record, state = machine.requests[request], machine.state[0]

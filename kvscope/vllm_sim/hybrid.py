@@ -117,7 +117,7 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
 
 @callable_in_kernels
 def note_states(machine: Machine, request: int, at: int, written: int) -> None:
-    """Note the step in which states were `written`, for a request's blocks `at` that it holds."""
+    """Note the step `written` for the states in a request's blocks `at` that it holds."""
     slot = machine.requests[request].slot
     for group in range(len(machine.groups)):
         if machine.groups[group].kind != LINEAR or at < first_held(machine, request, group):
@@ -296,7 +296,7 @@ def exported_states(machine: Machine, request: int, begin: int, end: int) -> int
 def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
     """Return a group's cached block `at` of the path in `row`, for a hit of `hit` tokens.
 
-    Full attention may have more tokens cached in it than the hit, by the last look-up.
+    Full attention may have cached more tokens than the hit, as the last look-up noted.
     """
     layout = machine.groups[group]
     cached = machine.specs[0].cached_tokens if layout.kind == FULL else hit
@@ -349,7 +349,7 @@ def fits(machine: Any, request: int, hit: int, cached: int, end: int, reserved: 
 
 
 def use_hits(machine: Any, request: int, hit: int, cached: int) -> None:
-    """Pin the cached blocks of a hit (`hit` tokens) that later tokens than `cached` still read."""
+    """Pin the blocks of a hit of `hit` tokens that tokens after the first `cached` still read."""
     record, state, partial = machine.requests[request], machine.state[0], False
     for group in range(len(machine.groups)):
         row = record.slot * len(machine.groups) + group
@@ -611,7 +611,7 @@ def whole_tokens(machine: Machine) -> int:
 
 @callable_in_kernels
 def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: bool) -> int:
-    """Return the leading tokens that a spec's groups have cached, less a drafter's `dropped`."""
+    """Return how many of `tokens` a spec's groups have cached, less a drafter's `dropped` ones."""
     kind = machine.groups[machine.specs[spec].begin].kind
     if kind == SLIDING:
         return look_up_sliding(machine, spec, tokens, int(dropped > 0), ever)

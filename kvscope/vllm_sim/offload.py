@@ -194,7 +194,7 @@ def tokens_stored(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def offer_step(machine: Machine) -> None:
-    """Offer the chunks that the planned step fills, then the rest of ended requests.
+    """Offer the chunks that the planned step fills, then the remaining ones of ended requests.
 
     States of linear attention come first, each as an offer of its own.
     """
@@ -260,9 +260,9 @@ def submit(off: Any, job: Any, now_s: float) -> None:
 
 @callable_in_kernels
 def begin_transfers(machine: Machine) -> float:
-    """Begin the stores of the plan before this one and the loads of this one.
+    """Begin the stores of the previous plan and the loads of this plan.
 
-    Return when the step can start: it waits for stores whose blocks it writes.
+    Return when the step can start (s): it waits for stores whose blocks it writes.
     """
     off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
     begin_s = now_s
@@ -322,7 +322,7 @@ def end_transfers(machine: Machine) -> None:
 
 @callable_in_kernels
 def next_end_s(machine: Machine) -> float:
-    """Return when the next transfer ends, now if one has yet to begin, infinity without any."""
+    """Return when the next transfer ends, now if a store has yet to begin, infinity without any."""
     off, state, soonest_s = machine.offload, machine.offload.state[0], np.inf
     for number in range(state.stores_done, state.stores):
         job = off.stores[number % len(off.stores)]

@@ -192,7 +192,7 @@ def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
     """Return the tokens to load after the `hit` ones, SKIP if the request waits for chunks.
 
     Full attention is looked up first, then windows, widest first; if a group has fewer tokens than
-    earlier ones, those are looked up again. Windows leave the last token to compute, states all
+    earlier groups, these are looked up again. Windows leave the last token to compute, states all
     tokens after the last state's chunk.
     """
     off, groups = machine.offload, len(machine.groups)
@@ -232,7 +232,7 @@ def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
 
 @called_by_kernels
 def list_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
-    """List, in `offered`, the places of the chunks between `hit` and `cached` tokens to load."""
+    """List, in `offered`, places of chunks to load for tokens `hit`..`cached`; return how many."""
     off, bpc, count = machine.offload, machine.offload.state[0].blocks_per_chunk, 0
     for group in range(len(machine.groups)):
         size, tokens = machine.groups[group].block_tokens, off.layers[group].chunk_tokens
@@ -282,7 +282,7 @@ def stores_block(
 ) -> bool:
     """Return whether a later load may need a group's block `at`, one of the first `last`.
 
-    `horizon` is the number of blocks at the request's end, NO_HORIZON while that is unknown.
+    `horizon` is the number of blocks before the request's end, NO_HORIZON while it is unknown.
     """
     off, state, layout = machine.offload, machine.state[0], machine.groups[group]
     size, needed = layout.block_tokens, layout.blocks_for_hit
@@ -328,7 +328,7 @@ def stores_chunk(
 
 @callable_in_kernels
 def first_again(machine: Machine, group: int, end: int) -> int:
-    """Return the first chunk behind the last alignment boundary before chunk `end`."""
+    """Return the first chunk before `end` that an ended request offers again, `end` for none."""
     state, layout = machine.offload.state[0], machine.groups[group]
     alignment = state.alignment_tokens
     if layout.kind != SLIDING or alignment == 0 or alignment % layout.block_tokens:
@@ -486,7 +486,7 @@ def fits_loaded(machine: Machine, request: int, end: int) -> bool:
 
 @callable_in_kernels
 def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the cached blocks of a hit (`hit` tokens) that later tokens than `cached` still read."""
+    """Pin the blocks of a hit of `hit` tokens that tokens after the first `cached` still read."""
     off = machine.offload
     use_hits(machine, request, hit, cached)
     for group in range(len(machine.groups)):

@@ -59,9 +59,9 @@ class OffloadSpec(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, *, files: bool = False) -> OffloadSpec:
-        """Return what `vllm@0.33:store_threshold=2` stands for, with `files` below or without.
+        """Return the tier of a text such as `vllm@0.33:store_threshold=2`; `files` may be below.
 
-        Raises UsageError for anything else, and for what vLLM refuses.
+        Raises UsageError for any other text, and for values that vLLM refuses.
         """
         engine, *rest = (piece.strip() for piece in text.split(":"))
         release = engine.removeprefix(_VLLM)
@@ -144,7 +144,7 @@ class OffloadSpec(Struct, frozen=True):
 
 
 def own_offload(engine: Engine | None) -> str:
-    """Return how a version of vLLM offloads, by default the last one that is modelled."""
+    """Return the `--offload` text of a vLLM version's tier, by default of the last one modelled."""
     last = engine is None or engine.version >= _LAST_VERSION
     return f"{_VLLM}{RELEASES[-1 if last else 0]}"
 

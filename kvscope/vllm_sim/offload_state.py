@@ -63,9 +63,9 @@ MEMBER = record_type("transfers stage access rank ranked external chunks read al
 """A request, with its transfers under way.
 
 `stage` says how far a load is; `access` is where its marks begin, `rank` its provisional rank (0:
-none), which its chunk `ranked` got last. `external` are the tokens that it loaded when it was first
-admitted, -1 before, in so many `chunks`; `read` blocks of them it had read from storage.
-`allocated` is that of the request when it ended.
+none), which its chunk `ranked` got last. `external` tokens, in `chunks` chunks, were loaded when it
+was first admitted (-1 before); `read` of their blocks had been read from storage. `allocated` is
+the request's field of that name when it ended.
 """
 
 LAYERS = record_type("chunk_tokens window_chunks")
@@ -133,10 +133,10 @@ class Offload(NamedTuple):
     table was set, kept if running requests may free blocks. `order` lists groups in the order of
     look-ups, `loading` the requests that load, `ended` those that ended, with their blocks in
     `ended_table`, as in `table`. `reads` and `writes` are the copies from and to storage, over
-    `links`, and `asked` the chunks that it has yet to answer for. Storage holds `files` (N + 1) in
-    a `pool` (1); machines that share it share its `pool_links`, the upper limit of its bandwidth.
-    Scratch rows: `offered`, `fresh`, `ends`, `victims`, and `states` (a request and the place of a
-    state to offer).
+    `links`, and `asked` the chunks that storage has yet to answer for. Storage holds `files`
+    (N + 1) in a `pool` (1); machines that share it share its `pool_links`, the upper limit of its
+    bandwidth. Scratch rows: `offered`, `fresh`, `ends`, `victims`, and `states` (a request and the
+    place of a state to offer).
     """
 
     chunks: Records

@@ -84,7 +84,7 @@ def plan_running(machine: Machine) -> bool:
     """Plan for running requests; return True if none was preempted.
 
     If no block is free, the youngest request is preempted, possibly the one that needs it. A
-    request whose last output token is in flight needs nothing.
+    request whose last output token is in flight gets no step.
     """
     state, undisturbed, at = machine.state[0], True, 0
     while at < state.running and state.budget > 0:

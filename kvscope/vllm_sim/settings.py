@@ -23,9 +23,9 @@ class StepCost(Struct, frozen=True):
     base_s + max(floor_s, prefill_token_s · u) + prefill_pair_s · u·(c + u/2), summed over the
     prompts' chunks of u tokens after c earlier ones, + decode_token_s + decode_context_token_s · c
     for every request that decodes one token after c others. A step without prompts begins with
-    decode_base_s instead, where it is given. Where steps overlap, requests that arrive within
-    launch_s of the beginning of a step with prompts can still enter the next one: the CPU launches
-    its kernels for so long, and plans no other step meanwhile.
+    decode_base_s instead, where it is given. Where steps overlap, the CPU launches the kernels of a
+    step with prompts for launch_s and plans no step meanwhile, so requests that arrive within
+    launch_s can still enter the next step.
     """
 
     base_s: float

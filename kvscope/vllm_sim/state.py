@@ -127,8 +127,8 @@ change in a step. `hybrid`: not one group of full attention; then hits are multi
 `alignment_tokens`; windows are kept at every multiple of `segment_tokens` (0: at none) and, with
 `keeps_boundaries`, at those of requests. Steps end at multiples of `state_tokens` where it has
 linear attention, else it is 0; where that is more than `alignment_tokens`, hits end within blocks.
-With `export_tokens` a step that ends a prompt writes the last state that a hit can end at, too, at
-a multiple of so many tokens. `rehashes_states` and `unhashed_last` as in `EngineSettings`. A
+With `export_tokens` a step that ends a prompt also writes the last state that a hit can end at, at
+a multiple of `export_tokens`. `rehashes_states` and `unhashed_last` as in `EngineSettings`. A
 drafter has `draft_tokens` computed with each token that is decoded; with `drops` the last block of
 a hit is computed again, else blocks get a hash once the next token is known. Of the policy, `leaf`:
 only leaves leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last
@@ -222,7 +222,7 @@ def idle_machine(
     """Return an idle engine that waits for the trace's first request; all its blocks are free.
 
     `tables` are for policies that read them. Raises UsageError for a policy without lanes, and for
-    more blocks than have numbers.
+    more blocks than 32 bits count.
     """
     from kvscope.vllm_sim.hybrid import group_functions  # which takes machines
     from kvscope.vllm_sim.storage import storage_functions
@@ -376,8 +376,8 @@ def fits(known: Traffic, settings: EngineSettings) -> Bools:
 def _checked_groups(policy: Policy, groups: KvGroups, block_size: int, *, tier: bool) -> KvGroups:
     """Return the groups with the retention of `policy`.
 
-    Raises UsageError for policies but LRU, which alone orders blocks of several kinds, for a trace
-    whose blocks the groups' blocks do not divide into, and for a `tier` beside smaller blocks.
+    Raises UsageError for policies but LRU, which alone orders blocks of several kinds, for trace
+    blocks whose size does not fit the groups' blocks, and for a CPU `tier` if those are smaller.
     """
     if not orders_groups(type(policy)) or math.isfinite(policy.values["ttl_s"]):
         raise UsageError(

@@ -1,8 +1,8 @@
 """Storage below a CPU tier: what the tier stores is written on to it, and read back if missing.
 
 Each store, once in the CPU's memory, is written on, pinned there meanwhile. A request that finds no
-chunk in memory asks storage, which answers behind the plan; one that it has gets room in memory at
-once and is read into it behind the plan, and the request waits. Without room, it counts as missing.
+chunk in memory asks storage, which answers behind the plan; a chunk in storage gets room in memory
+at once and is read into it behind the plan; the request waits. Without room, it counts as missing.
 Answers hold until the requests that asked have ended. Storage deletes nothing. Copies of one
 direction follow each other; vLLM's threads work on several at a time.
 
@@ -46,7 +46,7 @@ from kvscope.vllm_sim.state import NONE, Machine, StorageFunctions
 
 @callable_in_kernels
 def add_copy(jobs: Any, number: int) -> Any:
-    """Return the record of a new copy, whose chunks are behind those of the one before."""
+    """Return the record of a new, empty copy, whose chunks will follow the previous copy's."""
     job, before = jobs[number % len(jobs)], jobs[(number - 1) % len(jobs)]
     job.first = before.first + before.nodes if number else 0
     job.nodes = 0
@@ -55,7 +55,7 @@ def add_copy(jobs: Any, number: int) -> Any:
 
 @callable_in_kernels
 def copy_end_s(off: Offload, direction: int, now_s: float, chunks: int) -> float:
-    """Return when a copy of `chunks` chunks ends that is next on its link and the shared links."""
+    """Add a copy of `chunks` chunks to its link and the shared link; return when it ends (s)."""
     link, pool = off.links[direction], off.pool_links[direction]
     end_s = max(now_s, link.free_s) + (link.latency_s + link.chunk_s * chunks)
     if pool.chunk_s > 0:
@@ -97,7 +97,7 @@ def make_room(off: Offload, now_s: float) -> bool:
 
 
 def poll(machine: Any, again: bool) -> None:
-    """Unpin the chunks of copies that have ended, once a plan unless `again`."""
+    """Unpin the chunks of copies that have ended, at most once a plan unless `again`."""
     off, state = machine.offload, machine.offload.state[0]
     if state.polled and not again:
         return
@@ -219,7 +219,7 @@ def flush(machine: Any) -> None:
 
 
 def forget_answers(machine: Any, request: int) -> None:
-    """Forget the answers of storage that only a finished request still waits for."""
+    """Forget storage's answers to a finished request, except about chunks that others asked for."""
     off, record, front = machine.offload, machine.requests[request], len(machine.path) - 1
     path, access = machine.path[front], off.members[request].access
     write_path(machine.parents, record.leaf, path, 0, record.length)
