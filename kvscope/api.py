@@ -141,7 +141,7 @@ def hash_logs(
 ) -> int:
     """Write logs with prompts as a trace of hashes, lengths and times; return the request count.
 
-    Raises UsageError if `output` exists, unless with `force`.
+    Without `force`, raises UsageError if `output` exists and is no report or settings of kvscope.
     """
     from kvscope.app.hash_logs import HashOptions
     from kvscope.app.hash_logs import hash_logs as run

@@ -1,9 +1,9 @@
 """The deployment and the SLO of a command, and what follows from them.
 
 Its options win over kvscope.toml, and the file wins over what earlier commands on the trace stated:
-`stated_before`. A command that names a GPU, a model or a pool starts anew: nothing of the earlier
-deployment is mixed with it, and of a file's not what was measured on, or paid for, another one. Any
-other option (`--tp`, `--slo`, `--gpu-hour`) changes only itself.
+`stated_before`. A command that names a GPU, a model or a pool starts anew: it uses nothing of the
+earlier deployment, and no measurement or price of another GPU or model from kvscope.toml. Any other
+option (`--tp`, `--slo`, `--gpu-hour`) changes only its own value.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class StatedBefore(Struct, Generic[Asked], frozen=True):
 
 
 def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Asked]:
-    """Return the options, open ones filled from `record` and, for the SLO, from kvscope.toml.
+    """Return the options, unset ones filled from `record` and, for the SLO, from kvscope.toml.
 
     `record` holds the options that earlier commands on the trace stated.
     """

@@ -68,7 +68,7 @@ class EngineOptions(opt.Options, frozen=True, kw_only=True):
     server_log: str | None = opt.Target("Keep vLLM's log in this file.")
 
     def check_engine(self, started: str) -> None:
-        """Raise UsageError unless either --url or --model is given; --model starts a `started`."""
+        """Raise UsageError unless one of --url and --model (to start `started`) is given."""
         if (self.url is None) == (self.model is None):
             raise UsageError(
                 "name one of them",

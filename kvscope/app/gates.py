@@ -245,8 +245,8 @@ class Regression(Struct, frozen=True):
 def worst_regression(figures: Figures, baseline: Figures, subject: str = "") -> Regression | None:
     """Return the regression of the figure that worsened most, None without a common figure.
 
-    `subject` is a figure, a policy or a router, "" for all. Figures that can be near 0 (TEL,
-    mispredicted tokens and causes of misses) count only as the subject.
+    `subject` is a figure, a policy or a router; "" covers figures without a prefix. Figures that
+    can be near 0 (TEL, mispredicted tokens and causes of misses) count only as the subject.
     """
     known = [
         change
@@ -268,7 +268,7 @@ def _regression(name: str, figures: Figures, baseline: Figures) -> Regression | 
 
 
 def _subject(name: str) -> str | None:
-    """Return the subject of a name `SUBJECT.regression` ("" for all); None for other names."""
+    """Return SUBJECT of a name `SUBJECT.regression`, "" of `regression`, None of other names."""
     subject, _, last = name.rpartition(".")
     return subject if last == REGRESSION else None
 

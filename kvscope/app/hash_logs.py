@@ -57,7 +57,7 @@ class HashOptions(Options, frozen=True, kw_only=True):
 
 
 def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> HashCounts:
-    """Write the trace of all `logs`, in their order; return counts of hashed lines and requests.
+    """Write the trace of all `logs`, in their order; return counts of requests and tokens.
 
     Raises InputError where a log or the tokenizer cannot be read, or too many lines are bad.
     """
@@ -102,7 +102,7 @@ def _note_all(texts: Sequence[str], monitor: Monitor) -> None:
 
 
 def _notes(counts: HashCounts) -> list[str]:
-    """Return the notes on skipped or changed content of the trace."""
+    """Return notes on left-out lines, and on doubts about tokenizer, chat template and models."""
     from kvscope.ingest.formats.base import counted
 
     notes = counted(counts.left_out)

@@ -1,4 +1,4 @@
-"""How a use case reports progress, says what it notes, is stopped, and where it runs: `--on`."""
+"""How a use case reports progress and notes, is stopped, and where it runs: `--on`."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     hbm: int | None = option("GPU memory, for example 80GiB.", "SIZE", values.size)
 
-What several classes take is an annotation: `Hbm = Annotated[int | None, Option(...)]`. The command
-line makes its options of these classes, the Python API its keyword arguments. Fields hold plain
-values: bytes, seconds, tokens, blocks, shares from 0 to 1. This module loads neither numpy nor a
-kernel, so that `--help` is quick.
+An option of several classes is an annotation: `Hbm = Annotated[int | None, Option(...)]`. The
+command line makes its options of these classes, the Python API its keyword arguments. Fields hold
+plain values: bytes, seconds, tokens, blocks, shares from 0 to 1. This module loads neither numpy
+nor a kernel, so that `--help` is quick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Validation of options that several use cases share.
+"""Requests of use cases, and the validation of options that several use cases share.
 
 Raises UsageError that names the wrong option, before any trace is read. This module and its imports
 load no kernel.
@@ -109,7 +109,7 @@ def kv_model(
     *,
     sizes_named: bool = False,
 ) -> Model | None:
-    """Return the model of the deployment `where`, else the model called `name`; None without both.
+    """Return the model of the deployment `where`, else that called `name`; None without either.
 
     Raises UsageError for a precision or sizes in bytes without a model.
     """
@@ -180,8 +180,8 @@ def policies_to_try(
 ) -> list[Variant]:
     """Return the policies to compare with LRU, as variants.
 
-    Raises UsageError for oracles, and for policies of the wrong kind: for `hybrid` models or
-    others.
+    Raises UsageError for a named oracle, and for a named policy that has no eviction order for the
+    blocks of `hybrid` models, or an order for these alone.
     """
     named = parse_policies(policies or contenders(engine, hybrid=hybrid))
     own = parse_policies(HYBRID)
@@ -207,10 +207,10 @@ def policies_to_try(
 
 
 class SimulateRequest(Struct, frozen=True):
-    """The replays to run: at `points` capacities, or the named ones, or DEFAULT_POINTS.
+    """The replays to run: at named `capacities`, and `points` more (neither: DEFAULT_POINTS).
 
     `setting` has the capacities of named tiers. `tier` is a recommended tier below the pool of the
-    named capacity, and `copied_bytes_per_token` is its engine's, as in EngineTable.
+    named capacity; `copied_bytes_per_token` is `kv_bytes_per_token` of the file's EngineTable.
     """
 
     setting: RunSetting
@@ -258,7 +258,7 @@ class FleetRequest(Struct, frozen=True):
     the trace has none. `engine` has the limits of simulated vLLMs, without their blocks: for the
     time model `engine`, or to check the answer of a deployment's queues; else None. `tier` is below
     each pool. `disaggregate` also compares prefill and decode on separate replicas, each with a
-    link of so many bytes per second.
+    link of `disaggregate` bytes per second.
     """
 
     setting: RunSetting

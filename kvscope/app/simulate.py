@@ -50,8 +50,8 @@ class Simulation(Struct, frozen=True):
 
     `curve` is LRU's exact hit rate at every capacity, None where the setting has none. `unfinished`
     counts replays that a stop prevented. `workload` is the replayed workload, for views of single
-    requests. `without_tier` has runs of the pool without a recommended tier: `alone` with LRU,
-    `alone_as_recommended` with the recommended policy and its retention interval; null without one.
+    requests. `without_tier` has runs of the pool without the recommended tier: `alone` with LRU,
+    `alone_as_recommended` with the recommended policy and retention; both null without a tier.
     """
 
     DOCUMENT: ClassVar[str] = (

@@ -112,8 +112,8 @@ def load_range(
 ) -> Trace:
     """Return a time range of a trace as a trace of its own, and mark that as last used.
 
-    It is stored if it is new, and a note names it. Raises UsageError if it has no request, and
-    Stopped once the monitor's `stop` is set.
+    It is stored if it is new, and a note names it. Raises UsageError if the range has no request,
+    and Stopped once the monitor's `stop` is set.
     """
     from kvscope.ingest.time_range import ingest_range
 
@@ -186,7 +186,7 @@ def stated_for(stores: Stores, source: str | None) -> dict[str, Any]:
 
 
 def keep_stated(stores: Stores, trace: Trace, options: dict[str, Any]) -> None:
-    """Store a command's options for the next command on `trace`, if the store is writable."""
+    """Store a command's options for later ones on `trace`, if that takes no wait for the store."""
     with stores.reading() as store:
         if traces.stated(store, trace) == options:
             return
@@ -197,7 +197,7 @@ def keep_stated(stores: Stores, trace: Trace, options: dict[str, Any]) -> None:
 def require_arrivals(
     trace: Trace, remedy: str = "take one with timestamps, or --session-arrivals"
 ) -> None:
-    """Raise InputError for a trace whose requests all arrive at once, so that none queues."""
+    """Raise InputError for a trace without arrival times, whose requests all arrive at once."""
     if trace.span_s <= 0:
         raise InputError(
             "the trace has no arrival times, so queues cannot be simulated",

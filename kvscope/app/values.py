@@ -161,7 +161,7 @@ def memory_price(text: str) -> float:
 
 
 def autoscaling(text: str) -> Scaling:
-    """Return the scaling in `2..8@0.5`: 2 to 8 replicas, one per 0.5 requests/s; `:ready=TIME`."""
+    """Return the scaling in `2..8@0.5:ready=2min`: replicas, requests/s of each, time to start."""
     scaling = _AUTOSCALING.fullmatch(text)
     if scaling is None:
         remedy = "write for example 2..8@0.5 or 2..8@0.5:ready=2min"

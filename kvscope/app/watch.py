@@ -68,7 +68,7 @@ class Advice(Struct, frozen=True):
 
 
 class WatchRequest(Struct, frozen=True):
-    """The options of a watch; one of the two capacities is set, or the advice's applies."""
+    """Request of a watch; its capacity is in `options` (blocks), `capacity_tokens` or `advice`."""
 
     options: WatchOptions
     advice: Advice | None = None
@@ -91,7 +91,7 @@ class WindowHits(Struct, frozen=True):
     `lru` maps factors of `capacity_blocks` (idle cached blocks) to LRU's rate. `observed` is None
     if no request reports its cached tokens, `recommended` without advice. `drift` is the relative
     distance of `recommended` from the rate that the recommendation expected, `rejected` counts the
-    requests that need more blocks than its engine has (None without an engine).
+    requests that need more blocks than the advice's engine has (None without an engine).
     """
 
     requests: int

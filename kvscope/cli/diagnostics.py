@@ -210,7 +210,7 @@ def _discard_stdout() -> None:
 
 @contextmanager
 def _interrupts_noticed() -> Iterator[None]:
-    """Record Ctrl-C in `_Mode`: the compiler's callbacks swallow it and fail later otherwise."""
+    """Record Ctrl-C in `_Mode`: compiler callbacks drop it, and a later error ends the run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

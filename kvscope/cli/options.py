@@ -144,7 +144,7 @@ class ScreenOptions(Options, frozen=True, kw_only=True):
         self.check_alone()
 
     def check_alone(self, printed: str | None = None) -> None:
-        """Raise UsageError if two results go to standard output; `printed` is a flag that does."""
+        """Raise UsageError for two results on standard output; the flag `printed` prints one."""
         given = [f"{printed} -"] if printed else []
         given += ["--html -"] if self.html == values.STANDARD_STREAM else []
         if given and (self.as_json or len(given) > 1):

@@ -129,7 +129,7 @@ def _follow(steps: Iterator[bool], watched: Watch) -> None:
 
 
 def _lines(path: Path, watched: Watch) -> Generator[bool]:
-    """Read new lines of a recording in steps; yield whether there were none, then wait."""
+    """Read new lines of a recording in steps; yield whether there were none; wait if so."""
     from kvscope.ingest.follow import Follower
 
     if not path.exists():

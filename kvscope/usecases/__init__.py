@@ -1,7 +1,7 @@
 """The use cases of kvscope, one file each: options, computation, figures and sections.
 
-A new one is a file that declares a `USE_CASE`, and a line here. The command line, the Python API
-and the JSON schemas are made of the declaration.
+A new use case is a file that declares a `USE_CASE`, and a line here. The command line, the
+Python API and the JSON schemas are made of the declaration.
 """
 
 from __future__ import annotations

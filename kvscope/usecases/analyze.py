@@ -122,7 +122,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     @property
     def present_blocks(self) -> int | None:
-        """The blocks of the deployment's pools, or that fit into the HBM; None without both."""
+        """The blocks of the deployment's pools, else those that fit into the HBM, else None."""
         block_size, where = self.trace.block_size, self.deployment
         if where is not None:
             return where.pool.in_blocks_of(block_size).blocks * where.engines
@@ -211,7 +211,7 @@ class StartedCaching:
         asked, block_size = self.request, self.paths.block_size
 
         def compute() -> Caching:
-            """Return the part; for a capacity that holds no block, its future raises UsageError."""
+            """Return LRU's hits by capacity; UsageError for a capacity that holds no block."""
             named = asked.capacities.in_blocks(asked.model, block_size)
             return caching(self.paths, asked.definition, named)
 
@@ -229,9 +229,9 @@ def analyze(
 ) -> Analysis:
     """Characterize `trace` and compute LRU's curve over it; a dataset's shards one at a time.
 
-    `started`, if given, keeps its own request. `step` is called with the name of each step, as in
-    `characterize`; `monitor` receives the number of finished shards. Raises UsageError for a
-    capacity that holds no block, and for less memory than a dataset needs.
+    `started`, if given, keeps its own request; `request` is then ignored. `step` is called with the
+    name of each step, as in `characterize`; `monitor` receives the number of finished shards.
+    Raises UsageError for a capacity that holds no block, and for less memory than a dataset needs.
     """
     from kvscope.app.latency import latency_for
     from kvscope.app.traces import dataset_of, replayable

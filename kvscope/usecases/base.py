@@ -29,7 +29,7 @@ class Opened(Struct, frozen=True):
     """The store and the trace of a use case; `source` is the trace as its user wrote it.
 
     `load` returns the trace, ingested first if the store lacks it; its argument is called with a
-    new trace before that is stored. `reading` says how to read a new trace.
+    new trace before the trace is stored. `reading` says how to read a new trace.
     """
 
     stores: Stores
@@ -66,11 +66,11 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     `check` rejects wrong options before heavy imports; `run` computes. The result's fields are the
     JSON document, version `schema`, except those marked `Beside`; `to_polars` returns the list
     `table`. `reporting` names the module of `kvscope.report` whose functions `screen` (default: all
-    sections) and `sections` show the result; a result without a single trace has a `heading`.
+    sections) and `sections` show the result; a result of no trace or several has a `heading`.
     `sections` are the names that `--section` takes. `known` returns the names of figures for
     `--fail-on`, None for no conditions. With `remembers`, the deployment and the SLO of earlier
-    commands on the trace are filled in; without `takes_trace`, it works on the store alone, without
-    `takes_store` on neither. `stops`: Ctrl-C ends `run` early, which then raises Stopped or reports
+    commands on the trace are filled in; without `takes_trace`, `run` gets the store alone, without
+    `takes_store` neither. `stops`: Ctrl-C ends `run` early, which then raises Stopped or reports
     what is `unfinished`. `fails`: whether this result exits with code 4. `keeps`: the store keeps
     the report. `instead` returns another answer if the request leaves open what to compute. `file`
     is the output file. `of_run` returns the figures of a stored run as a baseline.

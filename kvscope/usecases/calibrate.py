@@ -66,7 +66,7 @@ def check(options: CalibrateOptions) -> CalibrateOptions:
 def run(opened: Opened, options: CalibrateOptions, monitor: Monitor) -> Calibration:
     """Measure an engine and fit a latency profile; a stop keeps the measurements made so far.
 
-    Raises EngineError if the engine cannot be reached, or fails before there are enough.
+    Raises EngineError if the engine cannot be reached, or fails before enough measurements.
     """
     from kvscope.latency.calibration import calibrate as fit_profile
     from kvscope.latency.calibration import grid

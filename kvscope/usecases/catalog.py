@@ -77,7 +77,7 @@ class ListedModel(Struct, frozen=True):
 
 
 class ListedLatency(Struct, frozen=True):
-    """A latency preset: TTFT = base + per_token u + per_token_pair u (c + u / 2)."""
+    """TTFT preset: base + per_token u + per_token_pair u (c + u / 2); u new, c cached tokens."""
 
     DOCUMENT: ClassVar[str] = (
         "name=profile.name summary source=profile.source model default base_s=profile.base_s"
@@ -87,18 +87,18 @@ class ListedLatency(Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The profile's formula."""
+        """The profile's base and time per uncached token; the pair term is left out."""
         base, token = self.profile.base_s * 1e3, self.profile.per_token_s * 1e6
         return f"{base:.3g} ms + {token:.3g} us per uncached token"
 
     @property
     def model(self) -> str | None:
-        """The model of the measurements."""
+        """The model that the profile was measured with; None if unknown."""
         return MODELS.get(self.profile.name)
 
     @property
     def default(self) -> bool:
-        """Whether it is the default of commands."""
+        """Whether commands use this preset if none is named."""
         return self.profile.name == DEFAULT_PROFILE
 
 

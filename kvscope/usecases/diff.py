@@ -75,7 +75,7 @@ class DiffOptions(Options, frozen=True, kw_only=True):
 
 
 class DiffRequest(Struct, frozen=True):
-    """The two sides to compare; traces are analyzed by `analysis`."""
+    """The two sides to compare; `analysis` is the request to analyze traces."""
 
     left: str
     right: str
@@ -188,7 +188,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
     """Compare two traces, runs or recommendations.
 
     `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
-    Raises UsageError for two of different kinds, InputError for one that does not exist.
+    Raises UsageError for sides of different kinds, InputError for a side that does not exist.
     """
     from kvscope.app.traces import file_of, load_trace, open_dataset
 
@@ -331,7 +331,7 @@ def compare_recommendations(
 def _difference(
     topic: Topic, name: str, quantity: Quantity, left: Value, right: Value
 ) -> Difference:
-    """Return the difference of a figure of both sides."""
+    """Return a figure's values on both sides, with the change between them."""
     change = None
     if isinstance(left, int | float) and isinstance(right, int | float):
         if quantity == "share":
@@ -342,7 +342,7 @@ def _difference(
 
 
 def _side_by_side(left: Iterable[SideFigure], right: Iterable[SideFigure]) -> Facts:
-    """Return the differences of figures, without those that neither side has or with equal keys."""
+    """Return the figures of both sides, except those without a value or with equal keys."""
     sides = [{figure.name: figure for figure in side} for side in (left, right)]
     known = []
     for name, figure in (sides[0] | sides[1]).items():
@@ -358,7 +358,7 @@ def _trace_figures(each: Analysis, other: Analysis) -> Iterator[SideFigure]:
     """Yield the figures of a trace's Overview, and of its reuse.
 
     Capacities are in bytes if the `other` side has the same model; hits in the present memory are
-    left out if that side has none.
+    left out if a side states no memory.
     """
     facts, caching, block_size = each.characterization, each.caching, each.trace.block_size
     traffic = partial(SideFigure, "traffic")

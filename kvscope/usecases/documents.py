@@ -44,7 +44,7 @@ class Shown(NamedTuple):
         return self.name.endswith("_ms") and self.path.endswith("_s")
 
     def value(self, record: Any) -> Any:
-        """Return the attribute; None if an attribute on its path is None."""
+        """Return the attribute in the document's unit; None if an attribute on its path is None."""
         for name in self.path.split("."):
             if record is None:
                 return None

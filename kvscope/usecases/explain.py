@@ -71,7 +71,7 @@ class ExplainOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 class ExplainRequest(Struct, frozen=True):
     """The replay whose misses to explain, and the number or id of a request, None for all.
 
-    Without a capacity nothing is evicted. `pooled`: one cache, even if the trace names workers.
+    Without a capacity nothing is evicted. `pooled` ignores the workers that the trace names.
     `by` is the attribute that groups requests, to show whose blocks evict whose.
     """
 
@@ -365,9 +365,9 @@ def served_by(
     *,
     pooled: bool,
 ) -> tuple[Int32s, str | None]:
-    """Return the worker of each request, and the router if that assigns replicas as workers.
+    """Return the worker of each request, and the router's name if workers are replicas.
 
-    `pooled`: one worker, whatever the trace names. `at` is each worker's policy and blocks.
+    `pooled` ignores the workers that the trace names. `at` is each worker's policy and blocks.
     """
     import numpy as np
 

@@ -104,8 +104,8 @@ def _exported(options: FitOptions) -> Variant:
 def run(opened: Opened, request: FitRequest, monitor: Monitor) -> Fit:
     """Return the fit of the trace's models, which the store keeps; write the `exported` policy.
 
-    Raises InputError if the trace lacks what the options need, OutOfMemoryError if it does not fit
-    into this machine's memory.
+    Raises InputError if the trace lacks what the options need, OutOfMemoryError if it is too
+    large for this machine's memory.
     """
     from kvscope.app.traces import require_hashes
     from kvscope.learning.learners import reads_fit

@@ -255,7 +255,7 @@ def _check_variations(
     model: Model | None,
     where: ResolvedDeployment | None,
 ) -> None:
-    """Raise UsageError for autoscaling or disaggregation that is not simulated here."""
+    """Raise UsageError for autoscaling or disaggregation not simulated with these options."""
     asked = varied(options.autoscale, options.disaggregate)
     needs = "" if time_model == "engine" else "take --time-model engine, and no other engine"
     check_varied(asked, where, model, needs)
@@ -353,8 +353,8 @@ class Loop(Struct, frozen=True):
     """When requests arrive: `open`, at the trace's times, or `closed`, after think times.
 
     The counts are of follow-up requests, by think time: `stated` by the trace, `recorded` (gap less
-    the trace's duration) or `estimated` (gap less service on an idle replica); `floored` ones are
-    0.
+    the trace's duration) or `estimated` (gap less service on an idle replica); `floored` counts
+    those raised to 0.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -386,15 +386,15 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null if no
     number of replicas meets the SLO; `chosen` is then the largest. `fewest_interval` is its 95 %
-    interval: null inside means more than were tried, null itself no fewest. `pooled` is the
-    reference of one cache for the chosen replicas. `on_engines`: an answer of queues that meets the
-    SLO, replayed on the deployment's simulated vLLMs; a hybrid model's layers are in `groups`.
-    `tier` is below each replica's pool; `pooled` and the curves have none. A shared pool is
-    replayed in several `pool_sizes`, ascending. `autoscaled` and `disaggregated`, if requested,
-    have the answer's router and policy with autoscaling, or with separate prefill and decode
-    replicas. Policies learn from the whole fleet's traffic. `lru_curves` are over a replica's
-    capacity, for routers that see only the order and the sessions of requests, in open loop;
-    `pooled_curve` is over one cache's. `think` is None in open loop.
+    interval (a null end: more than were tried; null: no `fewest`, or the ranks of one engine).
+    `pooled` is the reference of one cache for the chosen replicas. `on_engines`: an answer of
+    queues that meets the SLO, replayed on the deployment's simulated vLLMs; a hybrid model's layers
+    are in `groups`. `tier` is below each replica's pool; `pooled` and the curves have none. A
+    shared pool is replayed in several `pool_sizes`, ascending. `autoscaled` and `disaggregated`, if
+    requested, have the answer's router and policy with autoscaling, or with separate prefill and
+    decode replicas. Policies learn from the whole fleet's traffic. `lru_curves` are over a
+    replica's capacity, for routers that see only the order and the sessions of requests, in open
+    loop; `pooled_curve` is that of one cache for all. `think` is None in open loop.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -513,7 +513,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def fewest_interval(self) -> tuple[int | None, int | None] | None:
-        """The 95 % interval of the fewest replicas."""
+        """The 95 % interval of the fewest replicas; None as an end: more than were tried."""
         return None if self.size is None else (self.size.low, self.size.high)
 
     @property
@@ -645,7 +645,7 @@ def _write_perfetto(path: str, study: FleetStudy, sweep: FleetSweep, monitor: Mo
 def _above(
     tier: TierCandidate, engine: EngineSettings, request: FleetRequest, block_size: int
 ) -> EngineSettings:
-    """Return a replica with a tier below its pool. Raises UsageError if it holds no chunk."""
+    """Return a replica with a tier below its pool. Raises UsageError if a tier holds no chunk."""
     from kvscope.replay.sweep import blocks_each
 
     block_bytes, gpus = request.block_bytes(engine, block_size)
@@ -740,7 +740,7 @@ def fleet_figures(study: FleetStudy) -> Figures:
 
 
 def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:
-    """Return a line's fewest replicas, and its figures at the chosen number."""
+    """Return a line's fewest replicas, and its figures at `replicas` replicas."""
     run = line.at(replicas)
     if run is None:
         return dict.fromkeys(_FIGURES)

@@ -107,7 +107,7 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
 
 def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:
-    """Return the request in the options of `simulate`; of one engine, unless `replicas`."""
+    """Return the request in the options of `simulate`; `replicas` allows several engines."""
     recommended = _recommendation(options)
     where = None if recommended else resolved_deployment(options)
     if where is not None:
@@ -185,7 +185,7 @@ def _named(
     model: Model | None,
     setting: RunSetting,
 ) -> list[Variant]:
-    """Return the policies of `--policy`, guarded as `tune` would guard them."""
+    """Return the policies of `--policy`, guarded where `tune` would guard them."""
     groups = model.kv_groups(1) if model is not None else None
     hybrid = setting.capacity_model == "engine" and groups is not None
     policies = policies_for(setting, options.policy, hybrid=hybrid)
@@ -312,7 +312,7 @@ def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
 
 
 def _with_lru(recommended: RecommendationFile) -> list[Variant]:
-    """Return LRU and the recommended policy; above a tier, or if it is LRU, the latter alone."""
+    """Return LRU and the recommended policy; this alone if it is LRU, or runs above a tier."""
     from kvscope.policies.lru import Lru
 
     policy = recommended.policy
@@ -336,7 +336,7 @@ def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulatio
 def known_figures(request: SimulateRequest) -> Known:
     """Return the names that conditions on replays at one capacity may use.
 
-    A name without a policy means the only one, or the recommended one.
+    A name without a policy means the only policy, or the recommended policy.
     """
     if (count := _capacities(request)) != 1:
         raise UsageError(

@@ -385,7 +385,7 @@ def _own_vllm(
     *,
     forced: bool,
 ) -> EngineAtHand:
-    """Return a vLLM that is started for each policy. Raises EngineError if there is none."""
+    """Return the vLLM to start for each policy, and the requests that it can serve."""
     from kvscope.serving.server import Launch, config_of, model_folder
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import own_vllm
@@ -453,7 +453,7 @@ def _running_server(
 ) -> EngineAtHand:
     """Return the running server; its blocks are as stated, or as its metrics report them.
 
-    A recommendation names the groups of its model's layers. The server is taken to schedule ahead,
+    A recommendation names the groups of the model's layers. The server is taken to schedule ahead,
     as vLLM does on all devices but CPUs.
     """
     from kvscope.serving.client import Endpoint, block_pool
@@ -573,9 +573,9 @@ def _runs(
 
 
 def known_figures(request: ValidateRequest) -> Known:
-    """Return the verdict and measured figures.
+    """Return the names of the verdicts and of the measured figures.
 
-    A name without a policy means the recommended one, or LRU if that ran alone.
+    A name without a policy means the recommended policy, or LRU if LRU ran alone.
     """
     from kvscope.validate.result import Verdict  # loads NumPy
 

@@ -513,7 +513,7 @@ def run(opened: Opened, request: TuneRequest, monitor: Monitor) -> Recommendatio
 
 
 def on_machines(opened: Opened, request: TuneRequest, monitor: Monitor) -> Report | None:
-    """Return a report of LRU on common GPUs, with a next command; None if a machine is known.
+    """Return a report of LRU on common GPUs, with a command to go on; None if a machine is known.
 
     None also for a trace without arrival times, which allows only a cache study.
     """
@@ -532,7 +532,7 @@ def on_machines(opened: Opened, request: TuneRequest, monitor: Monitor) -> Repor
 
 
 def known_figures(request: TuneRequest) -> Known:
-    """Return the verdict and figures on held-out requests; UsageError without a machine."""
+    """Return the names of verdicts and held-out figures; UsageError if no machine is known."""
     if request.machines:
         raise UsageError(
             "nothing is recommended while no machine is known",

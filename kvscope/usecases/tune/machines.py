@@ -32,7 +32,7 @@ from kvscope.usecases.tune import COMMON_GPUS, TuneRequest
 
 
 class GpuTrial(Struct, frozen=True):
-    """One replica on one GPU with LRU, on the later requests; `note` is the source of its TTFT."""
+    """LRU on a replica of one GPU, on the later requests; `note` says whether TTFT is fitted."""
 
     DOCUMENT: ClassVar[str] = "*trial gpu=name slo_met deployment"
     deployment: ResolvedDeployment

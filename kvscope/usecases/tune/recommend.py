@@ -194,7 +194,7 @@ def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) 
 
 
 def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:
-    """Yield what to know before reading the verdict."""
+    """Yield the warnings to read before the verdict."""
     tuning, trace = tuned.tuning, tuned.trace
     if latency.note:
         yield latency.note
@@ -333,9 +333,9 @@ def ends_of(
 ) -> Iterator[End]:
     """Yield the ends of latency and pool, and other starts of sessions without a common clock.
 
-    Without a deployment and a stated latency, the ends are prefill times halved and doubled. `pool`
-    is the deployment's in blocks of the trace, None if another capacity is stated. The smaller pool
-    is paired with the slower prefill.
+    With neither deployment nor stated latency, the ends are prefill times halved and doubled.
+    `pool` is the deployment's in blocks of the trace, None if another capacity is stated. The
+    smaller pool is paired with the slower prefill.
     """
     where, fit = latency.deployment, latency.fit
     slow = fast = 1.0

@@ -88,11 +88,10 @@ class CategoryGain(Struct, frozen=True):
 class RowTier(Struct, frozen=True):
     """Memory below the pool of each replica; `offload` is the method as in `--offload`.
 
-    For SGLang it is `hicache`.
-
-    `files_gib` is the size of an SSD below CPU memory, or of a pool that all replicas share
-    (`shared`); 0: none. Files fill it in `full_s`. `price_hour` is a replica's price per hour,
-    `wear` the writes as a multiple of the memory's rating.
+    For SGLang it is `hicache`. `files_gib` is the size of an SSD below CPU memory, or of a pool
+    that all replicas share (`shared`); 0: none. Files fill it in `full_s` seconds at the earliest;
+    null without files. `price_hour` is a replica's price per hour, `wear` the writes as a multiple
+    of the memory's rating.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -130,10 +129,10 @@ class PolicyWorth(Struct, frozen=True):
     """The value of the recommended policy change.
 
     LRU needs `lru_gib` (`lru_blocks`) more capacity to be as fast; null if no LRU cache is. It
-    needs `lru_replicas` more to meet the SLO; null if unknown. `unguarded_ms` is the policy's
-    percentile without its guard; null if it has no removable guard. The `category` with the largest
-    gain has `category_share` (0-1) of the tail excess latency saved; null if there is only one
-    category.
+    needs `lru_replicas` more to meet the SLO; null if unknown. `unguarded_ms` is the TTFT at
+    the target's percentile without the policy's guard; null if it has no removable guard. The
+    `category` with the largest gain has `category_share` (0-1) of the tail excess latency saved;
+    null if there is only one category.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -198,7 +197,7 @@ class ToRun(Struct, frozen=True):
     `why_no_flags` is empty if there are flags. `capacity_hbm` is a multiple of the GPU memory.
     `replicas_at_least` meet the SLO with LRU, or at least keep up, at `replicas_price_hour`:
     `extra_price_hour` more than now, which a switch saves. Up to `replicas_tried` were tried.
-    `fewest` are the deployment's replicas that meet the SLO, with LRU and with the choice.
+    `fewest` has the fewest replicas that meet the SLO, with LRU and with the choice.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -240,9 +239,9 @@ class RowDoubt(Struct, frozen=True):
 class Recommendation(Struct, frozen=True):
     """The recommendation of `kvscope tune`, its evidence, and every option tried.
 
-    `rows` are the options: the present deployment first, then by price. These rows are null for
-    none: `do_now` or `canary` (policy to switch to), `to_meet` (meets the SLO), `add_tier` (memory
-    to add, with `--compare-tiers`; `tier_doubt` says why there is none). `recorded` is null if the
+    `rows` are the options: the present deployment first, then by price. Row numbers, or null:
+    `do_now` or `canary` (policy to switch to), `to_meet` (meets the SLO), `add_tier` (memory to
+    add, with `--compare-tiers`; `tier_doubt` says why there is none). `recorded` is null if the
     trace has no TTFTs. `reachable_ms` is the tightest SLO that the present hardware meets;
     `unreachable` means that no cache meets the SLO. `changes` are the contenders, preferred first.
     `explored` are the trials on the training window, `infinite` is an infinite cache on the
@@ -292,7 +291,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def uncertain(self) -> bool:
-        """Whether the policy change fails at one of the ends of uncertain inputs."""
+        """Whether a deployment's policy change fails at one of the ends of uncertain inputs."""
         tuning = self.tuning
         judged = self.deployment is not None and tuning.choice is not None
         return judged and bool(tuning.disagreeing)
@@ -402,7 +401,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def ttft(self) -> str:
-        """The name of the target's TTFT: as on an idle engine, or queued."""
+        """The name of the target's TTFT: "TTFT", or "queued TTFT" in a queued cache study."""
         idle = self.tuning.target.view == "unloaded"
         return "TTFT" if idle or self.deployment else "queued TTFT"
 
@@ -561,7 +560,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def requests_needed(self) -> int | None:
-        """The number of requests that would probably show a gain; None if unknown."""
+        """The requests that would probably show a gain; None with a change, or if unknown."""
         return self.tuning.promising[1] if self.tuning.promising else None
 
     @property
