@@ -54,7 +54,7 @@ def rendered_tools(tools: Sequence[Tool]) -> list[Tool]:
 
 
 def without_developers(messages: list[Message]) -> list[Message]:
-    """Return messages for a template without developer role: system texts first, in one message."""
+    """Return messages without developer role: system and developer texts in one first message."""
     system: list[str] = []
     others = []
     moved = False

@@ -155,7 +155,7 @@ def _in_sequence(text: str, tools: Iterable[str], at: int) -> list[_Located]:
 
 
 def _in_order(parts: Sequence[_Located], at: int) -> Iterator[Part]:
-    """Yield parts by their ends, with the template's own text between them, from `at` on."""
+    """Yield parts by their ends, with longer texts of the template between them, from `at` on."""
     for part in parts:
         if part.begin - at >= _LONGEST_MARK:
             yield Part("template", part.begin)

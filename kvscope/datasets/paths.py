@@ -362,7 +362,7 @@ class FollowedShards:
         return Novelty(seen, look, start, np.maximum(seen, end))
 
     def most(self, name: str, part: slice) -> Int32s:
-        """Return per request of a stretch the largest value over shards of an array, at least 0."""
+        """Return per request of a stretch the largest value of array `name` in any shard, or 0."""
         most = np.zeros(min(part.stop, self._paths.requests) - part.start, dtype=np.int32)
         for shard in self._shards:
             member = load_array(shard, "member")

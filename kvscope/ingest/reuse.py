@@ -56,8 +56,8 @@ class TraceReuse(Struct, frozen=True):
     def groups(self) -> dict[str, NDArray[Any]]:
         """Return the blocks that were a full block of some prompt, counted in G groups.
 
-        A group has the number of its `blocks`, and their first and last request and reuses; several
-        groups may agree in these.
+        A group has its number of `blocks`, which share first request, last request and reuses;
+        several groups may agree in these.
         """
         differs = np.ones(len(self.first), dtype=np.bool_)
         differs[1:] = False

@@ -36,7 +36,7 @@ class _DynamoWorker(msgspec.Struct, gc=False):
     decode_dp_rank: int | None = None
 
     def name(self) -> Identifier | None:
-        """Return the prefill worker with its rank, else the decode worker with its rank."""
+        """Return the prefill worker, or else the decode worker, with its rank unless that is 0."""
         worker, rank = self.prefill_worker_id, self.prefill_dp_rank
         if worker is None:
             worker, rank = self.decode_worker_id, self.decode_dp_rank
