@@ -251,8 +251,8 @@ class Architecture(Struct, frozen=True):
     def weight_bytes(self, bits: WeightBits, tp: int = 1, dp: int = 1) -> float:
         """Return the weight bytes on the fullest of the `tp` GPUs of a rank.
 
-        Replicated are KV heads, where they are fewer than GPUs, the router and MLA's
-        down-projections; the rest is divided. The `dp` ranks of an engine divide the routed experts
+        Replicated are the router, MLA's down-projections and, if fewer than GPUs, KV heads;
+        the rest is divided. The `dp` ranks of an engine divide the routed experts
         alone, whole experts a GPU; if a rank has several GPUs, these divide the tokens of shared
         experts, not their weights.
 
@@ -390,7 +390,7 @@ def usual_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nas_width(block: Mapping[str, Any], hidden: Any) -> int:
-    """Return the width of a feed-forward layer, a multiple of 256; 0 where it has none."""
+    """Return the width of a layer's feed-forward part as stated or by rule; 0 without one."""
     if block["no_op"]:
         return 0
     stated = block.get("intermediate_size")

@@ -212,7 +212,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def engines(self) -> int:
-        """Engines that serve the trace: all replicas, or the one whose traffic it holds."""
+        """Number of replicas whose traffic the trace holds: all of them, or one."""
         return self.replicas if self.stated.traffic == "fleet" else 1
 
     @property

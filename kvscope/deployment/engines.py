@@ -1,8 +1,8 @@
 """The engine of a deployment, and what changed between versions of vLLM.
 
-A behaviour of vLLM is one row of `CHANGES`, with where it was read. The pool, the simulator, the
-flags, the plugin and docs/deployment.md read this table: a version that changes something adds a
-row, and what depends on it calls `Engine.has`.
+A behaviour of vLLM is one row of `CHANGES`, with its source. The pool, the simulator, the flags,
+the plugin and docs/deployment.md read this table: a version that changes a behaviour adds a row,
+and code that depends on the change calls `Engine.has`.
 """
 
 from __future__ import annotations

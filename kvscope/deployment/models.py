@@ -388,7 +388,7 @@ class Model(Struct, frozen=True):
         return counted * self.weights_total / self.architecture.weight_bytes(self.bits)
 
     def loaded_bytes(self, tp: int = 1, dp: int = 1) -> float:
-        """Return what loading takes on each GPU: the weights, and tables of positions.
+        """Return the bytes that loading takes on each GPU: the weights, and tables of positions.
 
         Raises InputError as `weight_bytes` does.
         """

@@ -40,7 +40,7 @@ class Prefixaware(Router):
     `prefix_min_match_length` characters match, the replica with the fewest requests of the last
     `request_stats_window_s` gets it; with the default of 0, load plays no part.
 
-    A token counts as `characters_per_token` characters; blocks differ from their first one on.
+    A token is `characters_per_token` characters; blocks differ from their first character on.
     Source: vllm-project/production-stack, vllm-stack-0.1.12, src/vllm_router/prefix/hashtrie.py and
     routers/routing_logic.py (PrefixAwareRouter), stats/request_stats.py, parsers/parser.py.
     """

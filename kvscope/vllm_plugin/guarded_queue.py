@@ -1,8 +1,8 @@
 """The queue of free blocks that vLLM calls: the policy's order, and vLLM's own after any failure.
 
-A record of what is free is kept apart from the policy's lists, a number a block. Only it decides
-what vLLM's queue gets after a failure, so that an error in the middle of a call neither loses a
-block nor hands it out twice.
+A record of the free blocks, a number a block, is kept apart from the policy's lists. It alone
+decides which blocks vLLM's queue gets after a failure, so that an error in the middle of a call
+neither loses a block nor hands it out twice.
 """
 
 from __future__ import annotations

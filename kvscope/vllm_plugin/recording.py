@@ -3,7 +3,7 @@
 One line of the Qwen-Bailian format a finished request, with more keys: `block_size`, `model`,
 `lora_name`, `cache_salt`, `cached_tokens`, `ttft_ms`, `queue_ms` and `duration_ms`. Hashes, also
 those of cache salts, are keyed by a random salt, one a recording and stored nowhere, so that a
-known prompt cannot be found in it.
+known prompt cannot be found in the trace.
 """
 
 from __future__ import annotations
