@@ -409,7 +409,7 @@ def attainment_chart(slo: Slo, lines: Lines) -> style.Figure:
 
 
 def ttft_chart(slo: Slo, lines: Lines) -> style.Figure:
-    """Draw the SLO's percentile of TTFT over the number of replicas; none where queues grow."""
+    """Draw the SLO's percentile of TTFT over the number of replicas; a gap where queues grow."""
 
     def value(outcome: FleetOutcome) -> float | None:
         return outcome.target_ttft_s if np.isfinite(outcome.target_ttft_s) else None

@@ -265,7 +265,7 @@ def memory_in_words(tuned: Recommendation) -> list[str]:
 
 
 def memory_to_set(tuned: Recommendation) -> Iterator[str]:
-    """Yield what to know before setting up the tier's folder of files."""
+    """Yield notes on the setup of the added tier's folder of files, if it has one."""
     tier = tuned.tier
     if tier is not None and tier.files_bytes:
         if not tier.pool:

@@ -385,7 +385,7 @@ def tier_sections(simulation: Simulation) -> list[Section]:
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:
     """Return hit rates by category at the middle capacity, most requests first.
 
-    With `limit`, return at most that many rows.
+    With `limit`, return at most `limit` rows.
     """
     capacity, name = simulation.middle, names(simulation.runs)
     runs = simulation.at(capacity)[:_COMPARED]
@@ -522,9 +522,9 @@ def lru_curve_chart(
 ) -> style.Figure:
     """Build LRU's hit rate at every capacity, with `at_blocks` marked and `runs` as points.
 
-    `memory` is the name and size (blocks) of the present memory; `replayed` is the hit rate of an
-    engine's pool of that size, which holds running requests too. For each policy, the parameters
-    with most runs are drawn.
+    All `runs` have one setting; for each policy, the parameters with most runs are drawn. `memory`
+    is the name and size (blocks) of the present memory; `replayed` is the hit rate of an engine's
+    pool of that size, which holds running requests too.
     """
     largest = max(int(curve.knots[-1]), at_blocks, memory[1] if memory else 0, 2)
     visible = curve.capacity_for(_VISIBLE * curve.ideal)

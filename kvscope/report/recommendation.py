@@ -192,7 +192,7 @@ def _keep_lru(tuned: Recommendation) -> list[str]:
 
 
 def _slo_met(tuned: Recommendation) -> list[str]:
-    """Return whether the change and LRU meet the SLO, and what would meet it otherwise."""
+    """Return whether the change and LRU meet the SLO, and replicas or a capacity that meet it."""
     tuning = tuned.tuning
 
     def answer(judged: Judged, met: SloAnswer, at: Callable[[EndVerdict], Trial]) -> str:

@@ -236,8 +236,8 @@ def least_for_any(
 ) -> Trial | None:
     """Return the best trial at the least capacity from which on any of `settings` meets the target.
 
-    One of them meets it at every tried capacity from there up to `high`; a smaller capacity that
-    meets it below one that does not is chance and ignored. None if `high` does not meet it. `also`
+    One of `settings` meets it at every tried capacity from there up to `high`; a smaller capacity
+    that meets it by chance, below one that misses it, is ignored. None if `high` misses it. `also`
     is a capacity to try if it lies between `low` and `high`.
     """
     target = evaluator.target
@@ -289,9 +289,9 @@ def ttft_growth(served: ServedRequests) -> float:
 class Load(Struct, frozen=True):
     """Whether the replicas of a deployment keep up with one window's arrivals, under LRU.
 
-    `growth` is that of the queue. The rest is set only if they are `overloaded`: the least number
-    of replicas that keep up (None: no tried number); the largest share of the conversations that
-    the present replicas can serve, and LRU's trial on that share.
+    `growth` is the queue's (s per s). The rest is set only if the replicas are `overloaded`: the
+    least number of replicas that keep up (None: no tried number); the largest share of the
+    conversations that the present replicas can serve, and LRU's trial on that share.
     """
 
     growth: float

@@ -200,7 +200,7 @@ class TierDoubt(Struct, frozen=True):
     - overloaded: the queue grows with every tier, and without.
     - no-gain: no tier is harmless and likely better than the free option.
     - too-dear: the tiers with a gain cost as much as another replica.
-    - met-without: the SLO is met without a tier, and no GPU price is known that it could save.
+    - met-without: the SLO is met without a tier, and no GPU price is known to value one.
     - costs-more: the SLO is met without a tier, and no tier saves more GPU time than it costs.
     - uncertain: the option harms, or does not pay, at the `ends` of uncertain inputs.
     """

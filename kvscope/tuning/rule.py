@@ -87,8 +87,9 @@ class Judged(Struct, frozen=True):
     def requests_needed(self, target: Target, requests: int) -> int | None:
         """Return how many requests would probably show no harm and a gain, given these `requests`.
 
-        None if more requests would not help: a figure is worse, or no better. With that many, each
-        interval that is too wide now is narrow enough in 80 % of cases; rounded up to two digits.
+        None if more requests would not help: a figure is worse, or no better. With the number
+        returned, each interval that is too wide now is narrow enough in 80 % of cases; rounded up
+        to two digits.
         """
         trial, wider = self.later, 1.0
         gains = {"attainment": trial.attainment_gain, **trial.gains}

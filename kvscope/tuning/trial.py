@@ -270,7 +270,7 @@ class Evaluator:
         return [self.trials[key] for key in keys]
 
     def prepare(self, policies: Sequence[Policy]) -> None:
-        """Compute and compile what replays of `policies` share, before threads start."""
+        """Compute tables and compile kernels for replays of `policies`, before threads start."""
         for replica in self._replicas:
             replica.workload.prepare(policies)
 
