@@ -96,7 +96,7 @@ class _Lower(Lower):  # type: ignore[misc]
     """Writes a function's code without reference counts, with errors passed on to the caller."""
 
     def lower_normal_function(self, described: Any) -> None:
-        """Write the function; large ones are optimized for size (short loops are not unrolled)."""
+        """Write the function, optimized for size (short loops not unrolled) if marked APART."""
         super().lower_normal_function(described)
         if APART in self.func_ir.func_id.func.__dict__:
             self.function.attributes.add("optsize")

@@ -65,7 +65,7 @@ class StatedDirectives(Struct, frozen=True):
 
 
 class Part(NamedTuple):
-    """A part of a prompt, from the `end` of the one before: tokens from the prompt's start.
+    """A part of a prompt, from the `end` of the previous part: tokens from the prompt's start.
 
     Its `kind` is "template" (what the chat template writes itself), "system", "tool 3" (the
     definition of the third tool, maybe with its name behind), "user", "assistant" or "tool result".

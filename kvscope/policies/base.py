@@ -182,7 +182,7 @@ class PathPolicy(Policy):
 class LanePolicy(PathPolicy):
     """A policy of recency queues (lanes): evicts from the lane whose oldest block scores lowest.
 
-    Within a lane blocks leave by (request that touched them last, deepest first).
+    Within a lane blocks are evicted by (request that touched them last, deepest first).
     """
 
     lanes: ClassVar[int] = 1
@@ -201,7 +201,7 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Table) -> float:
-        """Return the worth of a lane's oldest block, idle for `idle_s`; of equals the older leaves.
+        """Return the worth of a lane's oldest block, idle for `idle_s`; ties evict the older.
 
         `table` is the learner's, with a row for each category.
         """
@@ -225,10 +225,10 @@ class LanePolicy(PathPolicy):
 class NextUsePolicy(PathPolicy):
     """An oracle: evicts blocks that are never hit, then those that the next hit does not need.
 
-    Among needed and among unneeded blocks, the one with the latest next hit leaves first; among
+    Among needed and among unneeded blocks, the one with the latest next hit goes first; among
     blocks never hit, the older request's. A touch that cannot hit is no reason to keep a block,
     for the request inserts it again anyway. Only leaves are evicted, and everything is admitted:
-    blocks that no request hits leave at once.
+    blocks that no request hits are evicted at once.
     """
 
     hindsight = True
@@ -240,7 +240,7 @@ class NextUsePolicy(PathPolicy):
 
 
 class KeyPolicy(PathPolicy):
-    """A policy that gives every block a number; the lowest leaves first, then the older request's.
+    """A policy that scores every block; the lowest goes first, of equals the older request's.
 
     `rising` policies have keys that depend on the present time and never fall as it passes.
     """

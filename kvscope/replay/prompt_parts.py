@@ -63,7 +63,7 @@ class PartTotal(Struct, frozen=True):
 def breaks(
     prompts: Prompts, causes: Attribution, parts: PromptParts | None
 ) -> Mapping[Cause, Break]:
-    """Return where prompts break, for each cause of new tokens; without `parts`, in unknown ones.
+    """Return where prompts break, for each cause of new tokens; without `parts`, in unknown parts.
 
     An edited conversation breaks in a part of the previous turn's prompt, or in its answer; prompts
     of different conversations break in a part of the prompt itself.

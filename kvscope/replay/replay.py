@@ -95,7 +95,7 @@ class Tables(Struct, frozen=True):
         return replace(self, since=since, classes=classes, cuts=cuts)
 
     def chosen(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Return the tables for this policy in a cache of so many blocks."""
+        """Return the tables for this policy in a cache of this capacity."""
         return self if self.choose is None else self.choose(policy, capacity_blocks)
 
     def classified(self, policy: Policy, traffic: Traffic) -> Traffic:

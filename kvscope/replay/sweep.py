@@ -87,7 +87,7 @@ def sweep(
 
     By default, threads execute the runs: one a core, or as many as fit into memory; kernels run
     without the interpreter lock. Once `stop` is set no further run starts, and the sweep ends with
-    the running ones. Raises OutOfMemoryError where not even one fits.
+    the running ones. Raises OutOfMemoryError if no run fits.
     """
     policies = [request.policy for request in requests]
     each_bytes = replay_bytes(workload.traffic)

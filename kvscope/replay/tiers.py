@@ -63,7 +63,7 @@ def _waits_s(tier: Tier, hits: Int32s, block_bytes: int | None) -> Float64s:
 
 
 def read_s(tier: Tier, blocks: int, block_bytes: int | None) -> float:
-    """Return the seconds to read the bytes of so many blocks, without the tier's latency.
+    """Return the seconds to read the bytes of `blocks` blocks, without the tier's latency.
 
     Raises UsageError if the tier's bandwidth matters and `block_bytes` is None.
     """
@@ -71,7 +71,7 @@ def read_s(tier: Tier, blocks: int, block_bytes: int | None) -> float:
 
 
 def write_s(tier: Tier, blocks: int, block_bytes: int | None) -> float:
-    """Return the seconds to write the bytes of so many blocks; raises as `read_s` does."""
+    """Return the seconds to write the bytes of `blocks` blocks; raises as `read_s` does."""
     return _copy_s(tier, tier.write_bytes_per_s, blocks, block_bytes)
 
 

@@ -88,7 +88,7 @@ class WalkLengths(NamedTuple):
 
 
 def walk_lengths(prompts: PromptLengths, definition: HitDefinition) -> WalkLengths:
-    """Return how many blocks of their paths requests look up and leave cached."""
+    """Return the numbers of blocks that requests look up and leave cached (R entries each)."""
     size = prompts.block_size
     look = length = prompts.blocks
     anonymous = np.zeros_like(length)
@@ -148,7 +148,7 @@ def with_named_blocks(known: Traffic) -> Traffic:
 
 
 def uncut(requests: int) -> Int32s:
-    """Return cuts (R x 0) that leave each of so many paths in one part."""
+    """Return cuts (R x 0) that leave the path of each of R `requests` in one part."""
     return np.zeros((requests, 0), dtype=np.int32)
 
 

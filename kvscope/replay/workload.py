@@ -130,7 +130,7 @@ class Workload:
         return self._under(timed_by(self.setting, self.profile.scaled(times)))
 
     def with_tier(self, tier_mode: str, block_bytes: int) -> Workload:
-        """Return the same workload with blocks of so many bytes and an offload tier."""
+        """Return the same workload with blocks of `block_bytes` and offload tier `tier_mode`."""
         other = copy(self)
         other.setting = replace(self.setting, tier_mode=tier_mode, block_bytes=block_bytes)
         return other
@@ -207,7 +207,7 @@ class Workload:
         return self.setting.on_tree and sglang_has(policy)
 
     def host_tier(self, capacity_blocks: int) -> Tier | None:
-        """Return the host tier that the setting's SGLang has below a pool of so many blocks."""
+        """Return the host tier of the setting's SGLang below a pool of this capacity, or None."""
         hicache = parse_engine(self.setting.engine).hicache
         if hicache is None:
             return None

@@ -232,7 +232,7 @@ def drop_stale(state: Keys) -> None:
 
 @callable_in_kernels
 def count_uses(state: Keys, request: int) -> None:
-    """Count a touch of every block on a path, before the request takes it over; new ones have 1."""
+    """Count a touch of every block on a path, before the request takes it over; a new one has 1."""
     segments, uses = state.segments, state.uses
     starts, blocks = state.paths.starts, state.paths.blocks
     head, end = starts[request], starts[request + 1]

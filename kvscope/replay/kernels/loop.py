@@ -1,4 +1,4 @@
-"""The replay loop of all policies that work on paths; an `EvictionOrder` is what differs by policy.
+"""The replay loop of all policies that work on paths; policies differ by their `EvictionOrder`.
 
 A request is looked up, its path joins the cache, then blocks are evicted down to the capacity.
 """

@@ -112,7 +112,7 @@ def _lowest(state: NextUses) -> int:
 
 @callable_in_kernels
 def _evict_from(state: NextUses, request: int, most: int) -> int:
-    """Evict up to `most` of a queued run's blocks, those with the rank of its deepest block."""
+    """Evict up to `most` of a queued run's blocks that have the rank of its deepest block."""
     runs = state.runs
     first = runs.of[request, FIRST]
     words = words_for(len(state.run_of))

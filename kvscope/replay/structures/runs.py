@@ -50,7 +50,7 @@ def empty_runs(traffic: Traffic, leaf: bool, climb: bool) -> CachedRuns:
 
 @callable_in_kernels
 def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, int]:
-    """Take over a request's cached blocks from their runs; return the leading ones, and all."""
+    """Take over a request's cached blocks from their runs; return how many are leading, and all."""
     of, branches, leaf = runs.of, runs.branches, runs.leaf
     leading, cached, start, above = 0, 0, 0, 0
     for k in range(segments.starts[request], segments.starts[request + 1]):
