@@ -127,7 +127,7 @@ def file_states(options: Stating) -> bool:
 
 
 def resolved_file(path: Path) -> ResolvedDeployment:
-    """Return the deployment of a file with its pool and latency. Raises InputError for errors."""
+    """Return a file's deployment with its pool and latency. Raises InputError for errors in it."""
     _target_in(path)
     resolved = resolved_deployment(DeploymentOptions(deployment=str(path)))
     assert resolved is not None  # noqa: S101  (a file states one)

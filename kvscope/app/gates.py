@@ -126,7 +126,7 @@ class Known(Struct, frozen=True):
 
     @property
     def listed(self) -> str:
-        """The valid names in words, with the policies that can prefix them."""
+        """The valid names in words, with the policies or routers that can prefix them."""
         parts = [name.rpartition(".") for name in self.names]
         names = ", ".join(dict.fromkeys(name for *_, name in parts))
         policies = ", ".join(dict.fromkeys(policy for policy, *_ in parts if policy))

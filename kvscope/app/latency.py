@@ -121,7 +121,7 @@ def beyond_length(deployment: ResolvedDeployment | None, prompts: Prompts) -> It
 def timed(
     request: Timed, trace: Trace, prompts: Prompts, monitor: Monitor
 ) -> tuple[Timed, TraceLatency]:
-    """Return the request timed for this trace; note a fit to the trace's TTFTs, or why it failed.
+    """Return the request timed for this trace; note a fit to its TTFTs, or why none is used.
 
     Also note uncertainties of the deployment's engine, and requests that the engine would refuse.
     """

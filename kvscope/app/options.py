@@ -64,8 +64,8 @@ class Option(Struct, frozen=True):
     """One option: its help, and how its value is written and parsed.
 
     `default` describes the default in words. `flags` replaces the option's own name, which follows
-    from the field; an `argument` has none. `value` is the default of a field that is declared by
-    its option. The functions from `Time` to `Target` make options of one kind of value.
+    from the field; an `argument` has none. `value` is the field's default if the Option stands in
+    its place. The functions from `Time` to `Target` make options of one kind of value.
     """
 
     help: str

@@ -173,7 +173,7 @@ def stored_trace(stores: Stores, name: str | None) -> Trace:
 def stated_for(stores: Stores, source: str | None) -> dict[str, Any]:
     """Return the options that earlier commands stated for a trace; empty for a new trace.
 
-    If `source` is a path, this is the trace that was last read from it.
+    For a path `source` it is the trace that was last read from there, for None the last used one.
     """
     if source == STANDARD_INPUT:
         return {}

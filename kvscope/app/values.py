@@ -156,7 +156,7 @@ def other_machine(text: str) -> OtherMachine:
 
 
 def memory_price(text: str) -> float:
-    """Return a price; 0 for memory that is there already."""
+    """Return a price of a GiB for an hour; 0 for memory that is there already."""
     return 0.0 if text in {"0", "0.0"} else price(text)
 
 

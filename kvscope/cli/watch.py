@@ -241,7 +241,7 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 class WatchCollector:
-    """Prometheus metrics of a watch, computed at each scrape.
+    """Prometheus metrics of a watch, as they are at each scrape.
 
     Ratios are of the window's later half, from 0 to 1. An unknown figure has no sample.
     """

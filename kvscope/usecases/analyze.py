@@ -403,7 +403,7 @@ def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
 
 
 def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
-    """Return the trace to analyze: this one, or the time range in `request`."""
+    """Return this trace, or its time range in `request`; UsageError for a range of a dataset."""
     from kvscope.app.traces import dataset_of, load_range
 
     if request.from_s is None and request.until_s is None:

@@ -342,7 +342,7 @@ def _difference(
 
 
 def _side_by_side(left: Iterable[SideFigure], right: Iterable[SideFigure]) -> Facts:
-    """Return the figures of both sides, except those without a value or with equal keys."""
+    """Return the figures of both sides, except those without any value or with equal keys."""
     sides = [{figure.name: figure for figure in side} for side in (left, right)]
     known = []
     for name, figure in (sides[0] | sides[1]).items():

@@ -71,7 +71,7 @@ class ExplainOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 class ExplainRequest(Struct, frozen=True):
     """The replay whose misses to explain, and the number or id of a request, None for all.
 
-    Without a capacity nothing is evicted. `pooled` ignores the workers that the trace names.
+    Without a capacity nothing is evicted. `pooled`: ignore the workers that the trace names.
     `by` is the attribute that groups requests, to show whose blocks evict whose.
     """
 
