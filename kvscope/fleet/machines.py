@@ -1,7 +1,7 @@
 """Several simulated vLLMs in one kernel: their machines, and the requests that each of them gets.
 
-The arrays of all machines lie in those of one `Machine`, with an axis of machines in front; what
-runs one of them takes views of its rows.
+The arrays of all machines lie in those of one `Machine`, with an axis of machines in front;
+functions that run one machine take views of its rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """SGLang's host tier below its prefix tree (HiCache): what is stored there, and what leaves it.
 
-Nodes are stored when enough requests have inserted them, those above them first, or when they leave
-the GPU (`write_back`). Host leaves make room for them by the GPU's eviction policy; before those,
-with `write_back`, copies of what the GPU has. Copies are done at once here: what they take is part
-of the scheduler's times.
+Nodes are stored when enough requests have inserted them, their ancestors first, or when they leave
+the GPU (`write_back`). Host leaves make room for them by the GPU's eviction policy; with
+`write_back`, copies of blocks on the GPU leave before. Copies are done at once here: their time is
+part of the scheduler's.
 
 Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py (_execute_and_commit_kv_backup,
 _execute_kv_backup, backup_node_for_write_back, loading_check), unified_cache/unified_tree_core.py

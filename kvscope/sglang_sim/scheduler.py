@@ -1,10 +1,10 @@
 """SGLang's scheduler: what each batch computes, of the prompts that wait and the requests that run.
 
 A batch computes prompts, or one output token of every request that runs: decoding pauses while
-prompts are computed. A prompt is admitted once the tokens that it needs and those that the running
-requests may still produce fit beside what they lock; how much of that is reserved, the share
-`ratio` of it, sinks from batch to batch until the memory runs out. Requests with the fewest outputs
-are then retracted: they wait again, behind all others, and compute their outputs as prompts.
+prompts are computed. A prompt is admitted once its tokens, and a share (`ratio`) of the outputs
+that running requests may still produce, fit beside locked blocks; `ratio` sinks from batch to batch
+until the memory runs out. Requests with the fewest outputs are then retracted: they wait again,
+behind all others, and compute their outputs as prompts.
 
 The next batch is planned while one runs, so it does not know the tokens of that one. A request
 whose last token is on its way is left out. How many tokens a request may produce, its

@@ -2,8 +2,8 @@
 
 A node is a run of blocks that one insertion added; it is on the GPU, on the host, or on both.
 Requests lock the nodes on their path. Unlocked nodes without a child on their tier are its leaves,
-which leave one at a time. Those of the GPU, and those on the host alone, lie each in a binary heap
-by the key of SGLang's eviction policy, so that the next one to leave is at its top.
+which leave one at a time. Leaves on the GPU, and leaves on the host alone, have a binary heap each,
+by the key of SGLang's eviction policy, with the next leaf to leave at the top.
 
 Source: SGLang 0.5.23, srt/mem_cache/unified_cache/unified_tree_core.py (_split_node, _add_new_node,
 _set_tlru_lens_and_raise_history), unified_cache/components/full.py (acquire_component_lock) and

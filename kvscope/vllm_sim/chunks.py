@@ -1,8 +1,8 @@
 """The chunks of a CPU tier: which it holds, which it admits, and which it evicts.
 
-A chunk is written once, when a request has computed it; a load only reads it. What requests do with
-chunks counts when they end, the tail first, so that a prefix stays longer than what follows it. In
-vLLM 0.33, LRU also ranks them provisionally at a request's first access.
+A chunk is written once, when a request has computed it; a load only reads it. A request's accesses
+count when it ends, the tail first, so that a prefix stays longer than the chunks after it. In vLLM
+0.33, LRU also ranks chunks provisionally at a request's first access.
 
 Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/cpu/manager.py (CPUOffloadingManager) and
 vllm/v1/kv_offload/cpu/policies/ (LRUCachePolicy, ARCCachePolicy).

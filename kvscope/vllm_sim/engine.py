@@ -1,4 +1,4 @@
-"""What runs an engine, above a CPU tier or without one."""
+"""The compiled step loop of an engine, above a CPU tier or without one."""
 
 from __future__ import annotations
 

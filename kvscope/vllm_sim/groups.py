@@ -3,7 +3,7 @@
 Most models have one group of layers, of full attention, which keeps all blocks of a request; only
 its blocks may lie in several lanes. What other models do is in `hybrid`.
 
-Above a CPU tier, what a request is given and leaves is noted for the tier (`offload_state`).
+Above a CPU tier, the blocks that a request gets and leaves are noted (`offload_state`).
 
 Source: vLLM 0.32.0, vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager) and
 vllm/v1/core/kv_cache_manager.py (KVCacheManager.allocate_slots, free).

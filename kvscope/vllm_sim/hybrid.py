@@ -3,15 +3,15 @@
 A block belongs to one group and its content is the pair (group, node): node + group * nodes. Full
 attention keeps all blocks of a request; sliding windows and chunks free those that no later token
 looks at. Linear attention ("linear") writes one block a step, the state after its last token, and
-its steps end where blocks do. A prefix is a hit only where all groups have what they need there.
+its steps end where blocks do. A prefix is a hit only if all groups have the blocks needed there.
 
 With a `prefix_match_unit` below the blocks of states, hits end within blocks, at the end of an
-earlier prompt: a step ends there, and the block is copied before anything else is written to it,
-by the request that goes on as by those that hit it. Such a block is found by what its prompt ends
-with (its group's node there), and once it is full by its own end as well.
+earlier prompt: a step ends there, and each request that goes on from there, the first one or one
+that hits, copies the block before it writes to it. Look-ups find such a block by its group's node
+at the prompt's end, and once it is full by the node at its own end, too.
 
-Engines call these functions by their addresses (`GroupFunctions`), so that nothing of them is
-compiled for models with layers of one kind, and once for engines with a CPU tier and without.
+Engines call these functions by their addresses (`GroupFunctions`), so that they are not compiled
+for models with layers of one kind, and once for engines with a CPU tier and without.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator),
 vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager, SlidingWindowManager,

@@ -1,10 +1,10 @@
 """The scheduler with a CPU tier below the pool: loads of waiting requests, a store in each step.
 
 A request whose prefix goes on in the tier gets its blocks, and waits outside of the running ones
-until they are loaded. Where chunks of it are being stored, or loaded for another one, it waits for
-them. At the end of each plan, the chunks that running requests fill in it are offered to the tier;
-their copies begin with the step after it. A block that a copy still reads is given to another
-request only behind it: the step waits.
+until they are loaded. It waits while its chunks are being stored, or loaded for another request. At
+the end of each plan, the chunks that running requests fill in it are offered to the tier; their
+copies begin with the step after it. If another request gets a block that a copy still reads, the
+step waits for the copy.
 
 Transfers of one direction follow each other; how long they take is modelled. All else is exact, but
 for requests that end in the same step: vLLM stores their last chunks in no order, the model in that

@@ -1,9 +1,9 @@
 """What requests above a CPU tier do with blocks of the pool, and which chunks these fill.
 
-A chunk belongs to one group of layers, as its blocks do. A prefix is loaded only where every group
-has what its layers look at: full attention all chunks behind the hits on the GPU, windows those
-before the end. Of windows, chunks are stored where a load can end: before the end of a prompt and
-where prompts part, by the retention interval also before its multiples, or before each chunk of
+A chunk belongs to one group of layers, as its blocks do. A prefix is loaded only if the tier holds
+all chunks that each group attends to: of full attention all behind the hits on the GPU, of windows
+those before the end. Of windows, chunks are stored where a load can end: before the end of a prompt
+and where prompts part, by the retention interval also before its multiples, or before each chunk of
 full attention.
 
 Of linear attention, one state is loaded, that at the end. States are stored when they are hashed,

@@ -6,9 +6,9 @@ at once and is read into it behind the plan; the request waits. Without room, it
 Answers hold until the requests that asked have ended. Storage deletes nothing. Copies of one
 direction follow each other; vLLM's threads work on several at a time.
 
-Storage may be that of several engines: files are there for each from when the first copy of them
-has ended, and two engines may write the same one at a time. One that evicts is no engine's own, but
-what a cleaner of files or another store does; what is read while it leaves is read to its end.
+Several engines may share storage: each finds a file once the first copy of it has ended, and two
+engines may write the same file at a time. Eviction, which vLLM lacks, stands for a cleaner of files
+or another store; a chunk that is evicted during its read is read to its end.
 
 Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/tiering/manager.py (TieringOffloadingManager),
 async_lookup.py (AsyncLookupManager), fs/manager.py (FileSystemTierManager) and
