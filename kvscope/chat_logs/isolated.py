@@ -107,7 +107,7 @@ _CODE = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; 
 
 
 def _named(name: str) -> Exception:
-    """Return an error whose class has the name of a library's error."""
+    """Return an error whose class has this name: a library's error, TimeoutError or Aborted."""
     error: Exception = type(name, (RuntimeError,), {})()
     return error
 

@@ -51,6 +51,7 @@ RANKS_APART = (
 )
 Traffic = Literal["fleet", "replica"]
 Origin = Literal["measured", "stated", "derived"]
+_GROUP_BLOCKS = "hybrid model: a block is one of a group of layers, not of all layers"
 _BATCHED = 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
 
 
@@ -152,7 +153,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     """A deployment with its pool and its latency, each with its origin.
 
     Times are those of one replica. Decisions must hold at `latency_low` and `latency_high` times
-    the latency; both are 1 for a profile that was calibrated or is stated for its own model.
+    the latency: a fit's own, and 1 for a profile that was calibrated or stated for its own model.
     `model` and `gpu` are None if not named. `notes` describe uncertainties. Unless `switchable`, no
     flags may be printed for this deployment; `not_switchable` says why.
     """
@@ -319,8 +320,7 @@ def resolve(
         latency, origin, doubts = _latency(deployment, engine, model, gpu)
     else:
         latency, origin, doubts = _fitted(fitted.profile, deployment, engine, model, gpu)
-    if model is not None and model.hybrid and pool.origin != "derived" and not model.uniform:
-        doubts = ["hybrid model: a block is one of a group of layers, not of all layers", *doubts]
+    blocks_differ = model is not None and model.hybrid and not model.uniform
     groups = None if model is None else model.kv_groups(1, None, deployment.tp)
     if groups is not None:
         pool = replace(pool, layer_share=groups.layer_share)
@@ -359,6 +359,7 @@ def resolve(
             *_too_long(engine, model, pool),
             *notes,
             *pool.notes,
+            *([_GROUP_BLOCKS] if blocks_differ and pool.origin != "derived" else []),
             *doubts,
             *([RANKS_APART] if deployment.dp > 1 and (model is None or model.moe) else []),
         ),

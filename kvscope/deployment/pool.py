@@ -463,15 +463,9 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, parallel: tuple[int,
         notes.append("SGLang's pool was compared with two published figures only")
     elif dp > 1:
         notes.append(
-            "one pool of data-parallel ranks was compared; one start and its log settle yours"
-            " (--engine-log)"
+            "one pool of data-parallel ranks was compared; graphs may take 119 GiB (vllm#53013):"
+            " --engine-log"
         )
-        if engine.has(GRAPHS):
-            notes.append(
-                "vLLM sets aside what it expects CUDA graphs to take, with experts in parallel up"
-                " to 119 GiB in reports (vllm#53013): if the log says so, lower"
-                " --max-cudagraph-capture-size"
-            )
     elif engine.version > _CHECKED_UNTIL:
         notes.append(
             "38 pools of vLLM 0.20 to 0.31 were compared, 6 were over 10 % off; one start and its"

@@ -119,7 +119,7 @@ def _copy_load(source: ReplicaLoad, target: ReplicaLoad) -> None:
 
 @callable_in_kernels
 def _take_row(served: Traffic, at: int, trace: Traffic, request: int, now_s: float) -> None:
-    """Copy the policy's view of a request to row `at`: rows are in the order of arrival."""
+    """Copy the policy's view of a request, which arrives at `now_s`, to row `at`, the next one."""
     served.leaf[at] = trace.leaf[request]
     served.length[at] = trace.length[request]
     served.look[at] = trace.look[request]

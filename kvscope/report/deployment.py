@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.core.units import duration_in_words, format_size
+from kvscope.core.units import GIB, duration_in_words, format_size
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.pool import Term
 from kvscope.latency.profile import TO_FIT
@@ -92,7 +92,8 @@ def _terms(terms: tuple[Term, ...]) -> Table:
 
 def _within(term: Term) -> str:
     band = format_size(term.band_bytes) if term.band_bytes else ""
-    return f"{band}, or {format_size(term.more_bytes)} worse" if term.more_bytes else band
+    less = (term.band_bytes + term.more_bytes) / GIB
+    return f"-{less:.3g} +{band}" if term.more_bytes else band
 
 
 def _latency(deployment: ResolvedDeployment) -> Section:

@@ -269,7 +269,7 @@ def load_own_hash_ids(store: Store, trace: Trace) -> Int64s:
 
 
 def request_by_id(store: Store, trace: Trace, chat_id: int) -> int | None:
-    """Return the number of the first request with this id, as a 64-bit number; None without one."""
+    """Return the number of the first request whose id has the key `chat_id`; None without one."""
     number = store.row("ingest/request_by_id", trace_id=trace.trace_id, chat_id=chat_id)["request"]
     return None if number is None else int(number)
 

@@ -127,10 +127,10 @@ class CategoryDifferences(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The result of `kvscope diff`: `differences`, most important first, and `same` figures.
+    """The result of `kvscope diff`: `differences`, most important first, and equal figures, `same`.
 
-    For traces, changes within their `noise` count as same. `traces` are those of traces and runs,
-    empty for recommendations.
+    For traces, changes within their `noise` count as equal. `traces` are the two that are compared,
+    or that two runs replayed; empty for recommendations.
     """
 
     DOCUMENT: ClassVar[str] = "kind left right traces differences same by_category"

@@ -37,7 +37,7 @@ class Ring:
 
 
 def planned(plan: LanePlan, block: Block) -> int:
-    """Return the lane of a block, by a plan in tokens."""
+    """Return the lane that a plan, with depths in tokens, gives to a block."""
     return lane_at(plan, block.block_hash_num_tokens or 0)[1]
 
 

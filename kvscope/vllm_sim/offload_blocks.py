@@ -496,7 +496,7 @@ def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
 
 @callable_in_kernels
 def note_table(machine: Machine, request: int) -> None:
-    """Note, by `note_block`, that a request gets all blocks in its block table."""
+    """Call `note_block` for each block in a request's block table, once they are allocated."""
     record = machine.requests[request]
     for group in range(len(machine.groups)):
         size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group

@@ -35,8 +35,8 @@ def test_one_screen(capsys: Streams) -> None:
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 100
     assert "4 replicas of 2 x h100, llama3-70b in fp8, vllm@0.33" in text
-    assert "14,331 blocks of 16 tokens per replica: 229,296 tokens, derived." in text
-    assert "It may be 13,774 to 14,888 blocks." in text
+    assert "14,330 blocks of 16 tokens per replica: 229,280 tokens, derived." in text
+    assert "It may be 13,223 to 14,887 blocks." in text
     assert "8 GPUs cost 20.00 an hour." in text
     for name in ("weights", "activations", "other memory", "CUDA graphs", "KV cache", "TPOT of 16"):
         assert name in text

@@ -35,7 +35,7 @@ def test_the_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert max(map(len, lines)) <= 100
     text = " ".join(" ".join(lines).split())
     assert "8 ranks of 1 x h200, deepseek-v3 in fp8, vllm@0.33" in text
-    assert "18,291 blocks of 16 tokens per rank: 292,656 tokens (2,341,248 in all), derived" in text
+    assert "18,273 blocks of 16 tokens per rank: 292,368 tokens (2,338,944 in all), derived" in text
     assert "weights -94.2 GiB 0.942 GiB fp8, experts by 8" in text
     assert "8 GPUs cost 20.00 an hour." in text
     assert "vllm serve MODEL --data-parallel-size 8 --enable-expert-parallel --max-num" in text
@@ -118,7 +118,7 @@ def test_every_command_sends_requests_as_the_balancer_does(capsys: Streams, shor
 def test_one_rank_alone(capsys: Streams, short: str) -> None:
     """Its own traffic is replayed in its own pool; vLLM is not started for one rank."""
     made = document(capsys, "simulate", short, *RANKS, "--traffic", "replica", "--policy", "lru")
-    assert made["results"][0]["capacity_blocks"] == 18_291
+    assert made["results"][0]["capacity_blocks"] == 18_273
     assert run(["deployment", "create", *RANKS]) == ExitCode.DONE
     assert run(["validate", short, "--model", "x"]) == ExitCode.USAGE
     assert "one rank is not started without the others" in capsys.readouterr().err

@@ -252,9 +252,9 @@ def _is_plain_file(path: str) -> bool:
 
 
 def _batches(path: str, shown: str, reader: Parquet) -> Iterator[list[dict[str, object]]]:
-    """Yield the rows with their canonical columns, some at a time; errors name the file `shown`.
+    """Yield the rows in batches, with the columns that are read; errors name the file `shown`.
 
-    Notes other columns of times, sessions, lengths and hashes for the `reader`.
+    The `reader` notes unread columns that seem to hold times, sessions, lengths or hashes.
     """
     try:
         # A connection of its own: a damaged file can make DuckDB give up the one that read it.

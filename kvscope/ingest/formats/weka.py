@@ -93,9 +93,9 @@ class Weka(LineFormat):
 
 
 def _nested_times(entries: Sequence[_Entry], depth: int = 2) -> Iterator[tuple[float, float]]:
-    """Yield the times of each sub-agent and of each entry in it, as pairs.
+    """Yield, for each entry in a sub-agent, the sub-agent's time and the entry's.
 
-    The entries are at a `depth` of the line's JSON. Raises BadLine beyond MAX_NESTING.
+    `entries` are at a `depth` of the line's JSON. Raises BadLine beyond MAX_NESTING.
     """
     if entries and depth >= MAX_NESTING:  # each entry is one level more
         raise BadLine(TOO_DEEP)

@@ -58,7 +58,7 @@ def _parts(directives: Directives) -> Parts:
 
 
 def _tables(traffic: Traffic, own: Int32s, parts: list[Parts]) -> Tables:
-    """Return the tables of R requests; `own` numbers their `parts` from 1, 0: no directives."""
+    """Return the tables of R requests; `own` is 1 + the index in `parts`, 0 without directives."""
     every: list[Parts] = [[(0, _NOTHING)], *parts]
     most = max(map(len, every))
     classes: dict[tuple[Row, ...], int] = {}

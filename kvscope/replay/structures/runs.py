@@ -74,7 +74,10 @@ def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, 
 
 @callable_in_kernels
 def may_shrink(runs: CachedRuns, request: int) -> bool:
-    """Return whether a run that is not empty may shrink; if not, note it as WAITING at its tip."""
+    """Return whether a request's run, which is not empty, may shrink.
+
+    Not if other runs continue below its tip: the request is then noted as WAITING at the tip.
+    """
     if not runs.leaf or runs.of[request, END] > runs.of[request, NAMED]:
         return True
     tip = runs.of[request, TIP]
