@@ -26,7 +26,7 @@ from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment
 from kvscope.deployment.file import FILE, deployment_file, read_target
-from kvscope.deployment.gpus import GPUS, resolve_gpu
+from kvscope.deployment.gpus import GPUS
 from kvscope.deployment.models import Model, preset, preset_names, resolve_model
 from kvscope.latency.file import read_profile
 from kvscope.latency.profile import FROM_TRACE, PRESETS, LatencyProfile
@@ -157,7 +157,8 @@ def _deployed(before: Mapping[str, Any]) -> Deployment | None:
     if not {"gpu", "model"} <= before.keys():
         return None
     stated = Deployment(**{key: before[key] for key in before if key in _FIELDS})
-    return replace(stated, gpu=resolve_gpu(before["gpu"]).name)
+    named = stated.described_gpu
+    return None if named is None or named.name not in GPUS else replace(stated, gpu=named.name)
 
 
 def aim(name: str, usual_slo: str = "200ms") -> str:
@@ -178,12 +179,11 @@ def aim(name: str, usual_slo: str = "200ms") -> str:
 def _gpu(file: Deployment | None) -> str:
     """Draw the choice of a GPU and return it; by default the file's, or none."""
     names = [NO_GPU, *GPUS]
-    if file is not None and file.gpu is None:
+    with placed(f"{FILE}: gpu", InputError):
+        named = file.described_gpu if file is not None else None
+    if file is not None and (named is None or named.name not in GPUS):
         names.insert(0, FROM_FILE)
-    default = names[0]
-    if file is not None and file.gpu is not None:
-        with placed(f"{FILE}: gpu", InputError):
-            default = resolve_gpu(file.gpu).name
+    default = names[0] if named is None or named.name not in GPUS else named.name
     return choice("gpu", "GPU", names, default, "With a model: the deployment to advise on.")
 
 

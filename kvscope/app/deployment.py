@@ -22,6 +22,7 @@ from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
 from kvscope.deployment.file import TARGET, deployment_file, files_in, read_deployment, read_target
+from kvscope.deployment.gpus import GPU_KEYS
 from kvscope.latency.profile import DEFAULT_PROFILE, FROM_TRACE
 
 
@@ -48,6 +49,7 @@ _SIZES = frozenset(
     {"hbm", "capacity", "capacity_blocks", "capacity_range", "points", "tiers", "view"}
 )
 """Options of a cache study, whose place a deployment's pool takes."""
+_OF_GPU = (*GPU_KEYS, "gpu_hour")
 _MEASURED = ("num_gpu_blocks", "engine_log", "latency")
 """What a file states of one GPU and model."""
 _TARGET_PARSERS = {"slo": values.duration, "percentile": values.percentile}
@@ -73,7 +75,7 @@ def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
     """Return the options in `known` that no longer apply to the GPU or model in `stated`."""
     both = known.keys() & stated.keys() & {"gpu", "model"}
     changed = {name for name in both if stated[name].lower() != known[name].lower()}
-    names = [*(_MEASURED if changed else ()), *(("gpu_hour",) if "gpu" in changed else ())]
+    names = [*(_MEASURED if changed else ()), *(_OF_GPU if "gpu" in changed else ())]
     return [each for each in names if each in known and known[each] != FROM_TRACE]
 
 

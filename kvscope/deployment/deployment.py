@@ -26,7 +26,7 @@ from kvscope.deployment.engines import (
     parse_engine,
     version_text,
 )
-from kvscope.deployment.gpus import Gpu, resolve_gpu
+from kvscope.deployment.gpus import GPU_KEYS, Gpu, described_gpu
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.deployment.models import (
     COUNTED_IN_FULL,
@@ -52,12 +52,14 @@ RANKS_APART = (
 Traffic = Literal["fleet", "replica"]
 Origin = Literal["measured", "stated", "derived"]
 _GROUP_BLOCKS = "hybrid model: a block is one of a group of layers, not of all layers"
+_LARGEST_RATE = 1e6  # of a GPU's GiB, TFLOP/s or GB/s
 _BATCHED = 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
     """Replicas of one engine, as stated by the user; None: derived from the other fields.
 
+    Fields of GPU_KEYS describe a GPU that kvscope does not know, or replace what it knows of one.
     With `dp`, the engine has `dp` data-parallel ranks of `tp` GPUs, which divide the experts: each
     is a replica with a pool of its own, behind vLLM's own balancer. `traffic` says whether the
     trace is that of the whole fleet or of one replica. `gpu_hour` is the price of one GPU for an
@@ -68,6 +70,12 @@ class Deployment(Struct, frozen=True, kw_only=True):
     """
 
     gpu: str | None = None
+    gpu_memory_gib: float | None = None
+    gpu_tflops: float | None = None
+    gpu_fp8_tflops: float | None = None
+    gpu_fp4_tflops: float | None = None
+    gpu_bandwidth_gb_s: float | None = None
+    gpu_link_gb_s: float | None = None
     tp: int = 1
     dp: int = 1
     replicas: int = 1
@@ -102,6 +110,11 @@ class Deployment(Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{value} is below 1", where=option(name), remedy="give 1 or more")
+        for name in GPU_KEYS:
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate <= _LARGEST_RATE:
+                what = f"{rate:g} is not above 0, or beyond any GPU"
+                raise UsageError(what, where=option(name), remedy="see its data sheet")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise UsageError(
@@ -117,6 +130,12 @@ class Deployment(Struct, frozen=True, kw_only=True):
         """Fields that differ from their defaults, as in kvscope.toml, and always the engine."""
         plain = defaults(Deployment) | {"engine": None}
         return {name: value for name, value in asdict(self).items() if value != plain.get(name)}
+
+    @property
+    def described_gpu(self) -> Gpu | None:
+        """The GPU, with what is stated of it. Raises UsageError for one that is not known."""
+        stated = {key: getattr(self, key) for key in GPU_KEYS if getattr(self, key) is not None}
+        return None if self.gpu is None else described_gpu(self.gpu, stated)
 
     @property
     def in_words(self) -> str:
@@ -309,7 +328,7 @@ def resolve(
     engine = _engine(deployment)
     _check_ranks(deployment, engine)
     with placed("--gpu"):
-        gpu = None if deployment.gpu is None else resolve_gpu(deployment.gpu)
+        gpu = deployment.described_gpu
     model = _served(deployment, engine, gpu)
     _check_drafter(deployment, engine, model)
     sequences = deployment.max_num_seqs or engine.default_num_seqs(gpu)

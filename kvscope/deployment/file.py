@@ -49,6 +49,12 @@ class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
 
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
     gpu: str | None = None
+    gpu_memory_gib: Finite | None = None
+    gpu_tflops: Finite | None = None
+    gpu_fp8_tflops: Finite | None = None
+    gpu_fp4_tflops: Finite | None = None
+    gpu_bandwidth_gb_s: Finite | None = None
+    gpu_link_gb_s: Finite | None = None
     tp: AboveZero | None = None
     dp: AboveZero | None = None
     replicas: AboveZero | None = None

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.units import GIB
@@ -140,6 +141,20 @@ _OTHER_NAMES = {
 }
 
 
+_KEYS: Mapping[str, tuple[str, float]] = {
+    "gpu_memory_gib": ("total_bytes", GIB),
+    "gpu_tflops": ("flops", 1e12),
+    "gpu_fp8_tflops": ("fp8_flops", 1e12),
+    "gpu_fp4_tflops": ("fp4_flops", 1e12),
+    "gpu_bandwidth_gb_s": ("memory_bytes_s", 1e9),
+    "gpu_link_gb_s": ("link_bytes_s", 1e9),
+}
+GPU_KEYS = tuple(_KEYS)
+"""Keys of kvscope.toml that describe a GPU: memory, dense arithmetic, memory rate, link."""
+NEEDED_KEYS = ("gpu_memory_gib", "gpu_tflops", "gpu_bandwidth_gb_s")
+"""Keys without which an unknown GPU has neither a pool nor a latency."""
+
+
 def resolve_gpu(text: str) -> Gpu:
     """Return the GPU called `text`, in any case. Raises UsageError with the nearest names."""
     name = text.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
@@ -149,3 +164,31 @@ def resolve_gpu(text: str) -> Gpu:
     near = get_close_matches(name, [*GPUS, *_OTHER_NAMES], n=3, cutoff=0.5)
     remedy = f"did you mean {', '.join(near)}" if near else f"GPUs: {', '.join(GPUS)}"
     raise UsageError(f"no GPU {text!r}", remedy=remedy)
+
+
+def described_gpu(text: str, stated: Mapping[str, float]) -> Gpu:
+    """Return the GPU called `text` with the values `stated` of it, by GPU_KEYS.
+
+    They replace those of a known GPU. Any other one needs NEEDED_KEYS, has a link of 32 GB/s unless
+    stated, and counts as Blackwell with fp4, as Ada with fp8 alone, else as Ampere. Raises
+    UsageError for an unknown GPU of which something is missing.
+    """
+    try:
+        known = resolve_gpu(text)
+    except UsageError as error:
+        missing = [key for key in NEEDED_KEYS if key not in stated]
+        if len(missing) == len(NEEDED_KEYS):
+            raise
+        if missing:
+            remedy = f"state {', '.join(missing)} beside it"
+            raise UsageError(f"no GPU {text!r}", remedy=remedy) from error
+        family: Family = "ampere"
+        if "gpu_fp8_tflops" in stated:
+            family = "ada"
+        if "gpu_fp4_tflops" in stated:
+            family = "blackwell"
+        known = Gpu(text.strip().lower(), family, 0, 0, 0, 0, 0, 32e9, checked=False)
+    values = {field: stated[key] * scale for key, (field, scale) in _KEYS.items() if key in stated}
+    if "total_bytes" in values:
+        values["total_bytes"] = round(values["total_bytes"])
+    return replace(known, **values, checked=known.checked and not values)

@@ -28,7 +28,6 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.percentiles import percentiles
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
-from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import read_config
 from kvscope.deployment.speculative import Drafter, parse_drafter
@@ -395,8 +394,7 @@ def _own_vllm(
     shape = None if folder is None else read_config(folder / "config.json")
     is_gpu = python.device == "cuda"
     if shape is not None:
-        named = replica.stated.gpu if replica.stated and is_gpu else None
-        gpu = None if named is None else resolve_gpu(named)
+        gpu = replica.stated.described_gpu if replica.stated and is_gpu else None
         shape = shape.served_by(_version(python.vllm), gpu)
     stated = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
     tp = replica.stated.tp if replica.stated else 1

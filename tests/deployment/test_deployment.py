@@ -231,6 +231,12 @@ def test_prefix_match_unit(model: str, unit: int, refusal: str | None) -> None:
 
 WHOLE = Deployment(
     gpu="h100",
+    gpu_memory_gib=48.0,
+    gpu_tflops=500.0,
+    gpu_fp8_tflops=1000.0,
+    gpu_fp4_tflops=2000.0,
+    gpu_bandwidth_gb_s=1500.0,
+    gpu_link_gb_s=64.0,
     tp=2,
     dp=8,
     replicas=4,

@@ -34,7 +34,7 @@ from kvscope.app.requests import (
 )
 from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.deployment import ResolvedDeployment, option, resolve
-from kvscope.deployment.gpus import resolve_gpu
+from kvscope.deployment.gpus import GPU_KEYS, resolve_gpu
 from kvscope.deployment.speculative import not_beside
 from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.replay.policy_options import ALL, SGLANG, VLLM, Variant, contenders
@@ -324,6 +324,7 @@ def _others(
                     latency=None,
                     max_num_seqs=options.max_num_seqs,
                     max_num_batched_tokens=options.max_num_batched_tokens,
+                    **dict.fromkeys(GPU_KEYS),
                     gpu=each.gpu,
                     tp=each.tp,
                     weight_dtype=each.weight_dtype or where.stated.weight_dtype,
