@@ -321,8 +321,12 @@ def _pool_table(lines: Sequence[PoolLine]) -> Table:
     def row(name: str, of: Callable[[PoolLine], bool], error: Callable[[PoolLine], float]) -> None:
         chosen = [line for line in lines if of(line)]
         median, p90 = median_and_p90(map(error, chosen))
-        inside = str(sum(line.inside for line in chosen)) if name.startswith("pool,") else ""
-        rows.append([name, str(len(chosen)), f"{median:.2%}", f"{p90:.1%}", inside])
+        inside = band = ""
+        if name.startswith("pool,"):
+            inside = str(sum(line.inside for line in chosen))
+            shares = ((line.band_gib + line.more_gib) / line.kv_gib for line in chosen)
+            band = f"{statistics.median(shares):.1%}"
+        rows.append([name, str(len(chosen)), f"{median:.2%}", f"{p90:.1%}", inside, band])
 
     rows: list[list[str]] = []
     row("pool, vLLM 0.19 on H100", lambda line: line.source == PLANNER, lambda line: line.error)
@@ -355,7 +359,7 @@ def _pool_table(lines: Sequence[PoolLine]) -> Table:
         "KV pool",
         f"{sum(line.inside for line in lines)} of {len(lines)} published pools lie within the band"
         " of the rule. Two constants of the rule were read off the lines of vLLM 0.19.",
-        ("figure", "lines", "error, median", "p90", "inside the band"),
+        ("figure", "lines", "error, median", "p90", "inside the band", "band of the pool, median"),
         rows,
     )
 

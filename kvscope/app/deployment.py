@@ -22,7 +22,7 @@ from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
 from kvscope.deployment.file import TARGET, deployment_file, files_in, read_deployment, read_target
-from kvscope.deployment.gpus import GPU_KEYS
+from kvscope.deployment.gpus import GPU_KEYS, gpu_name
 from kvscope.latency.profile import DEFAULT_PROFILE, FROM_TRACE
 
 
@@ -73,8 +73,9 @@ def stated_deployment(options: Stating) -> Deployment | None:
 
 def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
     """Return the options in `known` that no longer apply to the GPU or model in `stated`."""
-    both = known.keys() & stated.keys() & {"gpu", "model"}
-    changed = {name for name in both if stated[name].lower() != known[name].lower()}
+    names_of = {"gpu": gpu_name, "model": str.lower}
+    both = known.keys() & stated.keys() & names_of.keys()
+    changed = {key for key in both if names_of[key](stated[key]) != names_of[key](known[key])}
     names = [*(_MEASURED if changed else ()), *(_OF_GPU if "gpu" in changed else ())]
     return [each for each in names if each in known and known[each] != FROM_TRACE]
 

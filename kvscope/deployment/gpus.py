@@ -155,10 +155,15 @@ NEEDED_KEYS = ("gpu_memory_gib", "gpu_tflops", "gpu_bandwidth_gb_s")
 """Keys without which an unknown GPU has neither a pool nor a latency."""
 
 
+def gpu_name(text: str) -> str:
+    """Return the name by which `GPUS` lists a GPU; an unknown one in lower case, with hyphens."""
+    name = text.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
+    return _OTHER_NAMES.get(name, name)
+
+
 def resolve_gpu(text: str) -> Gpu:
     """Return the GPU called `text`, in any case. Raises UsageError with the nearest names."""
-    name = text.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
-    name = _OTHER_NAMES.get(name, name)
+    name = gpu_name(text)
     if name in GPUS:
         return GPUS[name]
     near = get_close_matches(name, [*GPUS, *_OTHER_NAMES], n=3, cutoff=0.5)
@@ -177,17 +182,17 @@ def described_gpu(text: str, stated: Mapping[str, float]) -> Gpu:
         known = resolve_gpu(text)
     except UsageError as error:
         missing = [key for key in NEEDED_KEYS if key not in stated]
-        if len(missing) == len(NEEDED_KEYS):
-            raise
         if missing:
-            remedy = f"state {', '.join(missing)} beside it"
-            raise UsageError(f"no GPU {text!r}", remedy=remedy) from error
+            remedy = f"describe it in kvscope.toml: {', '.join(missing)}"
+            if len(missing) == len(NEEDED_KEYS):
+                remedy = f"{error.remedy}; or {remedy}"
+            raise UsageError(error.what, remedy=remedy) from error
         family: Family = "ampere"
         if "gpu_fp8_tflops" in stated:
             family = "ada"
         if "gpu_fp4_tflops" in stated:
             family = "blackwell"
-        known = Gpu(text.strip().lower(), family, 0, 0, 0, 0, 0, 32e9, checked=False)
+        known = Gpu(gpu_name(text), family, 0, 0, 0, 0, 0, 32e9, checked=False)
     values = {field: stated[key] * scale for key, (field, scale) in _KEYS.items() if key in stated}
     if "total_bytes" in values:
         values["total_bytes"] = round(values["total_bytes"])

@@ -171,6 +171,11 @@ class PlanOption(Struct, frozen=True):
         return ", ".join(parts)
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether it is on another machine than the present one."""
+        return self.machine is not None and self.machine.kv_cache_bytes is None
+
+    @property
     def meets(self) -> bool:
         """Whether the SLO is met on the later requests with the estimated pool and latency."""
         return self.judged.keeps_up and self.meets_target
@@ -247,7 +252,7 @@ class TuningPlan(Struct, frozen=True):
         sound = [
             each
             for each in self.options
-            if each.trial.rejected <= most and (each.machine or not each.judged.harms)
+            if each.trial.rejected <= most and (each.elsewhere or not each.judged.harms)
         ]
         known = [each for each in sound if each.slo == "meets"]
         known = known or [each for each in sound if each.meets]

@@ -78,10 +78,11 @@ def test_stated_blocks_win_over_the_log_of_the_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "dropped"),
     [
-        (DeploymentOptions(gpu="h200"), "num_gpu_blocks, latency, gpu_hour"),
+        (DeploymentOptions(gpu="h200"), "num_gpu_blocks, latency, gpu_memory_gib, gpu_hour"),
         (DeploymentOptions(model="qwen3-8b"), "num_gpu_blocks, latency"),
         (DeploymentOptions(tp=4, kv_dtype="fp8"), ""),
-        (DeploymentOptions(gpu="h200", gpu_hour=3.5, num_gpu_blocks=50), "latency"),
+        (DeploymentOptions(gpu="h200", gpu_hour=3.5, num_gpu_blocks=50), "latency, gpu_memory_gib"),
+        (DeploymentOptions(gpu="nvidia_h100-SXM"), ""),
         (DeploymentOptions(gpu="H100", tp=2, model="llama3-8b", max_num_seqs=8), ""),
     ],
     ids=str,
@@ -90,14 +91,16 @@ def test_what_was_measured_on_another_engine_is_left_out(
     folder: Path, options: DeploymentOptions, dropped: str
 ) -> None:
     """Of a file whose GPU or model is another, with a note; and another GPU's price."""
-    measured = replace(STATED, num_gpu_blocks=900, latency="small-llama-cpu", gpu_hour=2.5)
+    measured = replace(
+        STATED, num_gpu_blocks=900, latency="small-llama-cpu", gpu_memory_gib=60.0, gpu_hour=2.5
+    )
     write_deployment(folder / FILE, measured)
     deployment, resolved = stated_deployment(options), resolved_deployment(options)
     assert deployment is not None
     assert resolved is not None
-    for name in ("num_gpu_blocks", "latency", "gpu_hour"):
+    for name in ("num_gpu_blocks", "latency", "gpu_memory_gib", "gpu_hour"):
         expected = None if name in dropped.split(", ") else getattr(measured, name)
-        assert getattr(deployment, name) == (getattr(options, name) or expected)
+        assert getattr(deployment, name) == (getattr(options, name, None) or expected)
     notes = [note for note in resolved.notes if "left out" in note]
     said = f"kvscope.toml: {dropped} left out: the command names another GPU or model"
     assert notes == ([said] if dropped else [])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvscope.core.errors import InputError
 from kvscope.core.units import GIB, MIB
 from kvscope.deployment.config_fields import ConfigFields
 from kvscope.deployment.models import resolve_model
@@ -24,7 +25,8 @@ from kvscope.deployment.rotary import rotary_bytes
             160,
             128,
         ),
-        ({"rope_scaling": {"type": "yarn", "factor": "wide"}}, 32_768, 128),
+        ({"rope_scaling": {"type": "yarn", "factor": None}}, 32_768, 128),
+        ({"rope_scaling": "none"}, 32_768, 128),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, 131_072, 128),
         (
             {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 4096}},
@@ -38,6 +40,24 @@ def test_a_table(stated: dict[str, Any], positions: int, values: int) -> None:
     """16 bits for the sines and cosines of each position, as far as scaling reaches."""
     config = ConfigFields("config.json", {"max_position_embeddings": 32_768, **stated})
     assert rotary_bytes(config, 128) == 2 * positions * values
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"type": "linear", "factor": "wide"},
+        {"type": "linear", "factor": float("inf")},
+        {"type": "yarn", "factor": 1e300},
+        {"type": "yarn", "original_max_position_embeddings": -3},
+        {"partial_rotary_factor": "half"},
+        {"full_attention": {"partial_rotary_factor": [1]}},
+    ],
+)
+def test_sizes_that_are_none_are_refused(rope: dict[str, Any]) -> None:
+    """In one line with the place, as those of other fields."""
+    config = ConfigFields("config.json", {"max_position_embeddings": 32_768, "rope_scaling": rope})
+    with pytest.raises(InputError, match=r"^config\.json: \w+ is .*, not a number"):
+        rotary_bytes(config, 128)
 
 
 def test_no_table_without_positions() -> None:

@@ -15,10 +15,11 @@ from kvscope.app.monitor import Monitor
 from kvscope.core.files import data_folder
 from kvscope.core.trace import Measurements
 from kvscope.core.units import GIB
+from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.models import resolve_model
 from kvscope.routers.registry import router_by_name
 from kvscope.tuning.comparison import Harm
-from kvscope.tuning.plan import TuningPlan
+from kvscope.tuning.plan import ReplicaMachine, TuningPlan
 from kvscope.tuning.split import Split
 from kvscope.tuning.target import Target
 from kvscope.usecases.tune.recommendation import RecordedLater
@@ -236,6 +237,19 @@ def test_no_option_is_named_that_rejects_more_or_harms(planned: Tight) -> None:
         options = (replace(each, judged=judged) if each is best else each for each in plan.options)
         named = replace(plan, options=tuple(options)).cheapest
         assert named is None or named.judged is not judged
+
+
+def test_harm_counts_on_the_same_gpu_alone(planned: Tight) -> None:
+    """More of its memory may not slow the median; another machine is another choice."""
+    plan, best = planned.plan, planned.plan.cheapest
+    assert best is not None
+    judged = replace(best.judged, later=replace(best.judged.later, harms=(Harm("p50", 0.8, 0.25),)))
+    where = resolve(Deployment(gpu="h100", model="llama3-8b"))
+    for kv_cache_bytes, named in ((GIB, False), (None, True)):
+        machine = ReplicaMachine(where, 9_000, kv_cache_bytes)
+        harming = replace(best, judged=judged, machine=machine)
+        cheapest = replace(plan, options=(plan.today, harming)).cheapest
+        assert (cheapest is harming) is named
 
 
 def test_an_option_is_judged_at_both_ends() -> None:
