@@ -1,1 +1,1 @@
-"""Facts as tables, charts and reports; knows neither rich nor streamlit."""
+"""Results as tables, charts and HTML pages; imports neither rich nor streamlit."""

@@ -21,7 +21,7 @@ _BAR = 16  # characters
 
 
 class _Outcome(NamedTuple):
-    """An outcome of input tokens: its `MissReasons` field, its causes, and their meaning."""
+    """A hit or a kind of miss: `figure` names its `MissReasons` field, without `_tokens`."""
 
     figure: str
     causes: str
@@ -48,13 +48,13 @@ def sections(analysis: Analysis) -> list[Section]:
 
 
 def sizes_of(analysis: Analysis) -> Sizes:
-    """Return the `Sizes` that write the capacities of an analysis."""
+    """Return the formatter for the capacities of an analysis."""
     memory = "pool" if analysis.deployment else "HBM"
     return Sizes(analysis.trace.block_size, analysis.model, analysis.hbm_bytes, memory)
 
 
 def capacity_table(analysis: Analysis, caching: Caching) -> Table:
-    """Return LRU's capacity and hit rate for shares of the ideal, --capacity and present memory."""
+    """Return LRU's hit rate at --capacity, in the present memory, and where it nears the ideal."""
     sizes = sizes_of(analysis)
     rows = [
         (mark.point.capacity_blocks, f"{mark.share_of_ideal:.0%} of ideal")
@@ -129,7 +129,7 @@ def _curve(analysis: Analysis, caching: Caching) -> Section:
 
 
 def _rising(caching: Caching) -> list[CurvePoint]:
-    """Return the points of the hit-rate curve that are visibly above 0."""
+    """Return the points of the curve with at least 1 % of the ideal hit rate."""
     return [point for point in caching.curve if caching.rate(point) >= (_VISIBLE * caching.ideal)]
 
 
@@ -178,7 +178,7 @@ def _definitions(caching: Caching) -> Section:
 def readings(
     sizes: Sizes, blocks: int, outcome: Outcome, profile: str, pool: PoolHits | None
 ) -> list[Tile]:
-    """Return tiles of LRU's figures at a capacity; a replayed `pool` has its own hit rate."""
+    """Return tiles of LRU's figures at a capacity; hits of `pool`, an engine's, if replayed."""
     tokens = blocks * sizes.block_size
     rate, about = outcome.token_hit_rate, "LRU, token-weighted."
     if pool is not None:
@@ -200,7 +200,7 @@ def readings(
 
 
 def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
-    """Build LRU's hit rate over capacity; marks: ideal rate, shares of it, and the memory."""
+    """Draw LRU's hit rate over capacity; mark the ideal rate, shares of it, and the memory."""
     unit, hbm_blocks = sizes.axis, sizes.hbm_blocks
     points = _rising(caching)
     blocks = [point.capacity_blocks for point in points]
@@ -235,7 +235,7 @@ def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
 
 
 def misses_chart(caching: Caching, sizes: Sizes) -> style.Figure:
-    """Build the outcomes of input tokens (hits, causes of misses) at each capacity."""
+    """Draw shares of input tokens that hit, or miss by cause, at each capacity."""
     chart = style.figure("Hits and causes of misses", "capacity", "input tokens")
     labels = [sizes.label(reasons.capacity_blocks) for reasons in caching.misses]
     for outcome in _OUTCOMES:

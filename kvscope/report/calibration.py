@@ -1,4 +1,4 @@
-"""A measured latency profile: its parameters, how certain they are, and where it is off."""
+"""A measured latency profile: its parameters, how certain they are, and where it errs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = (
 
 
 def sections(calibration: Calibration) -> list[Section]:
-    """Return the profile, then every pair of token counts, and every step."""
+    """Return the profile, measured and fitted TTFTs, and decoding steps if measured."""
     return [_profile(calibration), _cells(calibration), *_steps(calibration.fit.decoding)]
 
 

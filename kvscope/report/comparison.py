@@ -1,4 +1,4 @@
-"""Two traces, runs or recommendations side by side: figures with the change, charts as one."""
+"""Two traces, runs or recommendations side by side: figures with their change, shared charts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _cell(fact: Difference, value: float | str | None) -> str:
 
 
 def _is_long(fact: Difference) -> bool:
-    """Return whether a fact is too long for a table: flags, a deployment."""
+    """Return whether a fact is too long for a table, as flags or a deployment are."""
     return max(len(str(value or "")) for value in (fact.left, fact.right)) > _LONG
 
 
@@ -157,7 +157,7 @@ def _chart(
     *titles: str,
     **look: Any,
 ) -> Callable[[], style.Figure]:
-    """Return a builder of a chart with a line per side; `line` returns its x and y, or None."""
+    """Return a builder of a chart; `line` returns x and y of a side, None if it has no line."""
 
     def build() -> style.Figure:
         sides = zip(names, map(line, both), strict=True)
@@ -169,7 +169,7 @@ def _chart(
 
 
 def _ttft_chart(names: tuple[str, str], both: tuple[Run, Run]) -> style.Figure:
-    """Build the percentiles of TTFT, of both runs."""
+    """Draw TTFT percentiles of both runs as bars."""
     values = {
         name: [getattr(run.outcome.ttft_ms, rank) for rank in _PERCENTILES]
         for name, run in zip(names, both, strict=True)

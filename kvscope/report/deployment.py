@@ -1,4 +1,4 @@
-"""A deployment on one screen: its pool with the terms, its latency, and what is uncertain."""
+"""A deployment on one screen: its KV pool term by term, its latency, and notes on doubts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FROM = {"engine log": "from the engine's log", "metrics": "from the engine's me
 
 
 def sections(deployment: ResolvedDeployment) -> list[Section]:
-    """Return the deployment, its pool, its latency, and the notes where there are some."""
+    """Return the deployment, its pool, its latency, and any notes."""
     parts = [_deployment(deployment), _pool(deployment), _latency(deployment)]
     notes = [*deployment.notes]
     if deployment.not_switchable:
@@ -43,7 +43,7 @@ def _deployment(deployment: ResolvedDeployment) -> Section:
 
 
 def ranks_in_words(deployment: ResolvedDeployment) -> str:
-    """Return how the ranks of a deployment's vLLM are started."""
+    """Return the command that starts a deployment's data-parallel ranks."""
     options = flags(Lru(), EngineLaunch.of(deployment, None)).vllm
     return f"To start the ranks: vllm serve MODEL {options}"
 

@@ -1,4 +1,4 @@
-"""Why this recommendation: the target against xi and against capacity, and all trials."""
+"""Why this recommendation: target latency by xi and by capacity, and all trials."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _ABOUT_XI = (
 
 
 def sections(tuned: Recommendation) -> list[Section]:
-    """Return the sections that `--full` adds."""
+    """Return the sections that only `--full` shows."""
     return [*_xi(tuned), *_capacities(tuned), _tried(tuned), *_by_category(tuned)]
 
 
 def sizes_of(tuned: Recommendation) -> Sizes:
-    """Return the `Sizes` that write the capacities of a tuning."""
+    """Return the formatter for the capacities of a tuning."""
     return Sizes(tuned.trace.block_size, tuned.model, tuned.hbm_bytes)
 
 
 def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
-    """Return each xi policy's trials at the user's capacity, one per xi, ascending."""
+    """Return the trials at the user's capacity of each policy with a xi, one per xi, ascending."""
     by_policy: dict[str, dict[float, Trial]] = {}
     for trial in tried_here(tuned):
         if XI in trial.policy.values:
@@ -53,7 +53,7 @@ def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
 
 
 def median_name(tuned: Recommendation) -> str:
-    """Return the title of the median's column, with the unit of all TTFT columns."""
+    """Return the title of the p50 column, with the unit of all TTFT columns: `p50 (ms)`."""
     return f"p50 ({_unit(tuned).name})"
 
 
@@ -107,7 +107,7 @@ def _xi(tuned: Recommendation) -> list[Section]:
         ]
 
         def ends(cell: Callable[[Trial], str]) -> Callable[[list[Trial]], str]:
-            """Return a cell writer for the first and last of several trials: `1 to 5`."""
+            """Return a function that writes a cell of the first and last trial: `1 to 5`."""
             return lambda row: " to ".join(dict.fromkeys(map(cell, (row[0], row[-1]))))
 
         of_xi = xi.columns(tuned.profile, lambda trial: trial.policy.values[XI])
@@ -125,7 +125,7 @@ def _xi(tuned: Recommendation) -> list[Section]:
 
 
 def _capacities(tuned: Recommendation) -> list[Section]:
-    """Return a table of the target's latency by capacity, if several were tried."""
+    """Return a table of target latency by capacity, for policies tried at several."""
     by_policy = {name: at for name, at in best_by_capacity(tuned).items() if len(at) > 1}
     if not by_policy:
         return []
@@ -171,7 +171,7 @@ def _tried(tuned: Recommendation) -> Section:
 
 
 def _by_category(tuned: Recommendation) -> list[Section]:
-    """Return TTFT by category under LRU and under the recommended policy."""
+    """Return TTFT by category under LRU and the recommended policy; [] if LRU stays."""
     tuning = tuned.tuning
     if tuning.recommended is tuning.baseline:
         return []
@@ -191,7 +191,7 @@ def _ms(trial: Trial) -> str:
 
 
 def sensitivity_chart(tuned: Recommendation) -> style.Figure:
-    """Build the target's latency against xi."""
+    """Draw target latency over xi, a line for each policy with a xi."""
     points = {
         name: [(trial.policy.values[XI], trial.target_s * 1e3) for trial in trials]
         for name, trials in sensitivity(tuned).items()
@@ -201,7 +201,7 @@ def sensitivity_chart(tuned: Recommendation) -> style.Figure:
 
 
 def capacities_chart(tuned: Recommendation) -> style.Figure:
-    """Build the target's latency against capacity, with each policy's best setting there."""
+    """Draw target latency over capacity: a line for each policy, its best setting at each point."""
     sizes = sizes_of(tuned)
     unit, series = sizes.axis, []
     for name, trials in best_by_capacity(tuned).items():

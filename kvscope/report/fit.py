@@ -1,4 +1,4 @@
-"""Fitted reuse models: which to use, how far to trust them, how long they stay true."""
+"""Fitted reuse models: which to use, how far to trust them, how long they stay valid."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MEANING = (
 
 
 def screen(fit: Fit) -> list[Section]:
-    """Return the one screen."""
+    """Return the summary alone."""
     return [headline(fit)]
 
 
@@ -75,7 +75,7 @@ def sections(fit: Fit) -> list[Section]:
 
 
 def headline(fit: Fit) -> Section:
-    """Return which categories fit an exponential, which models others need, and stability."""
+    """Return which categories fit an exponential, the models of the others, and stability."""
     sentences = [f"Note: {note}." for note in fit.trace.notes]
     fitted = [row for row in fit.categories if row.model is not None]
     if not fit.trace.has_hashes:
@@ -177,7 +177,7 @@ def _models_to_use(fit: Fit, fitted: list[CategoryFit]) -> Table:
 
 
 def _plot(fitted: list[CategoryFit]) -> tuple[str, ...]:
-    """Return the largest category's observed curve and that of its chosen model, as text."""
+    """Return the largest category's reuse curve, observed and by its chosen model, as text."""
     row = max(fitted, key=lambda row: row.n, default=None)
     if row is None or row.curve is None or row.model is None:
         return ()
@@ -214,7 +214,7 @@ def _models(fit: Fit) -> Section:
 
 
 def _distribution(model: ModelFit) -> str:
-    """Return the parameters of a distribution of waits; rates are shown as mean times."""
+    """Return the parameters of a wait distribution; a rate is written as its mean time."""
     params = dict(model.params)
     if "fast_share" in params:
         fast = params["fast_share"]
@@ -233,7 +233,7 @@ def _distribution(model: ModelFit) -> str:
 
 
 def _stability(fit: Fit, windows: WindowFits) -> Section:
-    """Return how much windows differ, compared with differences by chance."""
+    """Return how much fits of windows differ, and by how much they would differ by chance."""
     words = (
         f"Windows of {units.duration_in_words(windows.length_s)}, one every"
         f" {units.duration_in_words(windows.step_s)}, each fitted on its own. Compared: neighbours"
@@ -353,7 +353,7 @@ def _next_prompts(prompts: Sequence[NextPromptFit]) -> Section:
 
 
 def reuse_chart(row: CategoryFit) -> style.Figure:
-    """Build the time to reuse of a category's blocks: observed, and by each model."""
+    """Draw the share of a category's blocks reused within a time: observed, and by each model."""
     series = []
     if row.curve is not None:
         at_s, observed = row.curve.at_s, {"color": style.GREY, "width": 5, "shape": "hv"}
@@ -367,7 +367,7 @@ def reuse_chart(row: CategoryFit) -> style.Figure:
 
 
 def by_window_chart(windows: WindowFits, category: str) -> style.Figure:
-    """Build a category's observed reuse, with a line for each window."""
+    """Draw the observed share of a category's blocks reused within a time, a line per window."""
     rows = [row for row in windows.fits if row.category == category]
     shown = rows[:: max(-(-len(rows) // SHOWN_WINDOWS), 1)]
     observed = {f"{row.start_s / 3600:.1f} h": row.observed for row in shown}
@@ -376,7 +376,7 @@ def by_window_chart(windows: WindowFits, category: str) -> style.Figure:
 
 
 def over_time_chart(windows: WindowFits, categories: Sequence[str], title: str) -> style.Figure:
-    """Build one of the _OVER_TIME charts, window by window, with a line for each category."""
+    """Draw reuse probability or mean gap (`title`, see _OVER_TIME) by window, a line a category."""
     y, shares, value = _OVER_TIME[title]
     series = []
     for name in categories:
@@ -387,7 +387,7 @@ def over_time_chart(windows: WindowFits, categories: Sequence[str], title: str) 
 
 
 def next_turns_chart(fit: Fit) -> style.Figure:
-    """Build the probability of another turn, by the number of the turn before."""
+    """Draw the probability of another turn after the first, second, ... turn, with 95 % CIs."""
     rows = [row for row in fit.next_turns if row.turn and row.probability is not None]
     turns, chances = [row.turn for row in rows], [row.probability or 0.0 for row in rows]
     ends = [row.interval or (chance, chance) for row, chance in zip(rows, chances, strict=True)]

@@ -72,7 +72,7 @@ _ASSUMED = {
 
 
 def screen(study: FleetStudy) -> list[Section]:
-    """Return the one screen: answer, routers, pools and variants (or lost hits), assumptions."""
+    """Return one screen: answer, routers, shared pools and variants (or lost hits), assumptions."""
     losses = Section.of(_losses_title(study), _losses(study, _leading(study)))
     return [
         Section.of("Answer", *in_words(study)),
@@ -178,7 +178,6 @@ def _of_ranks(study: FleetStudy, target: str, name: str) -> list[str]:
 
 
 def _router_flags(study: FleetStudy) -> list[str]:
-    """Return the flags of the best router, if it has any."""
     router, model = study.best.router, study.request.model
     if not (flags := router_flags(router, study.chosen)):
         return []
@@ -206,7 +205,6 @@ def _pool_in_words(study: FleetStudy) -> list[str]:
 
 
 def _tier_flags(study: FleetStudy) -> list[str]:
-    """Return the flags that start each vLLM with the tier below its pool, if it has one."""
     tier = study.tier
     if tier is None:
         return []
@@ -218,7 +216,7 @@ def _tier_flags(study: FleetStudy) -> list[str]:
 
 
 def _leading(study: FleetStudy) -> list[FleetLine]:
-    """Return the best line of each router, as many as fit on one screen."""
+    """Return each router's best line (runs with one policy), as many as fit on one screen."""
     best: dict[str, FleetLine] = {}
     for line in study.ranked:
         best.setdefault(line.router.name, line)
@@ -230,13 +228,13 @@ def _leading(study: FleetStudy) -> list[FleetLine]:
 def _outcomes(
     study: FleetStudy, lines: Sequence[FleetLine]
 ) -> list[tuple[FleetLine, FleetOutcome]]:
-    """Return the outcome of each line at the chosen number of replicas."""
+    """Return lines with their outcomes at the answer's number of replicas."""
     runs = ((line, line.at(study.chosen)) for line in lines)
     return [(line, run.outcome) for line, run in runs if run is not None]
 
 
 def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
-    """Return the number of replicas that the other routers need."""
+    """Return the number of replicas that each other router needs to meet the SLO."""
     name = _called(study)
     more = f"more than {study.request.replicas[-1]}"
     parts = ", ".join(f"{name(line)} {line.fewest or more}" for line in others)
@@ -244,13 +242,13 @@ def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
 
 
 def interval(size: FleetSize, compared: int) -> str:
-    """Return the 95 % interval of the fewest replicas in words; up to `compared` were tried."""
+    """Return the 95 % CI of the fewest replicas in words; an open end is above `compared`."""
     ends = (str(end or f"more than {compared}") for end in (size.low, size.high))
     return f"95% CI of that number: {' to '.join(dict.fromkeys(ends))}."
 
 
 def _target(study: FleetStudy) -> str:
-    """Return the SLO, the numbers of the requests that it judges, and a scaled arrival rate."""
+    """Return the SLO, the range of request numbers that counts, and a scaled arrival rate."""
     slo, requests = study.request.slo, study.trace.requests
     first = int(requests * study.request.setting.definition.warmup) + 1
     rank = units.format_percentile(slo.percentile)
@@ -263,7 +261,7 @@ def _target(study: FleetStudy) -> str:
 
 
 def _reached(study: FleetStudy, run: FleetRun) -> str:
-    """Return a run's figures for the SLO: the percentiles, and the share within it."""
+    """Return a run's TTFT and TPOT percentiles of the SLO, and the share of requests within it."""
     outcome = run.outcome
     rank = units.format_percentile(study.request.slo.percentile)
     words = f"{rank} TTFT {units.duration_in_words(outcome.target_ttft_s)}"
@@ -276,7 +274,6 @@ def _reached(study: FleetStudy, run: FleetRun) -> str:
 
 
 def _failure(study: FleetStudy, run: FleetRun) -> str:
-    """Return how a fleet misses the SLO."""
     outcome = next(each for each in (run.outcome, *run.outcomes) if not each.meets)
     within = f"{share(outcome.latencies.attainment)} of the requests are within the SLO"
     if outcome.latencies.overloaded:
@@ -288,7 +285,7 @@ def _failure(study: FleetStudy, run: FleetRun) -> str:
 
 
 def _called(study: FleetStudy) -> Callable[[FleetLine], str]:
-    """Return a function that names a line: by its router, and its policy if there are several."""
+    """Return a function that names a line by its router, and by its policy if these differ."""
     policies = {id(line.policy) for line in study.lines}
 
     def name(line: FleetLine) -> str:
@@ -300,7 +297,7 @@ def _called(study: FleetStudy) -> Callable[[FleetLine], str]:
 
 
 def _policy(study: FleetStudy, policy: Policy) -> str:
-    """Return a policy's name, with the parameters that differ between its lines."""
+    """Return a policy's name, with the parameters that differ between lines with that policy."""
     alike = [line.policy for line in study.lines if line.policy.name == policy.name]
     differing = [
         f"{name}={format_value(name, value)}"
@@ -318,7 +315,7 @@ def _here(study: FleetStudy) -> str:
 
 
 def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
-    """Return a row for each router and policy at the chosen number of replicas."""
+    """Return a row for each router and policy at the answer's number of replicas."""
     name = _called(study)
     rows = [(name(line), count(line.fewest), got) for line, got in _outcomes(study, lines)]
     pooled = study.pooled.outcome if study.pooled else None
@@ -392,7 +389,7 @@ def _by_count(study: FleetStudy) -> Table:
 
 
 def _named(study: FleetStudy) -> Lines:
-    """Return the runs of each line, by the line's name."""
+    """Return the runs of each router and policy, by their name."""
     return {_called(study)(line): line.runs for line in study.ranked}
 
 
@@ -432,7 +429,7 @@ def _growing(lines: Lines) -> str | None:
 
 
 def _curves(lines: Lines, value: Callable[[FleetOutcome], float | None]) -> list[style.Series]:
-    """Return lines of a figure over the number of replicas, one for each router and policy."""
+    """Return series of `value` over the number of replicas, one for each router and policy."""
     dashed = {"dash": "dot", "color": style.GREY, "width": 2}
     return [
         style.Series(
@@ -453,7 +450,7 @@ def _whole_replicas(chart: style.Figure, curves: Sequence[style.Series]) -> None
 
 
 def losses_chart(study: FleetStudy) -> style.Figure:
-    """Draw an infinite cache's hits by router: bars of hit rate, not chosen and not held."""
+    """Draw an infinite cache's hits by router, as bars: hit rate, not chosen, not held."""
     name = _called(study)
     known = _outcomes(study, study.ranked)
     groups = {
@@ -483,7 +480,6 @@ def sent_chart(study: FleetStudy, line: FleetLine) -> style.Figure:
 
 
 def _replicas(study: FleetStudy) -> Table:
-    """Return a table of the answer's replicas."""
     rows = list(enumerate(study.answer.outcome.replicas))
     return tabulate(
         f"Behind {_called(study)(study.best)}",
@@ -501,7 +497,7 @@ def _replicas(study: FleetStudy) -> Table:
 
 
 def _capacity(study: FleetStudy) -> list[Section]:
-    """Return LRU's hit rate at other capacities of a replica, if it is known exactly."""
+    """Return LRU's hit rate at other capacities of a replica; [] if no router has exact curves."""
     if not study.lru_curves:
         return []
     sizes = Sizes(study.trace.block_size, study.request.model)
@@ -542,7 +538,7 @@ def _gib(value: float | None) -> str:
 
 
 def _pool(study: FleetStudy) -> list[Section]:
-    """Return the results with shared pools of other sizes, and how much of each is used."""
+    """Return results and used size for shared pools of several sizes; [] without a shared pool."""
     if not study.pool_sizes:
         return []
 
@@ -572,7 +568,7 @@ def _pool(study: FleetStudy) -> list[Section]:
 
 
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
-    """Return functions from a replica's blocks to LRU's hit rate, by router; pooled last."""
+    """Return functions from a replica's capacity (blocks) to LRU's hit rate, by router or pool."""
 
     def of(curve: HitCurve, replicas: int = 1) -> Callable[[int], float]:
         return lambda blocks: float(curve.rate(replicas * blocks))
@@ -584,7 +580,7 @@ def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
 
 
 def _layers_counted(study: FleetStudy) -> str:
-    """Return which layers of a hybrid model the counted blocks hold."""
+    """Return which layers of a hybrid model the blocks of the simulation hold."""
     alike = "hold the KV of all layers, without a hybrid model's windows or states"
     if study.groups is None:
         return f"Blocks {alike}: `kvscope simulate` and `tune` replay one engine with its groups."
@@ -615,7 +611,7 @@ def _sharing(pool: SharedPool) -> str:
 
 
 def _assumed(study: FleetStudy) -> list[str]:
-    """Return the assumptions: time model, latency, tiers, scaling, arrivals, policy learning."""
+    """Return the assumptions on time, latency, tiers, scaling, arrivals and policies."""
     words = [f"{_ASSUMED[study.time_model]} Latency of {study.request.setting.latency}."]
     where, think = study.request.deployment, study.think
     if where is not None and RANKS_APART in where.notes:

@@ -30,7 +30,7 @@ _SPLITS = 6  # of the answer's replicas, in the table
 
 
 def autoscaling(study: FleetStudy, router: str) -> list[Section]:
-    """Return the results with autoscaling, and the time until new replicas hit like others."""
+    """Return results with autoscaling, and the age at which new replicas hit like old ones."""
     scaled = study.autoscaled
     if scaled is None:
         return []
@@ -72,7 +72,7 @@ def autoscaling(study: FleetStudy, router: str) -> list[Section]:
 
 
 def _back(scaled: AutoscaledFleet) -> str:
-    """Return the age from which new replicas hit about as much as replicas that always run."""
+    """Return the age from which new replicas hit nearly as much as a fleet without scaling."""
     others = f"with {scaled.alike_replicas} all the time"
     what = f"at least {ALIKE:.0%} of what the same requests hit {others}"
     if scaled.back_s is None:
@@ -82,7 +82,7 @@ def _back(scaled: AutoscaledFleet) -> str:
 
 
 def disaggregation(study: FleetStudy, router: str) -> list[Section]:
-    """Return the results with separate prefill and decode replicas, next to the answer's."""
+    """Return results with separate prefill and decode replicas, next to the fleet without."""
     apart = study.disaggregated
     if apart is None:
         return []
@@ -116,7 +116,7 @@ def disaggregation(study: FleetStudy, router: str) -> list[Section]:
 
 
 def _apart_in_words(study: FleetStudy, apart: DisaggregatedFleet) -> str:
-    """Return the fewest prefill and decode replicas that meet the same target."""
+    """Return the fewest prefill and decode replicas that meet the answer's SLO."""
     slo = study.request.slo
     rank = units.format_percentile(slo.percentile)
     target = f"{rank} TTFT ≤ {units.duration_in_words(slo.ttft_s)}"

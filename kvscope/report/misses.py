@@ -84,14 +84,14 @@ _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily
 
 
 def screen(explanation: Explanation) -> list[Section]:
-    """Return the one screen: the first section, and who evicts whom if `--by` is given."""
+    """Return the first section, and with `--by` the section Who evicts whom."""
     return sections(explanation)[: 2 if explanation.groups else 1]
 
 
 def sections(explanation: Explanation) -> list[Section]:
     """Return the causes over the trace with remedies, and the requests with most avoidable misses.
 
-    For a single request, return only why it missed.
+    If single requests were named, return only why their tokens missed.
     """
     if explanation.single:
         return [request_section(explanation, request) for request in explanation.requests]
@@ -117,7 +117,6 @@ def _sizes(explanation: Explanation) -> Sizes:
 
 
 def _cache(explanation: Explanation) -> str:
-    """Return the cache in words."""
     blocks = explanation.capacity_blocks
     if blocks is None:
         return "An infinite cache"
@@ -166,7 +165,7 @@ def _summary(explanation: Explanation) -> Section:
 
 
 def _parts(explanation: Explanation) -> Table | None:
-    """Return a table of prompt parts in which prefixes break; None if no part is known."""
+    """Return a table of the prompt parts in which prefixes break; None without known parts."""
     columns: Columns = {
         "part": lambda each: part_in_words(each.part),
         "causes": lambda each: ", ".join(each.causes[:2]),
@@ -183,7 +182,7 @@ def _parts(explanation: Explanation) -> Table | None:
 
 
 def part_in_words(part: str) -> str:
-    """Return the name of a kind of prompt part, to follow an article."""
+    """Return the name of a prompt part as it follows "the": `definition of tool 3`."""
     tool, _, name = part.removeprefix("tool ").partition(" ")
     return _PARTS.get(part, f"definition of tool {tool}{f' ({name})' if name else ''}")
 
@@ -210,7 +209,7 @@ def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list
 
 
 def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Explanation:
-    """Return the explanation with the requests of one category that lost most tokens avoidably."""
+    """Return the explanation with the requests of one category with most avoidable misses."""
     lost = np.where(prompts.category == category, avoidable_tokens(explanation.attribution), -1)
     worst = [int(at) for at in np.argsort(-lost, kind="stable")[:_WORST] if lost[at] >= 0]
     explain = partial(explained_request, prompts, explanation.definition, explanation.attribution)
@@ -219,7 +218,7 @@ def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Ex
 
 
 def _observed(explanation: Explanation) -> str | None:
-    """Return an engine's reported hits next to the predicted ones; None without reports."""
+    """Return the hits that an engine reported next to predicted ones; None without reports."""
     observed = explanation.observed
     if observed is None:
         return None
@@ -259,7 +258,7 @@ def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
 
 
 def _who_evicts_whom(explanation: Explanation) -> Section:
-    """Return whose blocks evict each group's blocks, and the group's hits in a quota of its own."""
+    """Return which groups evict each group's blocks, and its hits in a quota of its own."""
 
     def others(group: GroupLosses) -> str:
         return ", ".join(
@@ -297,7 +296,7 @@ def _who_evicts_whom(explanation: Explanation) -> Section:
 
 
 def who_evicts_whom_chart(groups: Sequence[GroupLosses]) -> style.Figure:
-    """Build a heat map: for each group (row), its evicted tokens by the evicting group."""
+    """Draw a heat map: a row per group, with the share of its evictions caused by each group."""
     names = [each.name for each in groups]
     cells = []
     for group in groups:
@@ -340,7 +339,7 @@ def _requests(explanation: Explanation) -> Section:
 
 
 def request_section(explanation: Explanation, request: ExplainedRequest) -> Section:
-    """Return why tokens of one request missed, with its neighbourhood in the prefix tree."""
+    """Return why tokens of one request missed, and the prefix tree around its prompt."""
     answer = f"{_caches(explanation)} {count(request.predicted_hit_tokens)} of the"
     answer += f" {count(request.input_tokens)} input tokens of request {request.request};"
     answer += f" {count(request.missed_tokens)} miss."
@@ -389,7 +388,7 @@ def request_section(explanation: Explanation, request: ExplainedRequest) -> Sect
 
 
 def causes_chart(explanation: Explanation) -> style.Figure:
-    """Build the share of the input tokens that missed for each cause, avoidable ones first."""
+    """Draw the share of the input tokens that missed for each cause, avoidable ones first."""
     missed = [each for each in explanation.causes if each.tokens]
     known = sorted(missed, key=lambda each: each.cause not in AVOIDABLE)
     groups = {
@@ -403,7 +402,7 @@ def causes_chart(explanation: Explanation) -> style.Figure:
 
 
 class _Node(NamedTuple):
-    """A rectangle of the prefix tree; `above` names its parent."""
+    """A rectangle of the prefix tree; `above` is the parent's name, `ink` the text colour."""
 
     name: str
     above: str
@@ -422,7 +421,7 @@ _LOOKS = {  # colours of a rectangle and its text
 
 
 def prefix_tree(request: ExplainedRequest, block_size: int) -> style.Figure:
-    """Build the request's path from the root down, and where earlier requests branch off."""
+    """Draw the prefix tree along one prompt, and where earlier requests branch off."""
     hit, inputs = request.predicted_hit_tokens, request.input_tokens
     known = hit + sum(each.tokens for each in request.causes if each.cause in COMPUTED)
     leaving = {min(each.blocks * block_size, inputs): each for each in request.branches}

@@ -36,12 +36,12 @@ def sections(analysis: Analysis) -> list[Section]:
 
 
 def screen(analysis: Analysis) -> list[Section]:
-    """Return the one screen."""
+    """Return the summary alone."""
     return [headline(analysis)]
 
 
 def headline(analysis: Analysis) -> Section:
-    """Return the one screen: hits now and possible, causes of misses, and who reuses blocks."""
+    """Return the summary: hits now and possible, causes of misses, reuse by category."""
     facts, caching = analysis.characterization, analysis.caching
     notes = tuple(f"Note: {note}." for note in analysis.trace.notes)
     categories = reuse.category_table(facts, limit=_ROWS)
@@ -60,7 +60,7 @@ def headline(analysis: Analysis) -> Section:
 
 
 def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
-    """Return tiles: hit rate now and at best, cost of evictions, LRU's capacity for 90 % of it."""
+    """Return tiles: hit rate now and ideal, cost of evictions, capacity for 90 % of the ideal."""
     now, blocks, pool = analysis.present_rate, analysis.present_blocks, analysis.pool
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
     size = sizes_of(analysis).label(nine.capacity_blocks)
@@ -85,7 +85,7 @@ def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
 
 
 def next_step(analysis: Analysis) -> str | None:
-    """Return the next step, by the cost of evictions at present; None without reuse."""
+    """Return the next command to run, by the hits lost to evictions now; None without reuse."""
     caching = analysis.caching
     if caching is None or not caching.ideal:
         return None
@@ -120,7 +120,7 @@ def _now(analysis: Analysis, caching: Caching) -> str | None:
 
 
 def _could(analysis: Analysis, caching: Caching) -> str:
-    """Return an infinite cache's hit rate, and the capacity at which LRU gets 90 % of it."""
+    """Return an infinite cache's hit rate, and the capacity at which LRU reaches 90 % of it."""
     sizes = sizes_of(analysis)
     ideal = f"An infinite cache would hit {share(caching.ideal)} of the input"
     ideal += f" {caching.lru.definition.weight}s"
@@ -219,7 +219,7 @@ def _template(analysis: Analysis) -> list[str]:
 
 
 def _memory(analysis: Analysis, blocks: int) -> tuple[str, str]:
-    """Return the analyzed memory in words, and a sentence on a deployment's pool."""
+    """Return the name of the analyzed memory, and a sentence on the deployment's pool or ""."""
     words, where = sizes_of(analysis).in_words(blocks), analysis.deployment
     if where is None:
         return words, ""

@@ -1,4 +1,4 @@
-"""A simulated fleet on a time axis, as ui.perfetto.dev shows it: JSON trace events.
+"""A simulated fleet's requests over time as JSON trace events, for ui.perfetto.dev.
 
 Source: Trace Event Format (catapult): phases M, X, i and C; times are whole microseconds.
 """
@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 def write_perfetto(path: str, prompts: Prompts, done: FleetReplay, first: int) -> None:
-    """Write how replicas served the requests from number `first` on.
+    """Write how replicas served the requests from number `first` (from 0) on.
 
     Events are written one by one, so that long traces need no memory. The file is compressed if the
     path ends in `.gz`; `-` is standard output.
@@ -87,7 +87,7 @@ def _described(prompts: Prompts, done: FleetReplay, request: int, outcome: str =
 
 
 def _rows(times_us: Int64s) -> list[int]:
-    """Return the lowest free display row for each request, in order of arrival."""
+    """Return each request's display row, so that no two in one row overlap; in order of arrival."""
     rows, free, busy = list[int](), list[int](), list[tuple[int, int]]()
     for arrival, end in times_us[:, [0, 3]].tolist():
         while busy and busy[0][0] <= arrival:
@@ -98,7 +98,7 @@ def _rows(times_us: Int64s) -> list[int]:
 
 
 def _since_the_last(pid: int, since: int, at: Int64s, before: Int64s) -> Iterator[Event]:
-    """Yield steps and evicted blocks between arrivals, at each arrival from `since` (us) on."""
+    """Yield counters of steps and evicted blocks since the arrival before, from `since` (us) on."""
     changes = np.diff(before, axis=0, prepend=0).tolist()
     for ts, (steps, evicted) in zip(at.tolist(), changes, strict=True):
         if ts >= since:

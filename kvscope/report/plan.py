@@ -1,4 +1,4 @@
-"""The plan as a table: options on the same requests, which meet the SLO, and memory to add."""
+"""The plan as a table: options on the same requests, those that meet the SLO, memory to add."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def options_section(tuned: Recommendation) -> Section:
 
 
 def _tiles(tuned: Recommendation) -> list[Tile]:
-    """Return a page's first tiles: the target today, the change to make now, what meets the SLO."""
+    """Return tiles: target latency today, change to make now, cheapest option within the SLO."""
     tuning, today, cheapest = tuned.tuning, tuned.plan.today, tuned.plan.cheapest
     slo = units.duration_in_words(tuning.target.slo_s)
     time = _time(today.trial.target_s * 1e3) if today.judged.keeps_up else "the queue grows"
@@ -135,14 +135,14 @@ def to_meet(tuned: Recommendation) -> list[str]:
 
 
 def _said_elsewhere(cheapest: PlanOption, plan: TuningPlan) -> bool:
-    """Return whether the verdict names the cheapest option already: no change, or LRU replicas."""
+    """Return whether the verdict names the cheapest option, as for no change or LRU replicas."""
     same = [(each.price_hour, each.replicas) for each in (cheapest, plan.today)]
     needless = plan.today.meets and same[0] == same[1]
     return cheapest is plan.today or needless or _lru_replicas(cheapest)
 
 
 def _lru_replicas(option: PlanOption) -> bool:
-    """Return whether an option only adds replicas with LRU, which the verdict names itself."""
+    """Return whether an option is LRU behind a session router, without any other change."""
     same = not (option.machine or option.tier or option.scaling or option.split)
     session = option.router is not None and option.router.name == Session.name
     return same and session and option.policy.name == Lru.name
@@ -162,7 +162,7 @@ def _table(tuned: Recommendation) -> Table:
     rejected = any(each.trial.rejected for each in plan.options)
 
     def time(option: PlanOption, milliseconds: float) -> str:
-        """Return a time; a dash if the queue grows, as it depends on the trace's length then."""
+        """Return a time, or a dash if the queue grows: it would depend on the trace's length."""
         return _number(milliseconds) if option.judged.keeps_up else NONE
 
     def confidence(option: PlanOption) -> str:
@@ -218,7 +218,7 @@ def _time(milliseconds: float) -> str:
 
 
 def worth_in_words(tuned: Recommendation) -> list[str]:
-    """Return the extra LRU cache that would match the chosen policy, and its guard's cost."""
+    """Return the extra capacity with which LRU matches the chosen policy, and its guard's cost."""
     choice, plan, sentences = tuned.tuning.choice, tuned.plan, []
     if choice is None:
         return []
@@ -238,9 +238,9 @@ def worth_in_words(tuned: Recommendation) -> list[str]:
 
 
 def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
-    """Return a tier's sizes, and its offload method if several `ways` are compared.
+    """Return a tier's sizes, and its offload method if it is one of several compared `ways`.
 
-    If all `ways` are one method, add its parameters only: `64 GiB CPU tier, store_threshold=2`.
+    If `ways` differ in parameters alone, add those: `64 GiB CPU tier, store_threshold=2`.
     """
     label = candidate.in_words
     if candidate.files_bytes:
@@ -265,7 +265,7 @@ def memory_in_words(tuned: Recommendation) -> list[str]:
 
 
 def memory_to_set(tuned: Recommendation) -> Iterator[str]:
-    """Yield notes on the setup of the added tier's folder of files, if it has one."""
+    """Yield notes on the folder of the added tier's files, if it has one."""
     tier = tuned.tier
     if tier is not None and tier.files_bytes:
         if not tier.pool:
@@ -284,7 +284,7 @@ def memory_to_set(tuned: Recommendation) -> Iterator[str]:
 
 
 def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Iterator[str]:
-    """Yield the added tier's gain, freed GPU time, price and limits."""
+    """Yield sentences on the added tier's gain, freed GPU time, price, wear and limits."""
     plan = tuned.plan
     later, free = plan.beyond_free, plan.free
     assert later is not None and free is not None  # noqa: PT018, S101  (of a tier that is added)
@@ -334,7 +334,6 @@ def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Itera
 
 
 def _why_none(tuned: Recommendation, doubt: TierDoubt, offer: TierOffer) -> str:
-    """Return the reason why no tier is to be added."""
     option, name = doubt.option, tuned.target_name
     slo = units.duration_in_words(tuned.tuning.target.slo_s)
     if doubt.why == "overloaded":
@@ -370,7 +369,7 @@ def _why_none(tuned: Recommendation, doubt: TierDoubt, offer: TierOffer) -> str:
 
 
 def _rejected(plan: TuningPlan) -> list[str]:
-    """Return the tiers with which requests never start, and why."""
+    """Return the tiers that were rejected because requests never start, and the reason."""
     if not plan.rejected:
         return []
     names = dict.fromkeys(tier_label(each.candidate) for each in plan.rejected)
@@ -403,7 +402,7 @@ def _frees(tuned: Recommendation, option: PlanOption) -> str:
 
 
 def _cost(option: PlanOption, offer: TierOffer) -> str:
-    """Return the price of an option's memory for an hour."""
+    """Return the price of the tiers of all replicas per hour."""
     hour = option.replicas * option.tier_hour
     of = offer.currency or "in the currency of your prices"
     return f"{money(hour)} {of} an hour"

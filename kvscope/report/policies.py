@@ -65,7 +65,7 @@ _SMOOTH_POINTS = 300
 
 
 def screen(simulation: Simulation) -> list[Section]:
-    """Return the one screen: the best policies, and the runs at the capacity in the middle."""
+    """Return one screen: the best policies, and the runs at the capacity in the middle."""
     first = summary(simulation)
     if not simulation.runs:
         return [first]
@@ -112,7 +112,7 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
 
 
 class _Measure(Struct, frozen=True):
-    """A measure of runs, lower is better; a time (s) has a `unit` for columns."""
+    """A figure to rank runs by, lower is better: a time (s) with a `unit`, or a negated share."""
 
     best: str
     title: str
@@ -121,9 +121,9 @@ class _Measure(Struct, frozen=True):
     unit: TimeUnit | None = None
 
     def bound(self, runs: Sequence[Run]) -> str:
-        """Return the title of the best figure: OPTIMUM if that is proved, else BEST_KNOWN.
+        """Return what the best of `runs` is called: OPTIMUM if proved, else BEST_KNOWN.
 
-        Belady is proved optimal for hits, if they count whole blocks of a whole trace.
+        Belady is proved optimal for hits, if hits count whole blocks of a whole trace.
         """
         proven = self.unit is None and all(run.policy == Belady.name for run in runs)
         whole = all(_counts_whole_blocks(run.setting.definition) for run in runs)
@@ -151,7 +151,7 @@ def _counts_whole_blocks(definition: HitDefinition) -> bool:
 
 
 def _measures(simulation: Simulation) -> list[_Measure]:
-    """Return hit rate, p95 TTFT and, with an SLO, TEL."""
+    """Return the measures: hit rate, p95 TTFT and, with an SLO, TEL."""
 
     def p95_s(run: Run) -> float:
         return run.outcome.ttft_ms.p95 / 1e3
@@ -172,7 +172,7 @@ def _tel_s(run: Run) -> float:
 def summary(simulation: Simulation) -> Section:
     """Return the best policies by hits, p95 TTFT and TEL, with gaps to the optimum or best known.
 
-    They are given for each capacity. For a recommended tier, compare pool and tier instead.
+    Each capacity has its own. For a recommended tier, compare it with the pool alone instead.
     """
     if simulation.without_tier and simulation.runs:
         return _tier_and_pool(simulation, simulation.runs[0])
@@ -186,7 +186,7 @@ def summary(simulation: Simulation) -> Section:
 
 
 def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
-    """Return a recommended tier's results on this trace, next to those of the pool alone."""
+    """Return results with a recommended tier, next to those of the pool alone."""
     others = simulation.without_tier
     alone, *kept = others
 
@@ -220,7 +220,6 @@ def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
 
 
 def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Contest]) -> list[str]:
-    """Return the best policies by one measure in words."""
     name, value, write = names(simulation.runs), measure.value, measure.words
     best = {at: runs.best for at, runs in contests.items() if runs.best is not None}
     if len(contests) > 1 and best:
@@ -249,7 +248,7 @@ _WRONG_HITS = (
 
 
 def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
-    """Return the definitions and assumptions behind the numbers."""
+    """Return how hits, capacity and TTFT of runs with this setting are counted, in sentences."""
     capacity = "Capacity: idle cached blocks; add KV memory for running requests."
     if setting.tiers and setting.capacity_model == "cache":
         capacity = f"Capacity: {setting.tiers}, {setting.tier_mode}, as earlier kvscopes replayed."
@@ -336,7 +335,7 @@ def _runs(simulation: Simulation) -> Section:
 
 
 def _policy_table(simulation: Simulation, capacity: int, limit: int | None = None) -> Table:
-    """Return a row per run, most hits first and oracles last; with `limit`, LRU and the best."""
+    """Return a row per run, most hits first, oracles last; `limit`: LRU, 2 oracles, the best."""
     runs = simulation.at(capacity)
     ranked = sorted(runs, key=lambda run: (run.hindsight, -rate(run)))
     note = _star(runs)
@@ -422,7 +421,7 @@ def _star(runs: Sequence[Run]) -> str:
 
 
 def hit_rates_chart(simulation: Simulation) -> style.Figure:
-    """Build hit rate over capacity: LRU's exact curve, other policies at the replayed points."""
+    """Draw hit rate over capacity: LRU's exact curve, other policies at replayed capacities."""
     unit, curve = _sizes(simulation).axis, simulation.curve
     series = list(_over_capacity(simulation, rate, plain_lru=curve is None))
     if curve is not None:
@@ -444,7 +443,7 @@ def _lru(curve: HitCurve, unit: Unit, low: int, high: int, points: int) -> style
 
 
 def ttft_chart(simulation: Simulation, percentile: str) -> style.Figure:
-    """Build a percentile of the unloaded time to first token over capacity."""
+    """Draw a percentile of the unloaded time to first token over capacity."""
 
     def ttft_ms(run: Run) -> float:
         return float(getattr(run.outcome.ttft_ms, percentile))
@@ -455,7 +454,7 @@ def ttft_chart(simulation: Simulation, percentile: str) -> style.Figure:
 
 
 def tail_excess_chart(simulation: Simulation) -> style.Figure:
-    """Build tail excess latency over capacity."""
+    """Draw tail excess latency over capacity."""
     x, series = _sizes(simulation).axis.axis, _over_capacity(simulation, _tel_s)
     return style.lines("Tail excess latency", x, "TEL (s)", series, shares="")
 
@@ -463,7 +462,7 @@ def tail_excess_chart(simulation: Simulation) -> style.Figure:
 def _over_capacity(
     simulation: Simulation, value: Callable[[Run], float], *, plain_lru: bool = True
 ) -> Iterator[style.Series]:
-    """Yield a line over capacity per policy and parameters; markers tell a policy's lines apart."""
+    """Yield a series over capacity per policy and parameters; markers tell parameters apart."""
     unit, name = _sizes(simulation).axis, names(simulation.runs)
     by_name: dict[str, list[Run]] = {}
     for run in simulation.runs:
@@ -482,7 +481,7 @@ def _over_capacity(
 
 
 def over_time_chart(simulation: Simulation, capacity_blocks: int) -> style.Figure:
-    """Build hit rate over time at one capacity."""
+    """Draw hit rate over time at one capacity."""
     name = names(simulation.runs)
     series = [
         style.Series(name(run), *hits_by_window(run), policy_line(run.policy))
@@ -500,7 +499,7 @@ def hits_by_window(run: Run) -> tuple[list[float], list[float]]:
 
 
 def trade_off_chart(simulation: Simulation, capacity_blocks: int) -> style.Figure:
-    """Build p95 against median TTFT at one capacity: every run as a point."""
+    """Draw p95 against median TTFT at one capacity: every run as a point."""
     name = names(simulation.runs)
     points = [
         ttft.Point(run.policy, name(run), run.outcome.ttft_ms.p50, run.outcome.ttft_ms.p95)
@@ -520,7 +519,7 @@ def lru_curve_chart(
     replayed: float | None = None,
     runs: Sequence[Run] = (),
 ) -> style.Figure:
-    """Build LRU's hit rate at every capacity, with `at_blocks` marked and `runs` as points.
+    """Draw LRU's hit rate at every capacity, with `at_blocks` marked and `runs` as points.
 
     All `runs` have one setting; for each policy, the parameters with most runs are drawn. `memory`
     is the name and size (blocks) of the present memory; `replayed` is the hit rate of an engine's
@@ -565,7 +564,7 @@ def lru_times_chart(
     rank: str,
     memory: tuple[str, int] | None,
 ) -> style.Figure:
-    """Build a percentile of LRU's TTFT and the share within the SLO over capacity (blocks)."""
+    """Draw a percentile of LRU's TTFT and the share within the SLO over capacity (blocks)."""
     title = f"LRU's {rank} TTFT and share within {units.duration_in_words(slo_s)}"
     chart = style.subplots(title, rows=2, shared_xaxes=True, height=460)
     sizes = [blocks * unit.per_block for blocks in outcomes]

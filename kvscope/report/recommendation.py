@@ -65,7 +65,7 @@ _NO_WIDTH = 1e-9  # of an interval: sums of times differ by rounding alone
 
 
 def screen(tuned: Recommendation) -> list[Section]:
-    """Return the one screen: the options, the verdict, the flags, the assumptions."""
+    """Return one screen: the options, the verdict, the flags, the assumptions."""
     taken = ", ".join(
         f"{assumed.name} {assumed.value}"
         for assumed in tuned.assumptions
@@ -117,7 +117,7 @@ def verdict_in_words(tuned: Recommendation) -> list[str]:
 
 
 def _worth(tuned: Recommendation) -> list[str]:
-    """Return the gain of the policy change, whatever the SLO, or why there is no change."""
+    """Return the gain of the policy change, apart from the SLO, or why there is no change."""
     tuning = tuned.tuning
     if tuning.choice is None:
         return _no_change(tuned)
@@ -218,7 +218,7 @@ def _slo_met(tuned: Recommendation) -> list[str]:
 
 
 def _unguarded(tuned: Recommendation) -> list[str]:
-    """Return a warning on the possible later cost of a policy without a guard."""
+    """Return a warning that the policy can fall below LRU later, if it has no guard."""
     policy = tuned.tuning.recommended.policy
     if policy.guarded:
         return []
@@ -228,7 +228,7 @@ def _unguarded(tuned: Recommendation) -> list[str]:
 
 
 def _beyond_reach(tuned: Recommendation) -> list[str]:
-    """Return that even an infinite cache misses the SLO."""
+    """Return by how much even an infinite cache misses the SLO on the validation window."""
     tuning = tuned.tuning
     slo, time, name = _slo(tuned), _time(tuning.infinite), tuned.target_name
     if tuning.infinite.target_s <= tuning.target.slo_s:  # its output tokens are too slow
@@ -253,7 +253,7 @@ def _add_capacity(tuned: Recommendation) -> list[str]:
 
 
 def _enough(tuned: Recommendation) -> list[str]:
-    """Return the larger capacity that meets the SLO."""
+    """Return the larger capacity that meets the SLO, or that no capacity tried does."""
     tuning, sizes, best = tuned.tuning, explanation.sizes_of(tuned), tuned.tuning.enough
     if best is None:
         return ["No capacity within the search range meets it."]
@@ -267,7 +267,7 @@ def _enough(tuned: Recommendation) -> list[str]:
 
 
 def _where(tuned: Recommendation) -> str:
-    """Return the present capacity, per replica if there are several."""
+    """Return the present capacity in words, per replica if there are several."""
     here = explanation.sizes_of(tuned).in_words(tuned.tuning.capacity_blocks)
     replicas = tuned.tuning.replicas
     return f"{here} on each of {replicas} replicas" if replicas > 1 else here
@@ -299,7 +299,7 @@ def _overloaded(tuned: Recommendation) -> list[str]:
 
 
 def _replicas(tuned: Recommendation) -> list[str]:
-    """Return how many replicas of the deployment meet the SLO, with LRU and with the choice."""
+    """Return the number of replicas that meet the SLO, with LRU and with the chosen policy."""
     tuning, lru = tuned.tuning, tuned.tuning.fewest_lru
     if tuning.of_ranks and not tuning.chosen.meets(tuning.target):
         return ["Another --dp has pools of another size: tune it on its own."]
@@ -328,7 +328,7 @@ def _replicas(tuned: Recommendation) -> list[str]:
 
 
 def _interval_of(fewest: FewestReplicas) -> str:
-    """Return the interval of the fewest replicas in words, with a leading blank; "" without one."""
+    """Return the 95 % CI of the fewest replicas in words, after a blank; "" without a CI."""
     return f" {fleet.interval(fewest.size, fewest.compared)}" if fewest.size else ""
 
 
@@ -345,7 +345,7 @@ def _with_choice(tuned: Recommendation) -> list[str]:
 
 
 def _tpot(tuned: Recommendation) -> list[str]:
-    """Return the held-out TPOT, or validation's if that alone misses; none without a TPOT SLO."""
+    """Return TPOT: held-out, or validation if only that misses; [] without a TPOT SLO."""
     tuning, slo_s = tuned.tuning, tuned.tuning.target.tpot_slo_s
     judged = tuning.chosen
     if slo_s is None or judged.held_out.tpot_s is None or judged.validation.tpot_s is None:
@@ -417,7 +417,7 @@ def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
 
 
 def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:
-    """Return the capacity that held-out requests need, if it differs from the training window's."""
+    """Return the capacity that held-out requests need, if the training window needed another."""
     for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is None or least.would_need_blocks is None:
             continue
@@ -471,7 +471,7 @@ def _verdict(tuned: Recommendation) -> Section:
 
 
 def _drafting(tuned: Recommendation) -> list[str]:
-    """Return the cost of speculative decoding in hits."""
+    """Return how much hit rate speculative decoding costs, if the deployment has a drafter."""
     where, without = tuned.deployment, tuned.without_drafter
     if where is None or without is None or where.engine.drafter is None:
         return []
@@ -496,7 +496,7 @@ def _drafting(tuned: Recommendation) -> list[str]:
 
 
 def _layouts(tuned: Recommendation) -> list[str]:
-    """Return the range of results over session starts, if the trace does not state them."""
+    """Return the range of results over drawn session starts; [] if the trace states them."""
     layouts = tuned.tuning.layouts
     if not layouts:
         return []
@@ -526,7 +526,7 @@ def _layouts(tuned: Recommendation) -> list[str]:
 
 
 def _policies(tuned: Recommendation) -> Section:
-    """Return LRU, the policies and the oracles side by side, and gains with intervals."""
+    """Return LRU, the contenders and the oracles on the later requests, and gains with CIs."""
     tuning = tuned.tuning
     rows = [
         (BASELINE, tuning.lru.later),
@@ -550,7 +550,7 @@ def _policies(tuned: Recommendation) -> Section:
 
 
 def _gains(tuned: Recommendation) -> Table:
-    """Return a table of each contender's change of each figure, with intervals and harms."""
+    """Return each contender's changes against LRU, with the CI of the target, and harms."""
     decisive = tuned.tuning.target.objective
 
     def changed(name: str, judged: Judged) -> str:
@@ -588,7 +588,7 @@ def change(gain: Gain) -> str:
 
 
 def interval(gain: Gain) -> str:
-    """Return the change's interval: -30.2% to -17.9%; explain an interval of zero width."""
+    """Return the 95 % CI of the change: -30.2% to -17.9%; explain a CI of zero width."""
     if math.isinf(gain.low):
         return f"unknown: fewer than {FEWEST} conversations"
     if math.isclose(gain.low, gain.high, abs_tol=_NO_WIDTH):
@@ -641,9 +641,9 @@ def _to_set(tuned: Recommendation) -> Section:
 
 
 def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
-    """Return the verdict at the ends of uncertain inputs.
+    """Return the verdict with each uncertain input at an end of its range.
 
-    Without `layouts`, ends with other session starts are left out.
+    Without `layouts`, leave out other session starts.
     """
 
     def words(other: EndVerdict) -> str:
@@ -657,7 +657,7 @@ def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
 
 
 def distributions_chart(tuned: Recommendation) -> style.Figure:
-    """Build the share of requests with a TTFT up to each value: LRU, the best, an ideal cache."""
+    """Draw TTFT distributions (CDF) of LRU, the preferred contender and an infinite cache."""
     tuning = tuned.tuning
     shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.lru.later))]
     if tuning.contenders:
@@ -675,7 +675,7 @@ def _ms(judged: WindowTrial) -> NDArray[np.float64]:
 
 
 def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figure]]:
-    """Yield charts of the tail against the median and against prefill time, for all trials."""
+    """Yield builders of charts: the tail against the median, and against prefill time."""
     prices: dict[str, Callable[[Trial], float]] = {
         f"p50 {tuned.ttft}": lambda trial: trial.times_ms.p50,
         "mean prefill time": lambda trial: 1e3 / trial.served_per_s,
@@ -687,7 +687,7 @@ def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figur
 def trade_off_chart(
     tuned: Recommendation, price: str, of: Callable[[Trial], float]
 ) -> style.Figure:
-    """Build the tail against `price`, a time (ms) by `of`, for all trials; mark the choice."""
+    """Draw each trial's tail against `price`, a time (ms) that `of` returns; mark the choice."""
     points = []
     for trial in explanation.tried_here(tuned):
         name = tuned.called(trial.policy)

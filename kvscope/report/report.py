@@ -52,7 +52,7 @@ class Report(Struct, frozen=True):
         return page(f"{self.title}: {self.name}", self.lead, self.sections())
 
     def select(self, names: Sequence[str], *, full: bool = False) -> Sequence[Section]:
-        """Return the named sections, all sections if `full`, or else the one screen.
+        """Return the named sections, all sections if `full`, or else the one-screen report.
 
         Names match without regard to case. Raises UsageError for a name that this report lacks.
         """

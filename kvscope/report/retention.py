@@ -1,4 +1,4 @@
-"""Times to live: hits and memory of each, overall and by category, and providers' prices."""
+"""Hits and memory by time to live (TTL), overall and by category, and providers' prices."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _prices(result: Retention) -> Section:
 
 
 def curve_chart(result: Retention) -> style.Figure:
-    """Build the hit rate against the TTL."""
+    """Draw the hit rate over the TTL."""
     x = [point.ttl_s or 0.0 for point in result.curve]
     series = style.curves(x, {"hit rate": [point.token_hit_rate for point in result.curve]})
     chart = style.lines("Hit rate of one TTL", "TTL (s)", "share of the input tokens", series)
@@ -107,7 +107,7 @@ def curve_chart(result: Retention) -> style.Figure:
 
 
 def memory_chart(result: Retention) -> style.Figure:
-    """Build the memory that blocks hold against the TTL."""
+    """Draw the memory that cached blocks hold over the TTL."""
     unit = _sizes(result).axis
     x = [point.ttl_s or 0.0 for point in result.curve]
     held = {

@@ -15,7 +15,7 @@ from kvscope.report.words import DEFAULT_HITS, FEWEST, count, counted, share, ti
 
 
 def sections(facts: Characterization) -> list[Section]:
-    """Return the sections on reuse; for a trace of lengths, only the categories."""
+    """Return the sections on reuse; only the categories for a trace without hashes."""
     known = [Section.of("Categories", category_table(facts, title=""))]
     if facts.trace.has_hashes:
         known.append(_contribution(facts.contribution))
@@ -83,7 +83,7 @@ def category_table(
 
 
 def _next_turn(following: NextTurns | None, rows: Sequence[Category]) -> float | None:
-    """Return the next-turn probability of a category, or of the settled requests of several."""
+    """Return the next-turn probability; of several categories, that of their settled requests."""
     if len(rows) == 1:
         return rows[0].next_turn_probability
     categories = {row.category for row in rows}
@@ -133,7 +133,7 @@ def _sources(sources: Sources) -> Section:
 
 
 def _shares(sources: Sources) -> dict[str, float | None]:
-    """Return the shares of reused blocks, by whose request touched them last."""
+    """Return shares of reused blocks: last touched by the same conversation, another, ..."""
     shares = {"the same conversation": sources.same_conversation_share}
     if sources.same_user_share is None:
         return shares | {"another conversation": sources.other_share}
@@ -163,7 +163,7 @@ def _skew(skew: Skew) -> Section:
 
 
 def contribution_chart(contribution: Contribution) -> style.Figure:
-    """Build the shares of requests and of hits, by type and by turn."""
+    """Draw each category's shares of requests and of hits."""
     rows = contribution.rows
     requests, hits = [row.request_share for row in rows], [row.hit_share for row in rows]
     groups: dict[str, Sequence[float | None]] = {"requests": requests, "hits": hits}
@@ -174,7 +174,7 @@ def contribution_chart(contribution: Contribution) -> style.Figure:
 
 
 def sources_chart(sources: Sources) -> style.Figure:
-    """Build the shares of reused blocks, by whose request touched them last."""
+    """Draw shares of reused blocks: last touched by the same conversation, another, ..."""
     shares = {name: share for name, share in _shares(sources).items() if share is not None}
     title, x = "Last touch of reused blocks", "share of the reused blocks"
     bars = {"blocks": list(shares.values())}
@@ -183,7 +183,7 @@ def sources_chart(sources: Sources) -> style.Figure:
 
 
 def users_chart(sources: Sources) -> style.Figure:
-    """Build reused blocks of the top users, by reusing user and user of the last touch."""
+    """Draw a heat map of reused blocks: reusing user (row) by user of the last touch (column)."""
     ranks = sorted({cell.reuser_rank for cell in sources.heat_map})
     blocks = {(cell.reuser_rank, cell.source_rank): cell.blocks for cell in sources.heat_map}
     names = [str(rank) for rank in ranks]
@@ -199,7 +199,7 @@ def users_chart(sources: Sources) -> style.Figure:
 
 
 def skew_chart(skew: Skew) -> style.Figure:
-    """Build the share of reuse by the most reused blocks, and of hits by the top users."""
+    """Draw the share of reuse in the top blocks, and of hits in the top users."""
     users = {} if skew.users is None else {"users, by hits": skew.users.hits}
     series = []
     for name, tops in {"blocks, by reuse": skew.reuse, **users}.items():

@@ -24,7 +24,7 @@ _USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa", "belady", "tail-be
 
 
 class Contest(Struct, frozen=True):
-    """The best runs at one capacity by some measure; None if there is no such run.
+    """The best runs at one capacity by some measure; None where no run qualifies.
 
     `best` is the best policy that an engine can run, `baseline` is LRU, and `best_known` the best
     of all runs if an oracle is among them.
@@ -106,7 +106,7 @@ def policy_line(policy: str) -> dict[str, object]:
 
 
 def run_columns(runs: Sequence[Run]) -> Columns:
-    """Return the figure columns of a table of runs of one setting; names are not included.
+    """Return the figure columns of a table of runs with one setting.
 
     Idle-engine percentiles are in ms, queued ones in a unit that suits them.
     """

@@ -60,7 +60,7 @@ class Section(Struct, frozen=True):
 
     @classmethod
     def of(cls, title: str, *parts: Part | None, plot: Iterable[str] = ()) -> Section:
-        """Return a section of these parts, in order within each kind; None parts are dropped."""
+        """Return a section of sentences, tables, tiles and charts, each in order; drop None."""
         return cls(
             title,
             tuple(part for part in parts if isinstance(part, str)),
@@ -72,7 +72,7 @@ class Section(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The title as written for `--section`: "Reuse gaps" is reuse-gaps."""
+        """The name for `--section`: `reuse-gaps` for "Reuse gaps: hours"."""
         return self.title.partition(":")[0].rstrip("?").lower().replace(" ", "-")
 
 
@@ -86,7 +86,7 @@ Columns = Mapping[str, Callable[[Any], str]]
 def tabulate(
     title: str, rows: Iterable[Any], columns: Columns, note: str = "", words: Sequence[str] = ()
 ) -> Table:
-    """Return a table; `columns` map titles to cell writers, titles in `words` are aligned left."""
+    """Return a table; `columns` maps titles to functions from row to cell; `words` align left."""
     return Table(
         title,
         tuple(columns),
@@ -126,7 +126,6 @@ def sparkline(values: Sequence[float | None], top: float | None = None) -> str:
 
 
 def _letter(letters: str, share: float) -> str:
-    """Return the letter at position `share` (0–1) in `letters`."""
     last = len(letters) - 1
     return letters[min(last, max(0, round(share * last)))]
 
@@ -136,7 +135,7 @@ def curve_plot(
 ) -> tuple[str, ...]:
     """Return a sparkline for each named curve over `at`, and a line with both ends of the axis.
 
-    All share one scale, which begins where the first curve exceeds 2% of its peak.
+    All share a scale and start where the first curve exceeds 2 % of its peak.
     """
     first = next(iter(curves.values()), ())
     top = max(first, default=0.0)

@@ -86,7 +86,7 @@ def _working_set(analysis: Analysis, working_set: WorkingSet) -> Section:
 
 
 def _sizes(model: Model, analysis: Analysis, sizes: tuple[RequestSize, ...]) -> Section:
-    """Return the KV-cache memory of one request."""
+    """Return quantiles of a request's KV-cache memory, for single and multi-turn requests."""
     hbm, memory = analysis.hbm_bytes, "the pool" if analysis.deployment else "an HBM"
 
     def cell(tokens: float) -> str:
@@ -107,7 +107,7 @@ def _sizes(model: Model, analysis: Analysis, sizes: tuple[RequestSize, ...]) -> 
 
 
 def spatial_chart(spatial: Spatial) -> style.Figure:
-    """Build the ideal block hit rate by start offset and share of the request cached.
+    """Draw the ideal block hit rate if a share of each request is cached, from an offset on.
 
     Source: Wang et al., KVCache Cache in the Wild (ATC'25), Figures 16 to 18.
     """
@@ -143,7 +143,7 @@ def spatial_chart(spatial: Spatial) -> style.Figure:
 
 
 def working_set_chart(working_set: WorkingSet, unit: Unit) -> style.Figure:
-    """Build the size of the working set (blocks that will be reused), over time."""
+    """Draw the size of the working set (blocks that will be reused), over time."""
     hours = [at / 3600 for at in working_set.at_s]
     sizes = [blocks * unit.per_block for blocks in working_set.blocks]
     series = [style.Series("", hours, sizes, style.line(0) | {"shape": "hv"})]
@@ -152,7 +152,7 @@ def working_set_chart(working_set: WorkingSet, unit: Unit) -> style.Figure:
 
 
 def hottest_prefixes(prefixes: Sequence[Prefix], block_size: int) -> Section:
-    """Return the icicle chart, and a table of the prefixes with most hits."""
+    """Return tables of the prefixes with most hits and of shared heads, and the icicle chart."""
     if not prefixes:
         return Section.of("Hottest prefixes", "No prompt begins as an earlier one did.")
     first = [prefix for prefix in prefixes if not prefix.parent]
@@ -189,9 +189,9 @@ def _hash(prefix: Prefix) -> str:
 
 
 def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
-    """Build an icicle of the prefix trie's runs by tokens hit there; a click zooms in.
+    """Draw runs of the prefix trie as an icicle, sized by tokens hit; a click zooms in.
 
-    Only the widest runs are drawn; hits of undrawn runs count for the drawn run above.
+    Small runs are left out; their hits count for the drawn run above.
     """
     chart = style.figure("Hottest prefixes, by hash", "", "", height=460)
     shown = hottest(prefixes, _MOST_RUNS)
@@ -222,7 +222,7 @@ def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
 
 
 def _hits(prefixes: Sequence[Prefix], shown: Sequence[Prefix]) -> dict[int, int]:
-    """Return the blocks hit in each shown run and in the hidden runs below it, by run number."""
+    """Return the blocks hit in each shown run and the hidden runs below it, by run number."""
     parents = {prefix.number: prefix.parent for prefix in prefixes}
     hits = {0: 0} | {prefix.number: 0 for prefix in shown}
     for prefix in prefixes:

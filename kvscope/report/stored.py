@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class StoredReport(Struct, frozen=True):
-    """A report without its content; `created_at` is in UTC, `duration_s` the computing time.
+    """A report without content: made by version `kvscope` at `created_at` (UTC) in `duration_s`.
 
-    `question` is a digest of the request, and `settings` is the deployment in words.
+    `question` is a digest of the request, `settings` the deployment in words.
     """
 
     DOCUMENT: ClassVar[str] = "command summary created_at duration_s kvscope"
@@ -47,7 +47,7 @@ class StoredReport(Struct, frozen=True):
 
 
 class ReportContent(Struct, frozen=True):
-    """The content of a stored report, its recommendation.toml and its JSON document, if any."""
+    """A stored report's sections, and its recommendation.toml and JSON document, if any."""
 
     sections: tuple[Section, ...]
     file: str | None
@@ -55,7 +55,7 @@ class ReportContent(Struct, frozen=True):
 
 
 class _StoredSection(Section, frozen=True):
-    """A section as it is stored; its figures are plotly's own JSON."""
+    """A section as it is stored: each figure is plotly's JSON."""
 
     figures: tuple[str, ...] = ()  # type: ignore[assignment]
 
@@ -69,7 +69,7 @@ def keep(
     note: Callable[[str], None] | None = None,
     **columns: str | None,
 ) -> ReportContent:
-    """Return a report's content; store it, unless its trace has been removed.
+    """Return a report's content; store it if its trace is in the store.
 
     `summary` is its answer in one line, by default its first sentence. `columns` are further
     columns of the store: `file`, `question`, `settings`. `note` receives the reason if the report

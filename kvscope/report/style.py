@@ -37,7 +37,7 @@ _COUNTS = ("(blocks)", "(tokens)", "conversations")
 
 
 def label(text: str) -> str:
-    """Return a trace's string for a chart: escaped, as plotly reads some HTML.
+    """Return a string from a trace for a chart: escaped, as plotly reads some HTML.
 
     It is cut to LONGEST_LABEL characters.
     """
@@ -45,7 +45,7 @@ def label(text: str) -> str:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return the labels of an axis; equal labels (after cutting) get numbers."""
+    """Return the labels of an axis, cut to length; number those that are equal then."""
     cut = list(map(label, names))
     known: Counter[str] = Counter()
     for at, name in enumerate(cut):
@@ -90,7 +90,7 @@ def subplots(title: str, *, height: int = 380, **options: object) -> Figure:
 
 
 class Series(Struct, frozen=True):
-    """A named line of a chart; without a `line` it has the next colour of the palette.
+    """A named line of a chart; without `line` (a style), it has the next colour of the palette.
 
     `options` are those of plotly's scatter trace. None in `y` is a gap.
     """
@@ -105,7 +105,7 @@ class Series(Struct, frozen=True):
 def curves(
     x: Sequence[float], values: Mapping[str, Sequence[float | None]], **options: object
 ) -> list[Series]:
-    """Return a line for each of the named values at `x`; `options` are those of `Series`."""
+    """Return a series per name in `values` over `x`; `options` are those of plotly's scatter."""
     return [Series(name, x, y, options=options) for name, y in values.items()]
 
 
@@ -119,7 +119,7 @@ def lines(
     shares: str = "y",
     height: int = 380,
 ) -> Figure:
-    """Build a chart of lines; axes named in `log` are logarithmic, in `shares` percentages."""
+    """Draw lines; axes named in `log` ("x", "y", "xy") are logarithmic, in `shares` percentages."""
     chart = figure(title, x, y, height=height)
     for number, curve in enumerate(series):
         look = {"mode": "lines", "line": curve.line or line(number)} | dict(curve.options)
@@ -141,7 +141,7 @@ def heat_map(
     hover: str,
     **options: object,
 ) -> Figure:
-    """Build a heat map of `cells`, a row for each value of `y`, the first one on top.
+    """Draw a heat map of `cells`, a row for each value of `y`, the first one on top.
 
     `x` and `y` are the titles of the axes and their values; `options` those of plotly's heatmap.
     """
@@ -162,7 +162,7 @@ def bars(
     hover: str = "%{y}: %{x:.1%}",
     colours: Sequence[str] = (),
 ) -> Figure:
-    """Build horizontal bars: a bar of each group for each of `names`, the first one on top."""
+    """Draw horizontal bars: one of each group for each name, the first name on top."""
     chart = figure(title, x, y, height=height)
     colours = colours or ((SKY, BLUE, PURPLE) if len(groups) > 1 else (BLUE,))
     for (name, values), colour in zip(groups.items(), colours, strict=False):
@@ -194,11 +194,10 @@ def template() -> plotly_layout.Template:
 
 
 def logarithmic(chart: Figure, axis: str = "x") -> None:
-    """Make the axis logarithmic, every tick labelled in full; counts as 2k, others as 2,000.
+    """Make an axis logarithmic and label its ticks: 2k on an axis of counts, else 2,000.
 
-    Call it after adding the series. Over few decades plotly labels nine ticks a decade, most by one
-    small digit: here they are 1, 2 and 5. If all values are equal, plotly adds a decade on both
-    sides.
+    Call it after adding the series. Over few decades, where plotly would label nine ticks a decade,
+    most with one small digit, label 1, 2 and 5 only.
     """
     series = (trace[axis] for trace in chart.data if trace[axis] is not None)
     values = [

@@ -38,13 +38,12 @@ def sections(facts: Characterization) -> list[Section]:
 
 
 def _only(shown: Collection[str], facts: _Facts) -> _Facts:
-    """Return the facts of the `shown` categories only."""
     rows: Any = tuple(row for row in facts.by_category if row.category in shown)
     return replace(facts, by_category=rows)
 
 
 def _ranked(facts: _Facts, size: Callable[[Any], int]) -> list[Any]:
-    """Return the row of all requests, then the categories' rows, the largest first."""
+    """Return the row of all requests, if any, then categories by `size`, the largest first."""
     rows: list[Any] = sorted(facts.by_category, key=size, reverse=True)
     return rows if facts.overall is None else [facts.overall, *rows]
 
@@ -109,7 +108,7 @@ def _lifetimes(lifetimes: Lifetimes, note: str) -> Section:
 
 
 def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
-    """Return how much windows differ, overall and for categories with enough requests in each."""
+    """Return how much windows differ, overall and for categories of enough requests."""
     units_of_time = {"window": stability.between_windows, "day": stability.between_days}
     tables = (_varying(unit, rows, requests) for unit, rows in units_of_time.items())
     return Section.of(
@@ -127,7 +126,7 @@ def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
 
 
 def _varying(unit: str, variations: Sequence[Variation], requests: Mapping[str, int]) -> Table:
-    """Return a row per category: the mean of each quantity and its variation."""
+    """Return a row per category: means over windows or days (`unit`), and their variation."""
     known = {(row.category, row.quantity): row for row in variations}
     large = {name for name in requests if requests[name] >= FEWEST * WINDOWS}
     gaps = time_unit(row.mean for row in variations if row.quantity == "reuse_gap_p50_s")
@@ -164,13 +163,13 @@ def _curves(
     values: Callable[[Any], Sequence[float | None]] = lambda row: row.cdf,
     **options: object,
 ) -> list[style.Series]:
-    """Return the curve of all requests, and of each of the largest categories by `size`."""
+    """Return curves of all requests and of the largest categories by `size`; y from `values`."""
     rows = _ranked(facts, size)[: 1 + style.SHOWN_CATEGORIES]
     return style.curves(facts.at_s, {row.category or "all": values(row) for row in rows}, **options)
 
 
 def hazard_chart(hazard: ReuseHazard) -> style.Figure:
-    """Build the probability that a block untouched for a time is used in the next second."""
+    """Draw the probability of reuse in the next second over the time since a block's last use."""
     curves = _curves(
         hazard,
         lambda row: max(row.at_risk_blocks, default=0),
@@ -182,7 +181,7 @@ def hazard_chart(hazard: ReuseHazard) -> style.Figure:
 
 
 def lifetimes_over_time_chart(lifetimes: Lifetimes) -> style.Figure:
-    """Build the mean lifetime of blocks by the window of their first use, by category."""
+    """Draw a heat map of mean block lifetimes by category and window of first use."""
     starts = sorted({row.start_s for row in lifetimes.over_time})
     categories = sorted({row.category for row in lifetimes.over_time})
     mean = {(row.category, row.start_s): row.mean_s for row in lifetimes.over_time}

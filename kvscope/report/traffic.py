@@ -67,7 +67,7 @@ def _requests(facts: Characterization) -> Section:
 
 
 def over_time(facts: Characterization, served: Sequence[PartOutcome] = ()) -> Section:
-    """Return requests and hit rates by window; and TTFT, if LRU's results (`served`) are given."""
+    """Return requests and ideal hit rates by window; with `served` (LRU's results), TTFT too."""
     windows = facts.over_time.windows
     requests = [window.requests for window in windows]
     rates = [window.token_hit_rate for window in windows]
@@ -133,7 +133,7 @@ def _next_turns(following: NextTurns) -> Table:
 
 
 def over_time_chart(facts: Characterization, served: Sequence[PartOutcome] = ()) -> style.Figure:
-    """Build hit rates by window, ideal and LRU's (`served`), above the requests."""
+    """Draw the arrival rate by window and, above it, ideal and LRU's (`served`) hit rates."""
     windows, title = facts.over_time.windows, "Traffic and hit rate over time"
     hours = [window.start_s / 3600 for window in windows]
     rows = 2 if facts.trace.has_hashes else 1
@@ -156,7 +156,7 @@ def over_time_chart(facts: Characterization, served: Sequence[PartOutcome] = ())
 
 
 def ttft_over_time_chart(served: Sequence[PartOutcome]) -> style.Figure:
-    """Build percentiles of TTFT on an idle engine window by window."""
+    """Draw percentiles of LRU's TTFT on an idle engine by window."""
     series = [
         style.Series(rank, *_by_window(served, f"ttft_ms.{rank}")) for rank in ("p50", "p95", "p99")
     ]
@@ -165,13 +165,13 @@ def ttft_over_time_chart(served: Sequence[PartOutcome]) -> style.Figure:
 
 
 def _by_window(served: Sequence[PartOutcome], figure: str) -> tuple[list[float], list[float]]:
-    """Return the start (h) of each window, and one of its figures."""
+    """Return each window's start (h), and its outcome's attribute `figure`."""
     hours = [(part.start_s or 0.0) / 3600 for part in served]
     return hours, [attrgetter(figure)(part.outcome) for part in served]
 
 
 def turns_chart(turns: ConversationTurns) -> style.Figure:
-    """Build the number of conversations by their number of turns."""
+    """Draw a histogram of conversations by number of turns."""
     chart = style.figure("Turns per conversation", "turns", "conversations", height=320)
     lengths = [row.turns for row in turns.histogram]
     numbers = [row.conversations for row in turns.histogram]
@@ -183,7 +183,7 @@ def turns_chart(turns: ConversationTurns) -> style.Figure:
 
 
 def next_turns_chart(following: NextTurns) -> style.Figure:
-    """Build the probability of a next turn by category and time; gaps have no requests.
+    """Draw the probability of a next turn by category and time; gaps have no requests.
 
     Small categories are left out; windows whose next turns may lie after the trace's end are grey.
     """

@@ -32,7 +32,7 @@ ByCategory = Mapping[str, Outcome]
 
 
 def by_category(run: Run) -> dict[str, Outcome]:
-    """Return the outcome of each category's requests."""
+    """Return the outcome of each category's requests, by category."""
     return {part.category: part.outcome for part in run.parts if part.category is not None}
 
 
@@ -44,7 +44,7 @@ def category_section(
 ) -> Section:
     """Return TTFT by category under LRU (`before`) and another policy, most requests first.
 
-    Small categories are left out. `times` selects the view of TTFT.
+    Small categories are left out. `times` returns unloaded or queued TTFT of an outcome.
     """
     shown = large(before, lambda name: before[name].requests)
     lru = {name: times(before[name]) for name in shown}
@@ -84,7 +84,7 @@ def _moves(rank: str, lru: Mapping[str, Percentiles], other: Mapping[str, Percen
 def changes_chart(
     title: str, before: Mapping[str, Percentiles], after: Mapping[str, Percentiles]
 ) -> style.Figure:
-    """Build the change of TTFT by category and percentile, of the first SHOWN_CATEGORIES.
+    """Draw the change of TTFT percentiles for the first SHOWN_CATEGORIES categories.
 
     Bars left of 0 are faster, bars right of it slower; changes above a factor of two are cut.
     """
@@ -104,7 +104,7 @@ def changes_chart(
 
 
 class Distribution(Struct, frozen=True):
-    """Quantiles of one policy: `value_ms[i]` is that of share _SHARES[i] of the requests."""
+    """TTFT quantiles: a share _SHARES[i] of the requests has at most `value_ms[i]`."""
 
     name: str
     line: Mapping[str, object]
@@ -114,7 +114,7 @@ class Distribution(Struct, frozen=True):
 def distribution(
     name: str, policy: str, value_ms: Float64s, line: Mapping[str, object] | None = None
 ) -> Distribution:
-    """Return the distribution of values, thinned to a few hundred points (nearest rank).
+    """Return the distribution of times, thinned to a few hundred points (nearest rank).
 
     It is drawn in the style of `policy`, unless `line` is given.
     """
@@ -125,7 +125,7 @@ def distribution(
 def distributions_chart(
     title: str, distributions: Sequence[Distribution], slo_s: float | None, *, height: int = 380
 ) -> style.Figure:
-    """Build the share of requests with a TTFT up to each value."""
+    """Draw the distributions (CDF), and the SLO if given."""
     hover = "%{y:.1%} of the requests within %{x:.3~g} ms"
     series = []
     for spread in distributions:
@@ -141,7 +141,7 @@ def distributions_chart(
 def cdf_chart(
     distributions: Sequence[Distribution], capacity_blocks: int, slo_s: float | None
 ) -> style.Figure:
-    """Build the share of requests with a TTFT up to each value, percentiles marked."""
+    """Draw the distributions (CDF) at a capacity, with percentiles marked."""
     title = f"TTFT at {capacity_blocks:,} blocks"
     chart = distributions_chart(title, distributions, slo_s, height=430)
     alike: Counter[str] = Counter()
@@ -163,7 +163,7 @@ def cdf_chart(
 
 
 class Point(Struct, frozen=True):
-    """A policy with its parameters (`label`), its tail, and the time traded for it (`price_ms`)."""
+    """A policy with parameters (`label`), its tail, and the time paid for that (`price_ms`)."""
 
     policy: str
     label: str
@@ -174,7 +174,7 @@ class Point(Struct, frozen=True):
 def trade_off_chart(
     title: str, price: str, tail: str, points: Sequence[Point], chosen: str | None = None
 ) -> style.Figure:
-    """Build `tail` against `price`, coloured by policy, with the Pareto front.
+    """Draw `tail` against `price`, coloured by policy, with the Pareto front.
 
     A ring marks the point with the label `chosen`.
     """

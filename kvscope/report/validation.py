@@ -167,7 +167,7 @@ def _engine_in_words(facts: ValidationFacts) -> list[str]:
 
 
 def distributions_chart(runs: Sequence[RunFacts], slo_s: float | None, policy: str) -> style.Figure:
-    """Build the share of requests with a TTFT up to each value, as predicted and as measured."""
+    """Draw predicted and measured TTFT distributions (CDF) of one policy."""
     runs = [run for run in runs if run.policy == policy]
     predicted, measured = (
         np.concatenate([getattr(run, f"{side}_ttft_s")[run.counted] for run in runs]) * 1e3

@@ -1,4 +1,4 @@
-"""A growing recording's actual and possible hits: the window that `kvscope watch` replays."""
+"""Actual and possible hits of a growing recording, as `kvscope watch` replays its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def section(watch: Watch) -> Section:
 
 
 def _drift(hits: WindowHits) -> str | None:
-    """Return whether to tune again; None if no recommendation states an expected hit rate."""
+    """Return the recommendation's drift in hits and whether to tune again; None if unknown."""
     if hits.drift is None:
         return None
     moved = f"The recommendation's hit rate is {hits.drift:+.0%} from what it was chosen for"
@@ -53,7 +53,7 @@ def _drift(hits: WindowHits) -> str | None:
 
 
 def chart(past: Sequence[WindowHits]) -> style.Figure:
-    """Build the hit rates of all replayed windows over time; the first one is at 0."""
+    """Draw the hit rates of all replayed windows over minutes since the first replay."""
     minutes = [(each.computed_at_s - past[0].computed_at_s) / 60 for each in past]
     rates: dict[str, list[float | None]] = {
         "engine": [each.observed for each in past],

@@ -1,4 +1,4 @@
-"""Words and figures that several sections share."""
+"""Numbers, units and phrases as all sections write them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_HITS = (
 
 
 class TimeUnit(Struct, frozen=True):
-    """A unit shared by all times of a column."""
+    """A unit shared by all times (or rates) of a column, which are divided by `seconds`."""
 
     name: str
     seconds: float
@@ -52,14 +52,14 @@ MILLISECONDS, SECONDS = (unit for _, unit in _TIME_UNITS[:2])
 
 
 def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
-    """Return the unit that suits the median of these times; zeros are ignored."""
+    """Return the unit that suits the median of these times; 0, None and infinity are ignored."""
     known = sorted(value for value in seconds if value and isfinite(value))
     middle = known[len(known) // 2] if known else 1.0
     return next(unit for below, unit in _TIME_UNITS if middle < below)
 
 
 def rate_unit(per_second: Iterable[float]) -> TimeUnit:
-    """Return the unit of time in which the median number of events is 1 or more."""
+    """Return the shortest of s, min and h with a median of 1 event or more, else h; for rates."""
     known = sorted(value for value in per_second if value)
     middle = known[len(known) // 2] if known else 1.0
     units_of_time = (SECONDS, TimeUnit("min", 1 / 60), TimeUnit("h", 1 / 3600))
@@ -78,12 +78,12 @@ def significant(value: float) -> str:
 
 
 def ms_in_words(milliseconds: float) -> str:
-    """Return milliseconds in the unit that suits them: 392 ms, 1.29 s."""
+    """Return a time in a suitable unit: 392 ms, 1.29 s."""
     return units.duration_in_words(milliseconds / 1e3)
 
 
 def difference(value: float, write: Callable[[float], str] = significant) -> str:
-    """Return a difference with its sign, a plain 0 where it rounds to nothing."""
+    """Return a difference with its sign; without a sign if it rounds to 0."""
     size = write(abs(value))
     if size == write(0.0):
         return size
@@ -91,7 +91,7 @@ def difference(value: float, write: Callable[[float], str] = significant) -> str
 
 
 def points(value: float) -> str:
-    """Return a difference of shares in percentage points, with as many decimals as it needs."""
+    """Return a difference of shares in percentage points: 1 decimal, or 2 if tiny."""
     return difference(value, lambda size: units.format_pp(size, _decimals(size))[1:])
 
 
@@ -110,12 +110,12 @@ def count(value: float | None) -> str:
 
 
 def money(amount: float) -> str:
-    """Return a price with two decimals, a small one with two digits: 2.97, 0.0042."""
+    """Return a price with two decimals, below 0.1 with two digits: 2.97, 0.0042."""
     return f"{amount:,.2f}" if not amount or abs(amount) >= 0.1 else f"{amount:.2g}"
 
 
 def share(value: float | None) -> str:
-    """Return a share as a percentage, a dash for None."""
+    """Return a share (0-1) as a percentage, a dash for None."""
     return NONE if value is None else units.format_share(value)
 
 
@@ -125,7 +125,7 @@ def counted(number: int, thing: str, things: str = "") -> str:
 
 
 def listed(names: Sequence[str], limit: int, rest: str = "more") -> str:
-    """Return the first `limit` names as a list in words: a, b and 3 more."""
+    """Return the first `limit` names, then the number of the others: a, b and 3 more."""
     shown, more = ", ".join(names[:limit]), len(names) - limit
     return f"{shown} and {more} {rest}" if more > 0 else shown
 
@@ -137,7 +137,7 @@ def large(rows: Iterable[Row], size: Callable[[Row], int]) -> list[Row]:
 
 
 def left_out(rows: Sequence[object], shown: Sequence[object], things: str = "requests") -> str:
-    """Return a note on the number of `rows` too small to be `shown`."""
+    """Return a note on the number of rows not shown, as too small; "" if all are."""
     few = len(rows) - len(shown)
     return f"left out: {few} below {FEWEST} {things}" if few else ""
 
@@ -161,7 +161,7 @@ def interval_in_words(interval: tuple[float, float] | None, write: Callable[[flo
 def percentiles(
     names: str, summary: Callable[[Any], object], write: Callable[[float], str]
 ) -> Columns:
-    """Return a column per name in `names`, such as "mean p50 p99", of a row's `summary`."""
+    """Return a column per name in `names`, such as "mean p50 p99": fields of a row's `summary`."""
 
     def column(name: str) -> Callable[[Any], str]:
         return lambda row: write(getattr(summary(row), name))
@@ -170,7 +170,7 @@ def percentiles(
 
 
 def definition_in_words(definition: HitDefinition) -> str:
-    """Return a hit definition in words."""
+    """Return a hit definition as a list of its choices: weight, window, ..."""
     last = f"last {100 * (1 - definition.warmup):.4g}% of the requests"
     parts = [
         f"{definition.weight}-weighted",
@@ -193,7 +193,7 @@ def hit_rate_in_words(definition: HitDefinition) -> str:
 
 
 def trace_in_words(trace: Trace) -> str:
-    """Return a trace in one line."""
+    """Return a trace's requests, span, blocks, lineage and format in one line."""
     parts = [f"{counted(trace.requests, 'request')} over {units.duration_in_words(trace.span_s)}"]
     if trace.has_hashes:
         parts += [
@@ -218,7 +218,7 @@ class Unit(Struct, frozen=True):
 
 
 class Sizes(Struct, frozen=True):
-    """How to write capacities in blocks of `block_size` tokens; also in bytes for a model."""
+    """Formatter for capacities in blocks of `block_size` tokens, and in bytes of a `model`."""
 
     block_size: int
     model: Model | None = None

@@ -1,4 +1,4 @@
-"""The effect of xi at one capacity: every replay of a policy with a xi, and LRU."""
+"""The effect of xi at one capacity: replays of a policy with several xi, and LRU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ABOUT = "xi: the tokens that the next turn may compute and still meet the SLO."
 
 
 def by_xi(runs: Sequence[Run]) -> dict[float, Run]:
-    """Return the runs with a parameter xi, by its value, ascending."""
+    """Return the runs that have a xi, by its value, ascending."""
     with_xi = [run for run in runs if XI in run.params]
     return {run.params[XI]: run for run in sorted(with_xi, key=lambda run: run.params[XI])}
 
@@ -41,8 +41,7 @@ def by_xi(runs: Sequence[Run]) -> dict[float, Run]:
 def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
     """Return a percentile of TTFT against xi with `at_xi` marked, and a row per replay.
 
-    `percentile` is a field of `Percentiles`. One policy of the simulation has a xi, at one
-    capacity.
+    `percentile` is a field of `Percentiles`. The simulation has one capacity and one xi policy.
     """
     runs = list(by_xi(simulation.runs).values())
     lru, slo_s = _lru(simulation), simulation.setting.slo_s
@@ -68,7 +67,7 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
 
 
 def _tiles(run: Run, lru: Run) -> list[Tile]:
-    """Return tiles of the chosen xi's changes against LRU; no change is neither good nor bad."""
+    """Return tiles of one xi's figures and their changes vs LRU; `good` is None if unchanged."""
     then, now = run.outcome, lru.outcome
 
     def tile(label: str, value: str, change: float, words: str) -> Tile:
@@ -98,7 +97,7 @@ def best(simulation: Simulation) -> float:
 
 
 def objections(run: Run, lru: Run, slo_s: float | None) -> list[str]:
-    """Return in words which limits of `kvscope tune` a run breaks against LRU, without intervals.
+    """Return the limits of `kvscope tune` that a run breaks against LRU, by estimates, not CIs.
 
     Without an SLO, only the limits of the median and the tail apply.
     """
@@ -126,7 +125,7 @@ def _lru(simulation: Simulation) -> Run:
 
 
 def columns(profile: LatencyProfile, xi: Callable[[Any], float]) -> Columns:
-    """Return two columns of a row's xi: in tokens, and as prefill time."""
+    """Return columns of a row's xi in tokens, and in ms: TTFT of that many uncached tokens."""
     return {
         "xi (tokens)": lambda row: count(xi(row)),
         "xi (ms)": lambda row: significant(float(profile.ttft_s(int(xi(row)), 0)) * 1e3),
@@ -134,7 +133,7 @@ def columns(profile: LatencyProfile, xi: Callable[[Any], float]) -> Columns:
 
 
 def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> style.Figure:
-    """Build a percentile of TTFT against xi, with LRU and the SLO as levels."""
+    """Draw a percentile of TTFT over xi, with LRU and the SLO as horizontal lines."""
 
     def ttft_ms(run: Run) -> float:
         return float(getattr(run.outcome.ttft_ms, percentile))
@@ -158,7 +157,7 @@ def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> s
 
 
 def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points]) -> style.Figure:
-    """Build `measure` (ms) against xi (tokens): a line of points (xi, ms) for each policy."""
+    """Draw `measure` (ms) over xi (tokens): a line of points (xi, ms) for each policy."""
     series = []
     for name, known in by_policy.items():
         xi, ms = zip(*known, strict=True)
