@@ -1,7 +1,7 @@
-"""The deployment and the SLO of a command, and what follows from them.
+"""The deployment and the SLO of a command: from its options, kvscope.toml and earlier commands.
 
-Its options win over kvscope.toml, and the file wins over what earlier commands on the trace stated:
-`stated_before`. A command that names a GPU, a model or a pool starts anew: it uses nothing of the
+Options win over the file, and the file wins over options of earlier commands on the same trace
+(`stated_before`). A command that names a GPU, a model or a pool starts anew: it uses nothing of the
 earlier deployment, and no measurement or price of another GPU or model from kvscope.toml. Any other
 option (`--tp`, `--slo`, `--gpu-hour`) changes only its own value.
 """
@@ -72,7 +72,7 @@ def stated_deployment(options: Stating) -> Deployment | None:
 
 
 def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
-    """Return the options in `known` that no longer apply to the GPU or model in `stated`."""
+    """Return options in `known` that hold only for its GPU or model, if `stated` names another."""
     names_of = {"gpu": gpu_name, "model": str.lower}
     both = known.keys() & stated.keys() & names_of.keys()
     changed = {key for key in both if names_of[key](stated[key]) != names_of[key](known[key])}
@@ -125,7 +125,7 @@ def with_any_latency(options: Asked) -> Asked:
 
 
 def file_states(options: Stating) -> bool:
-    """Return whether a file states a deployment: the one named, or kvscope.toml here."""
+    """Return whether `options.deployment` or ./kvscope.toml states a deployment."""
     return _deployed_file(options) is not None
 
 
@@ -178,7 +178,7 @@ def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Ask
 
 
 def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
-    """Return whether a command ignores the deployment of earlier commands, `deployed`."""
+    """Return whether a command ignores `deployed`, the options of earlier commands."""
     if options.deployment is not None or _deployed_file(options) is not None:
         return True
     named = {*_given(options, _SIZES | _DEPLOYED)}
@@ -203,7 +203,7 @@ def _stated_of(options: Stating) -> dict[str, Any]:
 
 
 def _in_words(stated: Mapping[str, Any]) -> str:
-    """Return a deployment and a target in one line."""
+    """Return a stated deployment and SLO as one line of text."""
     parts = []
     if stated.keys() & _DEPLOYED:
         known = {name: value for name, value in stated.items() if name in _NAMES}
@@ -237,7 +237,7 @@ def _file(options: Stating) -> Path | None:
 
 
 def _deployed_file(options: Stating) -> Path | None:
-    """Return the deployment's file; None for a kvscope.toml without a deployment."""
+    """Return the file that states the deployment; None for a kvscope.toml without one."""
     path = _file(options)
     if path is None or options.deployment is not None:
         return path
@@ -245,7 +245,7 @@ def _deployed_file(options: Stating) -> Path | None:
 
 
 def _key(where: str | None, options: Stating) -> str | None:
-    """Return the file's key that an error `where` names; None if an option stated the value."""
+    """Return the file key of the option in an error's `where`; None if the command set it."""
     stated = _given(options, _NAMES)
     name = (where or "").split(" ", 1)[0]
     return next((key for key in _NAMES if option(key) == name and key not in stated), None)

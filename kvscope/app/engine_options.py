@@ -1,4 +1,4 @@
-"""The options of the use cases that work with an engine: which one, and how it is started."""
+"""Options of the commands that run an engine: which engine, and how to start it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class EngineOptions(opt.Options, frozen=True, kw_only=True):
     server_log: str | None = opt.Target("Keep vLLM's log in this file.")
 
     def check_engine(self, started: str) -> None:
-        """Raise UsageError unless one of --url and --model (to start `started`) is given."""
+        """Raise UsageError unless exactly one of --url and --model (starts `started`) is given."""
         if (self.url is None) == (self.model is None):
             raise UsageError(
                 "name one of them",

@@ -139,14 +139,14 @@ class Known(Struct, frozen=True):
 
     @property
     def example(self) -> str:
-        """A condition that this command takes."""
+        """An example of a condition that this command accepts."""
         if not self.figures:
             return f"{VERDICT}={self.verdicts[0]}"
         return f"{self.figures[0]}{_kind(self.figures[0]).example}"
 
 
 class Gate(Struct, frozen=True):
-    """One condition. `limit` is a verdict, or the number in `written` in the figure's own unit."""
+    """One condition. `written` is the limit as typed, `limit` the verdict or number in it."""
 
     name: str
     operator: str
@@ -164,8 +164,8 @@ class Gate(Struct, frozen=True):
     def reason(self, figures: Figures, baseline: Figures | None = None) -> str | None:
         """Return why the condition holds, in one line, or None where it does not.
 
-        It also holds for a figure that could not be computed or is infinite. Raises InputError
-        where the result has no figure of this name.
+        A figure that could not be computed or is infinite meets every condition. Raises InputError
+        if the result lacks the figure, or has none in common with the baseline.
         """
         if self.is_regression:
             return self._regressed(figures, baseline or {})
@@ -207,7 +207,7 @@ class Gate(Struct, frozen=True):
         return f"fail-on {self}: {worst.name} is {change}: {write(worst.after)}, was {was}"
 
     def _shown(self, value: float) -> str:
-        """Return `value` in the unit of the limit, with enough digits to tell the two apart."""
+        """Return `value` in the limit's unit, rounded so that the condition holds."""
         number, unit = re.findall(r"([0-9.]+)(.*)", self.written)[0]
         if not unit and not float(number):  # 0 is 0 in any unit
             (unit,) = re.findall(r"[0-9.]([^0-9.]*)$", _kind(self.name).example)
@@ -324,7 +324,7 @@ def _gate(text: str, known: Known) -> Gate:
 
 
 def _check_regression(subject: str, known: Known, where: str) -> None:
-    """Raise UsageError if no known figure belongs to the subject of a regression."""
+    """Raise UsageError if `SUBJECT.regression` covers no figure of the command."""
     if known.of(subject):
         return
     if subject:
@@ -341,7 +341,7 @@ def _check_regression(subject: str, known: Known, where: str) -> None:
 
 
 def _spelled(verdict: str) -> str:
-    """Return a verdict as one word in small letters."""
+    """Return a verdict in lower case, its words joined by hyphens."""
     return "-".join(verdict.casefold().split())
 
 
@@ -364,9 +364,9 @@ def baseline_figures(
 ) -> Figures | None:
     """Return the figures of a `baseline`, None without one.
 
-    It is `run:N`, a stored run with the figures `of_run`, or the path of the JSON document of an
-    earlier `command`. Raises UsageError for a regression without a baseline or a baseline without a
-    regression, InputError for a baseline that cannot be read.
+    `baseline` is the path of the JSON document of an earlier `command`, or the stored run `run:N`,
+    whose figures `of_run` returns. Raises UsageError for a regression without a baseline or a
+    baseline without a regression, InputError for a baseline that cannot be read.
     """
     needed = [gate for gate in gates if gate.is_regression]
     if baseline is None:
@@ -396,7 +396,10 @@ def baseline_figures(
 
 
 def stored_run(store: Store, name: str) -> tuple[Trace, Run]:
-    """Return the run `run:N` with its parts, and its trace. Raises InputError if there is none."""
+    """Return the trace and the run called `run:N`, with its results by category and over time.
+
+    Raises InputError if there is no such run.
+    """
     from kvscope.store import results, traces
 
     number = name.removeprefix(RUN)
@@ -425,7 +428,7 @@ def read_document(path: str) -> dict[str, Any]:
 
 
 def _of_document(document: dict[str, Any], command: str, path: str) -> Figures:
-    """Return the figures in a document."""
+    """Return the figures of a document; InputError if it has none or is of another command."""
     if document["command"] != command:
         raise InputError(
             f"a document of `kvscope {document['command']}`, not of `kvscope {command}`", where=path

@@ -1,4 +1,4 @@
-"""The latency that a use case works with once its trace is read: fitted to the TTFTs in it."""
+"""Choose the latency profile for a trace: the stated or derived one, or one fitted to its TTFTs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ Timed = TypeVar("Timed", "SimulateRequest", "FleetRequest")
 
 
 class TraceLatency(Struct, frozen=True):
-    """A latency profile and the deployment with it; `fit` if it was fitted to the trace's TTFTs.
+    """The latency profile for a trace, and the deployment with this profile.
 
-    `note` says that it was fitted, or why not; empty if no fit was tried.
+    `fit` is None unless the profile was fitted to the trace's TTFTs. `note` says that it was, or
+    why not; empty if no fit was tried.
     """
 
     profile: LatencyProfile
@@ -61,10 +62,10 @@ def latency_for(
     deployment: ResolvedDeployment | None,
     prompts: Callable[[], Prompts],
 ) -> TraceLatency:
-    """Return the latency for a trace, fitted to its TTFTs in place of TO_FIT or of a roofline.
+    """Return the latency for a trace, fitted to its TTFTs if `--latency trace` or a roofline.
 
     A roofline stays if the TTFTs determine no profile, or one outside the roofline's band: the
-    trace may be of other GPUs. For TO_FIT, raises InputError if they determine none. `prompts`
+    trace may be of other GPUs. With `--latency trace` that raises InputError. `prompts`
     loads the trace's prompts.
     """
     named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
@@ -121,9 +122,10 @@ def beyond_length(deployment: ResolvedDeployment | None, prompts: Prompts) -> It
 def timed(
     request: Timed, trace: Trace, prompts: Prompts, monitor: Monitor
 ) -> tuple[Timed, TraceLatency]:
-    """Return the request timed for this trace; note a fit to its TTFTs, or why none is used.
+    """Return `request` with its latency for this trace (`latency_for`), and that latency.
 
-    Also note uncertainties of the deployment's engine, and requests that the engine would refuse.
+    Note a fit to the trace's TTFTs, or why none is used, uncertainties of the deployment's engine,
+    and requests that the engine would refuse.
     """
     for doubt in request.deployment.engine_doubts if request.deployment else ():
         monitor.note(doubt)

@@ -1,4 +1,4 @@
-"""How a use case reports progress and notes, is stopped, and where it runs: `--on`."""
+"""Monitors: progress and notes of a use case, and its stop. Executors: where it runs (`--on`)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Monitor:
     ) -> AbstractContextManager[Advance]:
         """Return a context for the work called `label`, of `total` units if that is known.
 
-        It yields a callable that counts finished units.
+        The context yields a callable that adds to the number of finished units.
         """
         return nullcontext(lambda _: None)
 
     def check(self, undone: str = "it was finished") -> None:
-        """Raise Stopped if `stop` is set; its text is "stopped before" and `undone`."""
+        """Raise Stopped, with the text "stopped before `undone`", if `stop` is set."""
         if self.stop.is_set():
             raise Stopped(f"stopped before {undone}")
 
     def checked(self, advance: Advance, undone: str) -> Advance:
-        """Return `advance` with a call of `check` before each step."""
+        """Return `advance`, extended to call `check(undone)` first."""
 
         def check_and_advance(amount: int) -> None:
             self.check(undone)
@@ -71,7 +71,7 @@ class LogMonitor(Monitor):
 
 
 def replays_on(on: str | None, monitor: Monitor) -> AbstractContextManager[Executor | None]:
-    """Return the executor of a sweep's replays; None for threads, as many as fit into memory."""
+    """Return a context of the executor for replays: the Ray cluster `on`, None for threads here."""
     return nullcontext() if on is None else ray_cluster(on, monitor)
 
 
@@ -79,7 +79,7 @@ def replays_on(on: str | None, monitor: Monitor) -> AbstractContextManager[Execu
 def ray_cluster(
     on: str, monitor: Monitor, *, workers: int | None = None, seen_by_all: str | None = None
 ) -> Iterator[Executor]:
-    """Yield the executor at this address (see `RayCluster`), until the block ends."""
+    """Yield an executor on the Ray cluster at `on`, connected until the block ends."""
     from kvscope.core.ray_cluster import RayCluster
 
     cluster = RayCluster(on, workers=workers, seen_by_all=seen_by_all)

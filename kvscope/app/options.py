@@ -2,8 +2,8 @@
 
     hbm: int | None = option("GPU memory, for example 80GiB.", "SIZE", values.size)
 
-An option of several classes is an annotation: `Hbm = Annotated[int | None, Option(...)]`. The
-command line makes its options of these classes, the Python API its keyword arguments. Fields hold
+Classes share an option as an annotation: `Hbm = Annotated[int | None, Option(...)]`. The command
+line makes its options of these classes, the Python API its keyword arguments. Fields hold
 plain values: bytes, seconds, tokens, blocks, shares from 0 to 1. This module loads neither numpy
 nor a kernel, so that `--help` is quick.
 """
@@ -63,9 +63,9 @@ T = TypeVar("T")
 class Option(Struct, frozen=True):
     """One option: its help, and how its value is written and parsed.
 
-    `default` describes the default in words. `flags` replaces the option's own name, which follows
-    from the field; an `argument` has none. `value` is the field's default if the Option stands in
-    its place. The functions from `Time` to `Target` make options of one kind of value.
+    `default` describes the default in words. `flags` replaces the flag made of the field's name; an
+    `argument` is positional and has no flag. `value` is the field's default where a class assigns
+    the Option to the field. The functions from `Time` to `Target` make options of a kind of value.
     """
 
     help: str
@@ -92,7 +92,7 @@ class _Declared(StructMeta):
 
 
 class Options(Struct, metaclass=_Declared, frozen=True, kw_only=True):
-    """Base class of option records; `declared` holds the Options that stand as field defaults."""
+    """Base class of option records; `declared` has the Options assigned to fields, by field."""
 
 
 option: Callable[..., Any] = Option
@@ -231,7 +231,7 @@ DeploymentFile = Annotated[
 
 
 class ReplicaOptions(Options, frozen=True, kw_only=True):
-    """Options that describe one replica, and whose traffic the trace holds: a fleet's or its own.
+    """Options that describe one replica, and whether the trace holds its traffic or the fleet's.
 
     An option wins over the same key of a kvscope.toml, and the file over earlier commands. With
     `beside_pool`, a capacity is reported next to the deployment's pool instead of replacing it.
@@ -320,7 +320,7 @@ class Reading(Options, frozen=True, kw_only=True):
     )
 
     def given(self) -> list[str]:
-        """Return the options that differ from their defaults, as typed on a command line."""
+        """Return the flags of the options that differ from their defaults, without values."""
         plain = defaults(type(self))
         changed = [name for name in plain if getattr(self, name) != plain[name]]
         return ["--" + name.removeprefix("trace_").replace("_", "-") for name in changed]
@@ -395,7 +395,7 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
 
 
 def typed(options: Struct) -> list[str]:
-    """Return the options that differ from their defaults as typed words; `parsed` reads them."""
+    """Return command-line words, flags and values, for the options that differ from defaults."""
     plain, words = defaults(type(options)), []
     for name, annotation in annotations_of(type(options)).items():
         pair, value = declared(annotation), getattr(options, name, None)
@@ -409,7 +409,7 @@ def typed(options: Struct) -> list[str]:
 
 
 def _text(value: object, option: Option) -> str:
-    """Return a value as written on a command line."""
+    """Return a value as typed on a command line, in a unit that the option's parser accepts."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return ",".join(_text(each, option) for each in value)
     if option.metavar == "TIME" and isinstance(value, float):
@@ -429,7 +429,7 @@ def arguments_of(kind: type[Struct]) -> set[str]:
 
 
 def targets_of(kind: type[Struct]) -> list[str]:
-    """Return the fields that name files to write."""
+    """Return the fields that name an output file (or `-`)."""
     return [name for name, option in options_of(kind).items() if option.parse is values.target]
 
 

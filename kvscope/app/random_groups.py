@@ -64,9 +64,10 @@ def random_groups(stores: Stores, trace: Trace, *, in_time: bool) -> Iterator[tu
 
 
 def noise(left: list[float], right: list[float], *, relative: bool) -> float | None:
-    """Return the change of a figure that chance explains, from its values in both traces' groups.
+    """Return the largest change of a figure, between two traces, that chance explains.
 
-    It is absolute, or `relative` to the left figure. None if a side has too few values.
+    `left` and `right` are its values in each trace's groups. The change is absolute, or `relative`
+    to the left trace. None if a side has too few values.
     """
     squares = 0.0
     for values in (left, right):

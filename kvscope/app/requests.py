@@ -1,7 +1,7 @@
-"""Requests of use cases, and the validation of options that several use cases share.
+"""What `simulate` and `fleet` are to compute, and checks of options that several commands share.
 
-Raises UsageError that names the wrong option, before any trace is read. This module and its imports
-load no kernel.
+Checks raise UsageError that names the wrong option, before any trace is read. This module and its
+imports load no kernel.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def stated_slo(slo_s: float | None) -> float:
 
 
 def stated_capacities(*named: int | tuple[int, ...] | None) -> Capacities:
-    """Return the capacities in the values of --capacity (first) and --capacity-blocks."""
+    """Return the capacities of --capacity (bytes) or --capacity-blocks; UsageError for both."""
     if None not in named:
         raise UsageError(
             "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
@@ -88,7 +88,7 @@ def stated_capacities(*named: int | tuple[int, ...] | None) -> Capacities:
 
 
 def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDefinition:
-    """Return the hit definition of the tool `compat`, or else one by `outputs` and `warmup`."""
+    """Return the hit definition of the tool `compat`, if None by `outputs` and `warmup` (0-1)."""
     if not 0 <= warmup < 1:
         raise UsageError(f"not below 100%: {warmup:.0%}", where="--warmup", remedy="try 20%")
     if compat is None:
@@ -130,7 +130,7 @@ def kv_model(
 
 
 def latency_profile(latency: str | None) -> LatencyProfile:
-    """Return the latency profile called `latency`, None: the default one; `trace`: TO_FIT."""
+    """Return the latency profile called `latency`: the default for None, TO_FIT for `trace`."""
     if latency == FROM_TRACE:
         return TO_FIT
     with placed("--latency"):
@@ -178,10 +178,10 @@ def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
 def policies_to_try(
     policies: str | None, params: Sequence[str] | None, engine: str, *, hybrid: bool = False
 ) -> list[Variant]:
-    """Return the policies to compare with LRU, as variants.
+    """Return the policies to compare with LRU, as variants; guarded on vLLM.
 
-    Raises UsageError for a named oracle, and for a named policy that has no eviction order for the
-    blocks of `hybrid` models, or an order for these alone.
+    Raises UsageError for a named oracle, and for a named policy that cannot order the blocks of the
+    model: some policies are only for `hybrid` models, others only for models that are not.
     """
     named = parse_policies(policies or contenders(engine, hybrid=hybrid))
     own = parse_policies(HYBRID)
@@ -209,8 +209,9 @@ def policies_to_try(
 class SimulateRequest(Struct, frozen=True):
     """The replays to run: at named `capacities`, and `points` more (neither: DEFAULT_POINTS).
 
-    `setting` has the capacities of named tiers. `tier` is a recommended tier below the pool of the
-    named capacity; `copied_bytes_per_token` is `kv_bytes_per_token` of the file's EngineTable.
+    The tiers of `--tiers` are in `setting`, with their capacities. `tier` is a recommended tier
+    below a pool of the named capacity. `copied_bytes_per_token` is the KV that SGLang's host tier
+    copies to each GPU, if a recommendation states it.
     """
 
     setting: RunSetting
@@ -234,7 +235,7 @@ def varied(autoscale: Scaling | None, disaggregate: float | None) -> list[str]:
 def check_varied(
     flags: Sequence[str], where: ResolvedDeployment | None, model: Model | None, needs: str
 ) -> None:
-    """Raise UsageError for `flags` (`varied`) that are not simulated for this deployment.
+    """Raise UsageError if a flag that `varied` returned is not simulated for this deployment.
 
     `needs` says how to get simulated vLLMs; empty if replicas are simulated vLLMs already.
     """
@@ -255,10 +256,10 @@ class FleetRequest(Struct, frozen=True):
     """The fleets to replay, and the SLO that the fewest replicas have to meet.
 
     `capacities` is per replica. Without `routers_named`, routers that need sessions are left out if
-    the trace has none. `engine` has the limits of simulated vLLMs, without their blocks: for the
-    time model `engine`, or to check the answer of a deployment's queues; else None. `tier` is below
-    each pool. `disaggregate` also compares prefill and decode on separate replicas, each with a
-    link of `disaggregate` bytes per second.
+    the trace has none. `engine` has the limits of simulated vLLMs, without the number of blocks:
+    for the time model `engine`, or to check an answer of the time model `queue`; else None. `tier`
+    is below each pool. `disaggregate`, if not None, also compares prefill and decode on separate
+    replicas, each with a link of `disaggregate` bytes per second.
     """
 
     setting: RunSetting
@@ -281,7 +282,7 @@ class FleetRequest(Struct, frozen=True):
     disaggregate: float | None = None
 
     def engine_in_groups(self, block_size: int) -> EngineSettings | None:
-        """Return the simulated vLLM, with the groups of a hybrid model's layers.
+        """Return the settings of a simulated vLLM, with the layer groups of a hybrid model.
 
         The groups are left out if blocks of `block_size` tokens do not divide the groups' blocks.
         """

@@ -38,12 +38,12 @@ class SettingFacts(Struct, frozen=True):
 
     @property
     def kv_transfer_config(self) -> Mapping[str, Any] | None:
-        """vLLM's option for the CPU tier, None without a tier."""
+        """vLLM's --kv-transfer-config for the tier; None without a tier or a block's bytes."""
         return kv_transfer_config(self.setting)
 
     @property
     def offload_launch(self) -> str | None:
-        """The flags that start an engine with the tier, None without a tier."""
+        """The flags that start vLLM with the tier; None as for `kv_transfer_config`."""
         return offload_launch(self.setting)
 
 
@@ -123,8 +123,8 @@ class RunFigures(Struct, frozen=True):
 class StoredRun(RunFigures, frozen=True):
     """A run in the store, with its definitions and assumptions.
 
-    `run:N`, N its `run_id`, names it for --baseline. `deployment` has the options that stated it,
-    by the keys of kvscope.toml; null for a cache study.
+    --baseline takes it as `run:N`, N its `run_id`. `deployment` has the options that state its
+    deployment, by their keys in kvscope.toml; null for a cache study.
     """
 
     DOCUMENT: ClassVar[str] = (

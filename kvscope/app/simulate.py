@@ -46,12 +46,12 @@ _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
 
 class Simulation(Struct, frozen=True):
-    """The runs of one setting over one trace; `found` has the parameters estimated from the trace.
+    """The runs of one setting over one trace; `found` (here `estimates`) has estimated parameters.
 
     `curve` is LRU's exact hit rate at every capacity, None where the setting has none. `unfinished`
     counts replays that a stop prevented. `workload` is the replayed workload, for views of single
-    requests. `without_tier` has runs of the pool without the recommended tier: `alone` with LRU,
-    `alone_as_recommended` with the recommended policy and retention; both null without a tier.
+    requests. The pool without a recommended tier is replayed too: `alone` with LRU, and
+    `alone_as_recommended` with the recommended policy, if another; null without such a tier.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -80,13 +80,13 @@ class Simulation(Struct, frozen=True):
 
     @property
     def alone(self) -> RunFigures | None:
-        """LRU without the tier."""
+        """LRU in the pool without the recommended tier; None if none is recommended."""
         runs = self.without_tier
         return RunFigures(runs[0], self.trace.block_size, self.model) if runs else None
 
     @property
     def alone_as_recommended(self) -> RunFigures | None:
-        """The recommended policy without the tier."""
+        """The recommended policy without the tier; None for LRU, or without a tier."""
         runs = self.without_tier[1:]
         return RunFigures(runs[0], self.trace.block_size, self.model) if runs else None
 
@@ -97,7 +97,7 @@ class Simulation(Struct, frozen=True):
 
     @property
     def middle(self) -> int:
-        """The middle capacity, whose runs the one screen shows."""
+        """The middle capacity (blocks), the one whose runs the default output shows."""
         return self.capacities[len(self.capacities) // 2]
 
     def at(self, capacity_blocks: int) -> list[Run]:
@@ -231,7 +231,7 @@ def replay(
 ) -> Simulation:
     """Return the wanted runs: from the store, or replayed and stored as they finish.
 
-    The store then lists each under the deployment `where`, if given. Runs that cannot be stored are
+    If given, `where` is stored as the deployment of each run. Runs that cannot be stored are
     returned too. The default executor uses threads.
     """
     setting = workload.setting

@@ -59,7 +59,7 @@ def open_dataset(folder: str, reading: Reading = AS_STORED) -> Dataset:
 
 
 def dataset_of(store: Store, trace: Trace) -> Dataset | None:
-    """Return the dataset behind a trace; None if its prompts' prefix paths are in the store."""
+    """Return the dataset that holds a trace's prompts; None if the store itself holds them."""
     folder = str(Path(store.path).parent)
     if store_path(folder) != store.path:
         return None
@@ -173,7 +173,7 @@ def stored_trace(stores: Stores, name: str | None) -> Trace:
 def stated_for(stores: Stores, source: str | None) -> dict[str, Any]:
     """Return the options that earlier commands stated for a trace; empty for a new trace.
 
-    For a path `source` it is the trace that was last read from there, for None the last used one.
+    A path means the trace last read from it, None the last used trace.
     """
     if source == STANDARD_INPUT:
         return {}
@@ -186,7 +186,7 @@ def stated_for(stores: Stores, source: str | None) -> dict[str, Any]:
 
 
 def keep_stated(stores: Stores, trace: Trace, options: dict[str, Any]) -> None:
-    """Store a command's options for later ones on `trace`, if that takes no wait for the store."""
+    """Store a command's options for later commands on `trace`, unless the store is locked."""
     with stores.reading() as store:
         if traces.stated(store, trace) == options:
             return

@@ -156,7 +156,7 @@ def other_machine(text: str) -> OtherMachine:
 
 
 def memory_price(text: str) -> float:
-    """Return a price of a GiB for an hour; 0 for memory that is there already."""
+    """Return a price per GiB and hour; 0 is allowed, for memory that is paid for."""
     return 0.0 if text in {"0", "0.0"} else price(text)
 
 
@@ -188,7 +188,8 @@ class TierSize(NamedTuple):
 def tier_size(text: str) -> TierSize:
     """Return a tier of CPU memory (`64GiB`), or one with an SSD below (`dram:64GiB+ssd:1TiB`).
 
-    Or with a shared pool: `dram:64GiB+shared:8TiB`, and options of `SharedPool` behind colons.
+    A pool that replicas share takes the SSD's place in `dram:64GiB+shared:8TiB`; its options
+    (`SharedPool.parse`) follow after colons.
     """
     sizes = _TIER_SIZE.fullmatch(text)
     if sizes is None:
@@ -204,7 +205,7 @@ def tier_size(text: str) -> TierSize:
 
 
 def percentile(text: str) -> float:
-    """Return the rank in `p95` or `p99.9`; p100 leaves no request out and is refused."""
+    """Return a percentile such as `p99.9` as a share, 0.999. Rejects p100: no request is beyond."""
     rank = units.parse_percentile(text)
     if rank >= 1:
         raise UsageError(f"{text!r} leaves no request out", remedy="write for example p95 or p99.9")
@@ -239,7 +240,7 @@ def session_arrivals(text: str) -> float:
 
 
 def cluster(text: str) -> str:
-    """Return `ray`, or the address of a Ray cluster."""
+    """Return the address of a Ray cluster, or `ray`; reject other text."""
     host, _, port = text.removeprefix("ray://").rpartition(":")
     if text != "ray" and not (host and port.isdecimal()):
         raise UsageError(

@@ -68,7 +68,10 @@ class Advice(Struct, frozen=True):
 
 
 class WatchRequest(Struct, frozen=True):
-    """Request of a watch; its capacity is in `options` (blocks), `capacity_tokens` or `advice`."""
+    """Options of a watch, and the advice to replay, None for none.
+
+    `capacity_tokens` is --capacity in tokens, None if that is not stated.
+    """
 
     options: WatchOptions
     advice: Advice | None = None
@@ -123,9 +126,10 @@ class _RecordedLine(msgspec.Struct):
 
 
 class Watch:
-    """The latest lines of a recording, counters over all lines, the latest `hits` and `past` hits.
+    """A window of the latest lines of a recording, counters over all lines, and hit rates.
 
-    Memory is bounded by the window: by its requests and by MOST_BYTES.
+    `hits` is of the window last replayed, `past` of all. The window is bounded by its number of
+    requests and by MOST_BYTES.
     """
 
     def __init__(self, request: WatchRequest) -> None:
@@ -148,7 +152,7 @@ class Watch:
         return [line for _, line in self._lines]
 
     def take(self, follower: Follower) -> bool:
-        """Read new lines of a recording; return whether there were none."""
+        """Add the new lines of a recording to the window; return True if there are none."""
         switches, recordings = follower.switches, follower.recordings
         lines = follower.lines()
         if follower.recordings > recordings:
@@ -189,7 +193,7 @@ class Watch:
         self._bytes = 0
 
     def refresh(self) -> None:
-        """Start the replay of a new window in a thread if it is due; collect a finished one.
+        """Collect a finished replay of the window; start the next in a thread if it is due.
 
         If a window cannot be replayed, `failure` is set and the previous hits stay.
         """
@@ -332,7 +336,7 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
 
 
 def check_path(path: Path) -> None:
-    """Raise InputError for a recording whose path can never exist or be followed."""
+    """Raise InputError if `path` is no file or folder, or is missing with its parent folder."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         remedy = "name a recording, or its folder"
         raise InputError("neither a file nor a folder", where=str(path), remedy=remedy)

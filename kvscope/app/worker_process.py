@@ -30,8 +30,9 @@ def in_process(function: Callable[..., R], *arguments: Any, monitor: Monitor) ->
     """Return `function(*arguments, reporter)`, computed in another process.
 
     The reporter is a monitor that forwards steps, notes and parts of the result to `monitor`.
-    Setting `monitor.stop` sets the reporter's and soon ends the process. Raises Stopped then, the
-    function's exceptions, and KvscopeError if the process was killed.
+    Setting `monitor.stop` sets the reporter's; work that goes on for a second then is killed, and
+    Stopped is raised. Raises the function's KvscopeError (RuntimeError for its other exceptions),
+    and KvscopeError if the process was killed.
     """
     try:
         worker = _idle.pop()
@@ -115,7 +116,7 @@ class Reporter(Monitor):
     def steps(
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> Iterator[Advance]:
-        """Report a step."""
+        """Report the start of a step, and its progress."""
         self.send("steps", label, total, unit)
 
         def advance(amount: int) -> None:
