@@ -1,7 +1,7 @@
-"""Where the tries of a dataset are cut, and its paths in files by shard.
+"""Cut the prefix trie of a dataset into shards, and write its paths to files by shard.
 
 A prefix belongs to the trunk if more than a share of the requests have it. The trunk is one shard;
-below it each subtree lies in a shard of its own, or with others. Which prefixes are cut decides how
+each subtree below it goes as a whole into one of the others. Which prefixes are cut decides how
 even the shards are, never a result: so a sample of the requests chooses them. Paths are written by
 shard while a trace is read.
 """
@@ -48,7 +48,7 @@ class Places(NamedTuple):
 
 
 class Cuts:
-    """The trunk of a dataset, as the paths ids[starts[k]:starts[k + 1]] to its ends."""
+    """The trunk of a dataset; the path to its k-th leaf is ids[starts[k]:starts[k + 1]]."""
 
     def __init__(self, starts: Int64s, ids: Int64s) -> None:
         self.starts, self.ids = starts, ids
@@ -57,7 +57,7 @@ class Cuts:
 
     @property
     def prefixes(self) -> int:
-        """The number of paths that are cut."""
+        """The number of the trunk's leaves."""
         return len(self.starts) - 1
 
     @property
@@ -66,7 +66,7 @@ class Cuts:
         return self._trunk.count - 1
 
     def places(self, starts: Int64s, ids: Int64s, shards: int) -> Places:
-        """Return where each path lies if subtrees are spread over `shards` shards."""
+        """Return how many blocks of each path are in the trunk, and the shard of the rest."""
         node, split = self._trunk.match(starts, ids)
         rest = np.flatnonzero(split < np.diff(starts))
         shard = np.full(len(split), TRUNK, dtype=np.int32)
@@ -90,9 +90,9 @@ class Cuts:
 
 
 class FileSample(Struct, frozen=True):
-    """The first requests of some files: a trie, the `ends` of their paths, and their density.
+    """The first requests of some files: their trie, and the last block (`ends`) of each path.
 
-    The density is in accesses and requests per decompressed byte.
+    Accesses and requests are counted per decompressed byte.
     """
 
     trie: Trie
@@ -106,7 +106,7 @@ class FileSample(Struct, frozen=True):
 
 
 def sample_files(files: list[str], chosen: str, read: ReadOptions) -> FileSample:
-    """Return a sample of the first requests of some of the files, in the format `chosen`."""
+    """Return the first requests of up to 16 of the files, read in the format called `chosen`."""
     trie, leaf = Trie(), list[Int32s]()
     requests = accesses = size = 0
     some = files[:: -(-len(files) // _SAMPLE_FILES)]
@@ -130,7 +130,7 @@ def sample_files(files: list[str], chosen: str, read: ReadOptions) -> FileSample
 
 
 def cuts_of(trie: Trie, ends: Int32s, limit: int) -> Cuts:
-    """Return cuts below which each subtree has at most `limit` of the paths to these `ends`."""
+    """Return the cuts below which no subtree has more than `limit` of the paths to these `ends`."""
     in_trunk = subtree_roots(trie.parent, ends, max(limit, 1)) == 0
     in_trunk[0] = False
     has_child = np.zeros(trie.count, dtype=np.bool_)
@@ -142,7 +142,7 @@ def cuts_of(trie: Trie, ends: Int32s, limit: int) -> Cuts:
 
 @kernel
 def gather(ids: Int64s, begin: Int64s, length: Int32s, gathered: Int64s) -> None:
-    """Copy the stretches of `ids` that start at `begin` into `gathered`, one after another."""
+    """Copy ids[begin[k]:begin[k] + length[k]] for each k into `gathered`, one after another."""
     at = 0
     for k in range(len(begin)):
         for i in range(begin[k], begin[k] + length[k]):
@@ -156,9 +156,9 @@ _PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
 
 
 class Pieces(NamedTuple):
-    """Paths in one shard, K of them: request `row` has the next `length` of the ids.
+    """K paths in one shard, of the requests in file rows `row`: `length` hash ids each, in `ids`.
 
-    The first `split` blocks of a path are the trunk's, whose shard has paths up to their cuts.
+    The first `split` blocks are copies of the trunk's; 0 in the trunk's shard, where paths are cut.
     """
 
     row: Int32s
@@ -181,7 +181,7 @@ class Spill:
         self._ids = (folder / _IDS).open("wb")
 
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
-        """Write each path ids[starts[k]:starts[k + 1]]; blocks have no numbers yet: all are 0."""
+        """Write each path ids[starts[k]:starts[k + 1]]; return zeros, as blocks have no numbers."""
         paths = len(starts) - 1
         row = self._rows + np.arange(paths, dtype=np.int32)
         self._rows += paths
@@ -240,7 +240,7 @@ class Spill:
 
 
 def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map the array in a file into memory and unlink the file; its space goes with the array."""
+    """Map the array in a file into memory and unlink the file; the array then owns its space."""
     size = file.tell()
     file.flush()
     values = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)
@@ -250,14 +250,14 @@ def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def shard_sizes(folder: Path, shards: int) -> Int64s:
-    """Return the numbers of paths and of their blocks by shard, the trunk's first (2 × S)."""
+    """Return two rows: the paths in each shard, the trunk's first, and their blocks in total."""
     index: Int64s = np.load(folder / _INDEX).reshape(-1, 2, shards + 1)
     sizes: Int64s = index.sum(axis=0)
     return sizes
 
 
 def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:
-    """Yield the paths in a shard, some at a time, in the order of their rows."""
+    """Yield the paths in a shard in batches, in order of file rows."""
     index: Int64s = np.load(folder / _INDEX)
     if not len(index):
         return
@@ -274,6 +274,6 @@ def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:
 
 
 def starts_of(length: Int32s) -> Int64s:
-    """Return where paths of these lengths begin one after another, and the end of the last."""
+    """Return each path's offset in an array of all paths' blocks, and that array's length last."""
     starts: Int64s = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
     return starts

@@ -35,9 +35,9 @@ class FileState(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """The sources and options of a dataset, written first: an equal plan continues its ingest.
+    """Sources and options of a dataset, written before its ingest; an equal plan resumes it.
 
-    `reading` is a text that stands for the options of reading.
+    `reading` is a text that identifies the options of reading.
     """
 
     version: int
@@ -55,7 +55,7 @@ class Versioned(Struct, frozen=True):
 
 
 class ShardEntry(Struct, frozen=True):
-    """A shard in the manifest: own blocks (no copies of the trunk's), accesses, files' digest."""
+    """A shard in the manifest: `blocks` of its own (no trunk copies), accesses, files' digest."""
 
     blocks: int
     accesses: int
@@ -85,7 +85,7 @@ _BLOCK_BYTES, _PATH_BYTES, _RUN_BYTES = 12, 120, 200  # of a shard, and of a str
 
 
 class AnalysisBudget(Struct, frozen=True):
-    """Memory budget of an analysis: runs of reuse per stretch of time, and the store's bytes."""
+    """Memory of an analysis: runs of reuse (`ReusedRuns`) loaded at once, bytes for the store."""
 
     runs_at_once: int
     store_bytes: int
@@ -164,7 +164,7 @@ class Dataset:
         return self.folder if os.access(self.folder, os.W_OK) else Path(gettempdir())
 
     def least_bytes(self) -> int:
-        """Return the least memory (bytes) for following shards, the program's own included."""
+        """Return the least memory (bytes) for an analysis by shards, the program's included."""
         shard = max(
             _BLOCK_BYTES * len(load_array(folder, "block_parent"))
             + _PATH_BYTES * len(load_array(folder, "request"))
@@ -173,7 +173,7 @@ class Dataset:
         return _PROGRAM_BYTES + _REQUEST_BYTES * self.paths().requests + shard + LEAST_LEFT
 
     def analysis_budget(self, memory_bytes: int) -> AnalysisBudget:
-        """Divide memory between runs and store. Raises UsageError where it is too little."""
+        """Divide memory between runs of reuse and store. Raises UsageError if it is too little."""
         least = self.least_bytes()
         if memory_bytes < least:
             raise UsageError(

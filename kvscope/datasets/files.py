@@ -85,7 +85,7 @@ class ArrayFolder(MutableMapping[str, NDArray[Any]]):
 
 
 def load_array(folder: Path, name: str) -> NDArray[Any]:
-    """Return an array, mapped into memory. Raises DamagedDatasetError where there is none."""
+    """Return the array `name`, mapped into memory; DamagedDatasetError if missing or invalid."""
     path = folder / f"{name}.npy"
     try:
         values = np.asarray(npy.open_memmap(path, mode="r"))
@@ -99,7 +99,7 @@ def load_array(folder: Path, name: str) -> NDArray[Any]:
 
 
 def digest_of(folder: Path, names: Iterable[str]) -> str:
-    """Return the digest of the files of some arrays."""
+    """Return a digest (32 hex digits) of arrays' files; DamagedDatasetError if one is missing."""
     digest = hashlib.blake2b(digest_size=16)
     for name in names:
         path = folder / f"{name}.npy"

@@ -105,7 +105,7 @@ _RUNS_AT_ONCE = 4_000_000
 
 
 class DatasetOptions(Struct, frozen=True):
-    """How to make a dataset: in how much memory, in how many shards (None: as many as needed).
+    """How to make a dataset: memory (bytes), number of shards (None: chosen by the files' size).
 
     Results depend on neither, nor on `cut_share`: a prefix is cut if more than this share of the
     requests have it.
@@ -242,7 +242,7 @@ class DatasetBuild:
         return load_facts(folder)
 
     def _settled(self) -> Plan:
-        """Return the plan: an equal one in the folder, else a new one, which is written."""
+        """Return the folder's plan, which must equal this run's; write it to a new folder."""
         files, read = self._files, self._read
         path = self.folder / PLAN
         reading = f"{read.read.fingerprint()}/{read.strict}/{read.max_bad}"
@@ -284,7 +284,7 @@ class DatasetBuild:
         return (self.options.memory_bytes - programs - _COLUMN_BYTES * requests) / workers
 
     def _shards_for(self, files: list[str], sample: FileSample) -> int:
-        """Return the number of shards for the size of the files, by the sample's density."""
+        """Return the shards that the files need, by their size and the density of the sample."""
         size = sum(
             (_state(file).size or GIB) * (_COMPRESSED if file.endswith((".gz", ".zst")) else 1)
             for file in files
@@ -326,7 +326,7 @@ class DatasetBuild:
         )
 
     def _run(self, label: str, step: Callable[[ShardTask], None], tasks: list[ShardTask]) -> None:
-        """Run the tasks whose folders are missing: all others are done."""
+        """Run the tasks whose folders are missing; the others were done before."""
         todo = [task for task in tasks if not Path(task.folder).is_dir()]
         alone = [task for task in todo if self._trunk_alone and task.shard == TRUNK]
         with self.progress.steps(label, len(tasks)) as advance:
@@ -338,7 +338,7 @@ class DatasetBuild:
             any(folder.iterdir())  # else a network's file system may take new ones for missing
 
     def _built(self, read: ReadFacts) -> BuiltRequests:
-        """Make the shards, link conversations and follow reuse; return the requests."""
+        """Make the shards, link conversations and find reuse; return the requests."""
         columns_on_disk = ArrayFolder(self.work / "requests")
         arranged = Arranged(
             load_rows(self.work / "read"),
@@ -415,7 +415,7 @@ class DatasetBuild:
         return [self.work / f"reduced-{number:04}" for number in range(self._plan.shards + 1)]
 
     def store(self, built: BuiltRequests) -> None:
-        """Write the store: requests, runs of reuse, the trie's branch points, block counts."""
+        """Write the store: requests, runs of reuse, the trie's branch points, groups of blocks."""
         plan, reduced = self._plan, self.reduced()
         reading = self._read.read.fingerprint(places_sessions=self._format.places_sessions)
         draft = self.work / STORE

@@ -1,4 +1,4 @@
-"""Numbers for the blocks of all shards: those that one trie of all files would give them.
+"""Number the blocks of all shards as one trie of all files would.
 
 A trie numbers blocks as paths add them, so the new blocks of a request follow each other. A block
 is thus identified by the first request with it, its owner, and its depth; and the whole trie is
@@ -23,7 +23,11 @@ _CARRIED = ("carried_request", "carried_owner", "carried_depth")
 
 
 class NumberedPaths(NamedTuple):
-    """Ends of the paths of R requests, and B `blocks` whose parent is not the previous number."""
+    """Last blocks of R prompts (`leaf`) and of their cached paths (`carried_leaf`), in one trie.
+
+    `blocks` are the first new blocks of requests and `parents` theirs; any other block's parent is
+    the previous number.
+    """
 
     leaf: Int32s
     carried_leaf: Int32s
@@ -34,10 +38,11 @@ class NumberedPaths(NamedTuple):
 def owned_blocks(
     block_parent: Int32s, own: Bools, member: Int32s, leaf: Int32s, row: Int32s
 ) -> tuple[Int32s, Arrays]:
-    """Return the owner of each of a shard's `own` blocks, and the arrays for `number_blocks`.
+    """Return the owner of each block of a shard, and the arrays for `number_blocks`; -1: no owner.
 
-    The arrays cover K paths, ending at `leaf`, of requests `member` in file rows `row`: the number
-    of `new` blocks, and the owners of the block `above` them and of the `last` one (-1: none).
+    The root and copies of the trunk's blocks have none. Arrays have an entry for each of K paths,
+    which end at `leaf`, of requests `member` in file rows `row`: how many `new` blocks the request
+    owns, the owner of the block `above` these, and that of the `last` block.
     """
     owner = np.full(len(block_parent), -1, dtype=np.int32)
     new, above = np.zeros((2, len(leaf)), dtype=np.int32)
@@ -56,7 +61,7 @@ def _find_owners(
     new: Int32s,
     above: Int32s,
 ) -> None:
-    """Fill each block's first path; per path, the number of new blocks and the owner above them."""
+    """Fill each block's `owner` (its first path); per path, `new` blocks and the owner `above`."""
     for k in order:
         block = leaf[k]
         while own[block] and owner[block] < 0:
@@ -71,7 +76,7 @@ def number_blocks(
 ) -> NumberedPaths:
     """Return the ends of R paths in one trie of all blocks; all 0 beyond INT32_MAX blocks.
 
-    `blocks` are the lengths of prompts, `order` has the rows of the files by arrival.
+    `blocks` are the prompts' lengths in blocks, `order` the file rows, both by arrival.
     """
     # How many blocks of each request are in the trunk, and new in it or below it.
     in_trunk, new_in_trunk, new_below = np.zeros((3, len(blocks)), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The facts of a dataset's paths, added up from its shards: equal to those of one trie."""
+"""Reuse, hit curves and misses of a dataset, added up over its shards: equal to one trie's."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _AT_ONCE = 1 << 21
 
 
 class CurveCorners:
-    """Corners of a hit curve, kept in files: `add` them in any order, then take the `curve`."""
+    """Corners of a hit curve, kept in files: `add` them in any order, then call `curve`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class CurveCorners:
         self._last = 0
 
     def add(self, at: Int64s, weight: Int64s) -> None:
-        """Add `weight` to the slope of the curve from each of the capacities `at` on."""
+        """Change the curve's slope by weight[k] from capacity at[k] (blocks) on, for each k."""
         self._last = max(self._last, int(at.max(initial=0)))
         ranges = at // RANGE
         order = np.argsort(ranges.astype(np.uint16), kind="stable")  # 2^39 blocks: a radix sort
@@ -76,7 +76,7 @@ class CurveCorners:
             append_array(self._files[number], some)
 
     def curve(self) -> tuple[Int64s, Int64s]:
-        """Return the curve's knots (capacities) and hits there, mapped from files into memory."""
+        """Return the capacities (blocks) where the slope changes, and the hits, as mapped files."""
         columns = [(self._folder / name).open("w+b") for name in ("knots", "hits")]
         for each in bent(self._steepening()):
             for column, values in zip(columns, each, strict=True):
@@ -115,9 +115,9 @@ class Progress(Protocol):
 class DatasetPaths(Struct, frozen=True):
     """The paths of R requests, in shards of which each worker has one at a time in memory.
 
-    `columns` is the folder with the columns of all requests, read in stretches with about
-    `runs_at_once` runs. `digests` of the shard `folders` are checked if given; results too large
-    for memory are written to `work`.
+    `columns` is the folder with the columns of all requests. `runs_at_once` bounds the runs of
+    reuse in memory. `digests` of the shard `folders` are checked if given; results too large for
+    memory are written to `work`.
     """
 
     columns: Path
@@ -155,9 +155,9 @@ class DatasetPaths(Struct, frozen=True):
     def follow(
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> FollowedShards:
-        """Follow the paths of each shard: for curves and misses, and for ideal hit rates.
+        """Return the reuse in all shards: for `curves` and misses, and for `ideals` (ideal rates).
 
-        Raises UsageError for a curve of a flat cache, whose blocks are in no subtrees.
+        Raises UsageError for a curve of a flat cache, where a block hits without its prefix.
         """
         if any(definition.flat for definition in curves):
             raise UsageError(
@@ -184,7 +184,10 @@ class DatasetPaths(Struct, frozen=True):
         return self.progress.steps(label, total) if self.progress else nullcontext(lambda _: None)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Return `decile_histogram` over all shards; `multi_turn` (R) marks later turns."""
+        """Count lookups by the tenths of earlier prompts that had the block, as `decile_histogram`.
+
+        `multi_turn` (R) marks follow-up turns.
+        """
         counts = np.zeros((2, 1 << DECILES), dtype=np.int64)
         for folder, digest in self._shards():
             shard = load_shard(folder, self.columns, digest)
@@ -217,7 +220,6 @@ class WorkFolder:
 
 
 def _is_running(process: str) -> bool:
-    """Return whether a process with this id exists."""
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:
@@ -228,7 +230,10 @@ def _is_running(process: str) -> bool:
 
 
 class FollowTask(Struct, frozen=True):
-    """A shard to follow: its folder, the requests' columns, hit definitions, where to write."""
+    """A shard in which to find reuse: its folder, the requests' columns, where to write (`into`).
+
+    `walks` are the hit definitions of curves and misses, `looks` those of ideal hit rates.
+    """
 
     shard: str
     columns: str
@@ -239,7 +244,7 @@ class FollowTask(Struct, frozen=True):
 
 
 def follow_shard(task: FollowTask) -> None:
-    """Write the runs of reuse in a shard, and how much of each prompt had been written before."""
+    """Write a shard's runs of reuse, and how many leading blocks of prompts were not new."""
     shard = load_shard(Path(task.shard), Path(task.columns), task.digest)
     paths = shard.paths
     folder = Path(task.into)
@@ -260,7 +265,7 @@ def follow_shard(task: FollowTask) -> None:
 
 
 class FollowedShards:
-    """Reuse in all shards, merged in stretches of time: from runs, never from accesses.
+    """Hit curves, ideal rates and misses of a dataset, from the runs of reuse in all its shards.
 
     The number of blocks that each request touched last adds up over shards, so LRU's exact curve
     needs only the merged runs. The files go when nothing refers to this object any more.
@@ -281,7 +286,7 @@ class FollowedShards:
         self._curves = dict[HitDefinition, HitCurve]()
 
     def curve(self, definition: HitDefinition) -> HitCurve:
-        """Return LRU's hits at every capacity; its knots stay on disk."""
+        """Return LRU's hits at every capacity; the curve's arrays stay on disk."""
         if definition not in self._curves:
             first, total = self._first_counted(definition), 0
             corners = CurveCorners(self._folder)
@@ -350,7 +355,7 @@ class FollowedShards:
             yield file
 
     def novelty(self, definition: HitDefinition, begin: int, lengths: PromptLengths) -> Novelty:
-        """Return the new part of each prompt in a stretch: requests from `begin` on."""
+        """Return the new blocks of each prompt in a stretch: requests from `begin` on."""
         key = self._walks.index(walked(definition))
         part = slice(begin, begin + len(lengths.blocks))
         seen = self.most(f"seen{key}", part)
@@ -362,7 +367,7 @@ class FollowedShards:
         return Novelty(seen, look, start, np.maximum(seen, end))
 
     def most(self, name: str, part: slice) -> Int32s:
-        """Return per request of a stretch the largest value of array `name` in any shard, or 0."""
+        """Return per request of `part` the largest value of array `name` in any shard, or 0."""
         most = np.zeros(min(part.stop, self._paths.requests) - part.start, dtype=np.int32)
         for shard in self._shards:
             member = load_array(shard, "member")
@@ -376,7 +381,6 @@ class FollowedShards:
 
 
 def _total(parts: Sequence[MissReasons]) -> MissReasons:
-    """Return the sums of miss reasons over all stretches."""
     tokens = {
         name: sum(getattr(part, name) for part in parts)
         for name in MissReasons.__struct_fields__

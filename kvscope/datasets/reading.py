@@ -25,7 +25,9 @@ _FACTS, _COLUMNS, _TREE = "facts.json", "columns", "prompt_parts"
 class ReadFacts(Struct, frozen=True):
     """Facts of a trace besides its columns. `content` is a digest of its decompressed bytes.
 
-    `lines` are the first unusable ones with reasons, `places` the file and line number of each.
+    `lines` are the first unusable ones with reasons, `places` the file and line number of each;
+    `spans` the first and last arrival (s) by file, `cut` a note if the end of the trace is missing,
+    else empty.
     """
 
     content: str
@@ -67,7 +69,7 @@ def read_files(
 ) -> None:
     """Read the trace at `path` into a folder; `spill` are the cuts and the number of shards.
 
-    `advance` gets the number of bytes read.
+    `advance` is called with each number of bytes read.
     """
     with (
         whole_folder(folder) as draft,
@@ -110,16 +112,16 @@ def _text(text: str) -> str:
 
 
 def load_facts(folder: Path) -> ReadFacts:
-    """Return the facts from reading that are in a folder."""
+    """Return the facts that `read_files` wrote to a folder."""
     return msgspec.json.decode((folder / _FACTS).read_bytes(), type=ReadFacts)
 
 
 def load_rows(folder: Path) -> dict[str, NDArray[Any]]:
-    """Return the columns of a trace in file order, mapped into memory."""
+    """Return the columns that `read_files` wrote, in file order, mapped into memory."""
     files = (folder / _COLUMNS).glob("*.npy")
     return {file.stem: load_array(folder / _COLUMNS, file.stem) for file in files}
 
 
 def load_parts(folder: Path) -> PartTree:
-    """Return the tree of the parts of its prompts."""
+    """Return the tree of prompt parts that `read_files` wrote to a folder."""
     return PartTree(*(load_array(folder / _TREE, name) for name in PartTree._fields))

@@ -1,7 +1,7 @@
 """A sample of a dataset, drawn without reading the other requests.
 
-For all requests, only the ends of their paths are loaded, and the trie's branch points. The blocks
-between two such places follow each other and are on the same paths: one stretch.
+For all requests, only the last blocks of their paths are loaded, and the trie's branch points. The
+blocks between two of these have consecutive numbers and are on the same paths: one stretch.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _AT_A_TIME = 1 << 20  # requests that are drawn together: bounds the memory
 
 
 class Stretches(NamedTuple):
-    """A trie as S stretches of blocks with consecutive numbers, each below its `parent`.
+    """A trie as S stretches of blocks with consecutive numbers, each below its `parent` stretch.
 
-    Stretch k ends in block `last[k]` and begins behind last[k - 1]; the root is stretch 0, and
-    parents come first. The paths of R requests end with the stretches `leaf` and `carried_leaf`.
+    Stretch k ends with block `last[k]` and begins after last[k - 1]; the root is stretch 0, and
+    parents come first. R prompts end with the stretches `leaf`, their cached paths with
+    `carried_leaf`.
     """
 
     last: Int32s
@@ -50,7 +51,7 @@ class Stretches(NamedTuple):
 def drawn_trace(
     dataset: Dataset, store: Store, setting: RunSetting, progress: Progress
 ) -> DrawnTrace:
-    """Draw the sample of a setting from a dataset, whose store is open.
+    """Return the sample of a dataset at a setting's rate, and LRU's exact curve of the whole.
 
     Raises OutOfMemoryError where the sample takes more than the free memory, UsageError where it is
     empty, InputError where the dataset has more than INT32_MAX blocks.
@@ -66,7 +67,7 @@ def drawn_trace(
 
 
 def load_stretches(store: Store, trace: Trace) -> Stretches:
-    """Return a dataset's trie. Raises InputError where it has more than INT32_MAX blocks."""
+    """Return a dataset's trie in stretches. Raises InputError for more than INT32_MAX blocks."""
     block, above = load_branches(store, trace)
     leaf, carried_leaf = store.columns("ingest/leaves", trace_id=trace.trace_id).values()
     # A path adds its blocks in a row, so where the next one begins to, a path has ended.
@@ -123,7 +124,7 @@ def _among(numbers: Int32s, requests: Int64s) -> Int32s:
 
 
 def _laid_out(prompts: Prompts, last: Int32s) -> Prompts:
-    """Return requests on the blocks that they need, from requests whose leaves are stretches."""
+    """Return requests on blocks, only those of their paths, from requests on stretches."""
     every = np.arange(len(prompts.leaf))
     blocks = np.diff(last, prepend=np.int32(-1))[needed_blocks(prompts, every)]
     inside = select(prompts, every)

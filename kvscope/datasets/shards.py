@@ -1,8 +1,8 @@
-"""One shard of a dataset: its trie, the paths of its requests, and what reuse there is in it.
+"""One shard of a dataset: its trie, the paths of its requests, and the reuse in it.
 
-A shard has whole paths, the trunk's blocks included, so that everything that walks a trie walks it
-as it is. Which blocks count in it is a matter of depth: those from `split` on; the trunk's own
-shard has the paths up to where they are cut, and all of their blocks count.
+A shard has whole paths, with copies of the trunk's blocks, so any code that walks a trie can walk
+it. Only the blocks from depth `split` on count in it. The trunk's own shard has the paths up to
+where they are cut, and all of their blocks count.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ GROUPS = ("first_request", "last_request", "reuses", "blocks")
 class ShardTask(Struct, frozen=True):
     """A shard to write to `folder`: built from read `paths`, or reduced from a shard in `paths`.
 
-    `columns` has columns of all requests: their number by file row, or columns by arrival; to
-    follow reuse, `rows` has columns by file row, too.
+    `columns` is a folder with columns of all requests: to build, their number by file row and their
+    full blocks; to reduce, their lengths. To reduce, `rows` has the file row of each request, too.
     """
 
     shard: int
@@ -63,7 +63,7 @@ class ShardTask(Struct, frozen=True):
 
 
 def build_shard(task: ShardTask) -> None:
-    """Make a shard's trie from its paths, and note where the full blocks of prompts end.
+    """Write a shard's trie, made from its paths, and the blocks where prompts' full blocks end.
 
     Raises InputError where it may have more than INT32_MAX blocks.
     """
@@ -99,7 +99,7 @@ def build_shard(task: ShardTask) -> None:
 def _find_nearest_ends(
     block_parent: Int32s, node: Int32s, request: Int32s, first: Int32s, nearest: Int32s
 ) -> None:
-    """Fill each block's first request that ends there, and at the nearest end at or above it."""
+    """Fill the first request that ends at each block, and at the `nearest` end above or there."""
     for k in range(len(node) - 1, -1, -1):
         first[node[k]] = request[k]
     for block in range(1, len(block_parent)):  # parents have lower numbers
@@ -107,7 +107,7 @@ def _find_nearest_ends(
 
 
 def path_ends(folders: list[Path], full_blocks: Int32s) -> PathEnds:
-    """Return the last full block of all requests, in a tree of such ends alone.
+    """Return the last full block of each request, in a tree that has only these blocks.
 
     A node's number is 1 + the first request that ends there. `folders` are the shards', the trunk's
     first.
@@ -127,7 +127,7 @@ def path_ends(folders: list[Path], full_blocks: Int32s) -> PathEnds:
 
 
 def prompt_ends(folders: list[Path], requests: int) -> Int64s:
-    """Return a number for the last block of each prompt: equal for equal prompts, 0 without one."""
+    """Return a number for the last block of each prompt: equal for equal prompts, 0 if empty."""
     last = np.zeros(requests, dtype=np.int64)
     for shard, folder in enumerate(folders):  # the trunk's first: what goes on below it replaces it
         leaf = load_array(folder, "leaf").astype(np.int64)
@@ -188,9 +188,9 @@ def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int)
 def load_shard(folder: Path, columns: Path, digest: str = "") -> ShardPaths:
     """Return a shard's paths; time and memory grow with the requests in it alone.
 
-    `columns` has the columns of all requests, and their `NUMBER` if these are in an order of their
-    own. Raises DamagedDatasetError if the files do not match the `digest` (if any), and for values
-    that are invalid as indices.
+    `columns` has the columns of all requests, and a file `NUMBER` if `in_order` renumbered them.
+    Raises DamagedDatasetError if the files do not match the `digest` (if any), and for values that
+    are invalid as indices.
     """
     block_parent, member, leaf, length, split = (load_array(folder, name) for name in SHARD)
     carriers = Carriers(*(load_array(columns, name) for name in Carriers._fields))
@@ -308,7 +308,7 @@ def _are_columns(of: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def clipped(runs: ReusedRuns, first: Int32s, request: Int64s) -> ReusedRuns:
-    """Return runs from depth `first` of their request on; `request` has the trace's numbers."""
+    """Return the parts of runs from depth first[r] on, with request r renumbered request[r]."""
     depth = np.maximum(runs.depth, first[runs.request])
     blocks = runs.depth + runs.blocks - depth
     kept = blocks > 0
@@ -317,7 +317,7 @@ def clipped(runs: ReusedRuns, first: Int32s, request: Int64s) -> ReusedRuns:
 
 
 def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
-    """Return the runs of all shards in order, rejoined where a cut divided them."""
+    """Return the runs of all shards by request and depth, rejoined where a cut divided them."""
     request, previous, depth, blocks = (
         np.concatenate([np.zeros(0, dtype=np.int32), *(getattr(part, name) for part in parts)])
         for name in _RUNS
@@ -336,7 +336,7 @@ def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
 
 
 def reduce_shard(task: ShardTask) -> None:
-    """Follow reuse in a shard; write its runs, its block groups and its ideal hits."""
+    """Find the reuse in a shard; write its runs, groups of blocks, block owners and ideal hits."""
     folder, columns = Path(task.folder), Path(task.columns)
     shard = load_shard(Path(task.paths), columns)
     paths = shard.paths
@@ -396,14 +396,14 @@ def _mark_trunk(
 
 
 def save_lengths(folder: Path, lengths: PromptLengths, carrier: Int32s) -> None:
-    """Write the lengths of all requests, which every shard reads."""
+    """Write the lengths and carriers of all requests, which every shard reads."""
     save_arrays(folder, {name: getattr(lengths, name) for name in LENGTHS})
     save_arrays(folder, Carriers.of(carrier)._asdict())
     save_arrays(folder, {_BLOCK_SIZE: np.array([lengths.block_size])})
 
 
 def some_lengths(folder: Path, which: slice | Int32s | Int64s) -> PromptLengths:
-    """Return the lengths of some requests, copied: a file is mapped only while it is read."""
+    """Return the lengths of some requests, copied so that no file stays mapped."""
     columns = {name: np.array(load_array(folder, name)[which]) for name in LENGTHS}
     return PromptLengths(block_size=int(load_array(folder, _BLOCK_SIZE)[0]), **columns)
 
@@ -423,7 +423,7 @@ def load_runs(folder: Path, begin: int, end: int, name: str = "run") -> ReusedRu
 def run_stretches(
     folders: list[Path], requests: int, at_once: int, name: str = "run"
 ) -> Iterator[tuple[int, int]]:
-    """Yield stretches of requests with about `at_once` runs, or requests, over all shards."""
+    """Yield stretches [begin, end) of requests, each with about `at_once` requests plus runs."""
     cell = -(-requests // _CELLS)
     runs = np.full(-(-requests // cell) + 1, cell, dtype=np.int64)
     runs[0] = 0

@@ -1,4 +1,4 @@
-"""Whether a stored trace is consistent: ranges, order, sums, and a checksum of all its tables.
+"""Check whether a stored trace is consistent: ranges, order, sums, a checksum of all its tables.
 
 DuckDB checks its pages; a store from elsewhere may hold any values in sound pages. Values that
 kernels index by or SQL adds up are checked where a trace is loaded, by the queries of `kvscope
@@ -40,9 +40,10 @@ _known_sound = dict[tuple[int, ...], None]()  # file as it was, trace: not read 
 
 
 class Checked(Struct, frozen=True):
-    """Faults of a trace's tables, and their checksum, comparable only within one version.
+    """Faults of a trace's tables, and their checksum.
 
-    `changed` is true where another checksum was stored with the trace.
+    `changed`: the checksum stored with the trace differs, and the same versions of DuckDB, schema
+    and queries made both.
     """
 
     faults: tuple[str, ...]

@@ -55,7 +55,7 @@ _TITLE = re.compile(r"^-- (\w+): (.+)$")
 
 
 class Statement(Struct, frozen=True):
-    """One named SQL statement, with the purpose, parameters and columns in its header."""
+    """One named SQL statement; its header states purpose (`answers`), parameters and columns."""
 
     name: str
     answers: str
@@ -101,7 +101,7 @@ class Store:
     """A connection to one store; a context manager that closes it.
 
     A file that was `created` for the store is removed on closing if no transaction was committed.
-    Raises DamagedStoreError and DiskFullError where DuckDB fails for these reasons.
+    Methods raise DamagedStoreError and DiskFullError if DuckDB fails for these reasons.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Store:
         *,
         filtered: bool = False,
     ) -> duckdb.DuckDBPyConnection:
-        """Run a statement, which can read `frame`; `filtered` keeps only rows of its requests."""
+        """Run a statement that may read table `frame`; `filtered`: keep its requests' rows only."""
         query = statement(name)
         if set(query.parameters) != set(parameters):
             raise KvscopeError(
@@ -258,7 +258,7 @@ class Store:
 
     @contextmanager
     def _commits(self) -> Iterator[None]:
-        """Give the log of a commit the store's own file permissions.
+        """Give the write-ahead log of the block's commit the same file permissions as the store.
 
         DuckDB would make a log that all users can read, but it appends to an existing one.
         """
@@ -319,7 +319,7 @@ def open_store(
 
 
 def check_new(path: Path) -> None:
-    """Raise InputError for a missing store that cannot be created."""
+    """Raise InputError if a store cannot be created at `path`, where none exists."""
     _check_place(path)
     try:
         check_writable(path)
@@ -342,7 +342,7 @@ def _read_only(what: str, path: Path) -> ReadOnlyStoreError:
 
 
 def _check_place(path: Path) -> None:
-    """Raise InputError where `path` is neither a file nor a name for one."""
+    """Raise InputError unless `path` is a readable file or a new file can have this name."""
     if path.is_dir():
         raise InputError("a folder, not a store", where=str(path), remedy="name a file with --db")
     if not path.exists():
@@ -407,7 +407,11 @@ def _remove_database(path: str) -> None:
 
 
 def _connected(path: str, *, read_only: bool, waiting: Waiting | None) -> duckdb.DuckDBPyConnection:
-    """Return a connection to a store of this schema version."""
+    """Return a connection to a store, migrated to this schema version.
+
+    Raises OutdatedStoreError for a `read_only` store of an older version, and what `waiting_for`
+    and `_checked_version` raise.
+    """
     connection = waiting_for(
         path, lambda: duckdb.connect(path, read_only=read_only, config=_CONFIG), waiting
     )

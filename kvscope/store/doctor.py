@@ -54,7 +54,7 @@ class TraceHealth(Struct, frozen=True):
 
 
 class StoreHealth(Struct, frozen=True):
-    """The result of `examine`; `fault` is why the list of traces cannot be read, or empty."""
+    """The result of `examine`; `fault`: why the list of traces cannot be read, empty if it can."""
 
     path: str
     fault: str
@@ -62,7 +62,7 @@ class StoreHealth(Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if neither the store nor any of its traces and results has a fault."""
         return not self.fault and not any(
             health.faults or health.result_faults for health in self.traces
         )
@@ -77,7 +77,7 @@ class Saved(Struct, frozen=True):
 
 
 def examine(path: str, shard_faults: tuple[str, ...] = ()) -> StoreHealth:
-    """Check every table of the store at `path` by reading all of it.
+    """Return the faults of the store at `path`, found by reading every table.
 
     `shard_faults` are the faults of a dataset's other files. Raises the errors of `open_store`,
     except for damage.
@@ -93,9 +93,9 @@ def examine(path: str, shard_faults: tuple[str, ...] = ()) -> StoreHealth:
 
 
 def save(health: StoreHealth, target: str) -> Saved:
-    """Copy the traces whose own tables are sound, and all results over them that can be read.
+    """Copy sound traces and their readable results to a new store at `target`; return their names.
 
-    Raises UsageError where `target` exists, and what `open_store` raises.
+    Raises UsageError where `target` exists, and the errors of `open_store`.
     """
     if Path(target).exists():
         raise UsageError("exists already", where=target, remedy="name a new file")

@@ -1,4 +1,4 @@
-"""What DuckDB's failures mean to a user, and the wait for a store that is in use.
+"""DuckDB's failures in a user's words, and the wait for a store that is in use.
 
 DuckDB lets one process write a file, or several read it. Its message about a file in use names the
 process that holds it.
@@ -51,7 +51,7 @@ class Waiting(Struct, frozen=True):
 def waiting_for(
     path: str, connect: Callable[[], duckdb.DuckDBPyConnection], waiting: Waiting | None
 ) -> duckdb.DuckDBPyConnection:
-    """Connect once no other process has the store open.
+    """Return a connection as soon as no other process has the store open.
 
     Raises StoreBusyError where that takes too long, and other failures as `explained` returns them.
     """
@@ -88,7 +88,7 @@ def explaining(path: str) -> Iterator[None]:
 
 
 def explained(path: str, error: duckdb.Error) -> KvscopeError | None:
-    """Return the error to show for one of DuckDB's, None for a defect of kvscope's own."""
+    """Return kvscope's error for one of DuckDB's, None if DuckDB's shows a defect of kvscope."""
     text = str(error)
     if any(reason in text for reason in FULL.values()):
         return full_disk(Path(path), text)
@@ -156,7 +156,7 @@ def _kind(path: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return a short reason for an error of DuckDB: known words, or its first line."""
+    """Return a short reason from an error text of DuckDB: a known cause, else its first line."""
     if "checksum" in text:
         return "wrong checksum"
     if "Could not read enough bytes" in text:

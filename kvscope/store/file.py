@@ -1,4 +1,4 @@
-"""A store that is opened to read and to write, and closed while its user computes."""
+"""A store whose file is open only during reads and writes, not while its user computes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class StoreFile:
 
     Other processes can read it between two writes. Within a process DuckDB opens a file in one mode
     at a time: readers open it read-only unless this process is writing it, and writers wait until
-    no reader has it open. The wait for other processes is limited, as by `Waiting`. A store in
-    memory stays open until `close`. Without `create`, a missing file is an InputError.
+    no reader has it open. The wait for other processes is limited (`patience_s` of `Waiting`). A
+    store in memory stays open until `close`. Without `create`, a missing file is an InputError.
     """
 
     def __init__(

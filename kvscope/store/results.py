@@ -1,6 +1,6 @@
 """Results over the traces of a store: replay runs, fitted models, validations and reports.
 
-Each is kept so that it need not be computed again, and goes when its trace is removed.
+They are stored to be reused instead of computed again, and removed with their trace.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ def digest_of(run: Run) -> str:
 
 
 def all_runs(store: Store, trace: Trace) -> list[KnownRun]:
-    """Return every run over `trace`, without its parts: smallest capacity first, then by policy."""
+    """Return every run over `trace`, smallest capacity first, then by policy; `parts` are empty."""
     return [_stored_run(row) for row in store.rows("runs/runs", trace_id=trace.trace_id)]
 
 
 def known_runs(store: Store, trace: Trace, requests: Sequence[str], code: str) -> dict[str, Run]:
-    """Return the runs, parts included, that these sources have made of `requests` (digests)."""
+    """Return the runs with these request digests and this `code` digest, with parts, by request."""
     wanted = set(requests)
     known = [run for run in all_runs(store, trace) if run.request in wanted and run.code == code]
     return {stored.request: stored.run for stored in with_parts(store, known)}
 
 
 def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:
-    """Return the same runs with their numbers by category and over time."""
+    """Return the same runs with their `parts`: outcomes by category and over time."""
     parts: dict[int, list[PartOutcome]] = {stored.run_id: [] for stored in runs}
     for row in store.rows("runs/parts", run_ids=list(parts)):
         parts[row["run_id"]].append(msgspec.convert(row, PartOutcome))
@@ -121,7 +121,7 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
 def set_deployment(
     store: Store, trace: Trace, requests: Iterable[str], deployment: Mapping[str, Any]
 ) -> None:
-    """Replace the deployment of the runs over `trace` that were made of `requests` (digests)."""
+    """Replace the deployment of the runs over `trace` that have these request digests."""
     which = set(requests)
     run_ids = [known.run_id for known in all_runs(store, trace) if known.request in which]
     store.run("runs/set_deployment", run_ids=run_ids, deployment=_as_json(deployment))
@@ -136,7 +136,7 @@ def remove_runs(store: Store, trace: Trace, which: Callable[[Run], bool]) -> int
 
 
 def add_fit(store: Store, trace: Trace, about: Mapping[str, Any], parts: Mapping[str, Rows]) -> int:
-    """Store a fit in the place of an older one with the same warm-up and windows; return its id.
+    """Store a fit in place of those with the same warm-up and windows; return its id.
 
     `about` has columns of the table `fits`, except the store's own; `parts` has the rows of each of
     `FIT_PARTS`. Columns that map names to numbers are dicts.
@@ -253,7 +253,7 @@ def _from_json(text: str | None) -> Any:
 
 
 def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row with its dicts as DuckDB takes maps."""
+    """Return the row with each dict as the key and value lists of which DuckDB makes a map."""
     return {
         name: {"key": list(value), "value": list(value.values())}
         if isinstance(value, Mapping)

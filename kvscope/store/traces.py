@@ -60,7 +60,7 @@ def find(store: Store, name: str | None) -> Trace:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` most similar to `name`, regardless of case; None if none is."""
+    """Return the name in `known` most similar to `name`, ignoring case; None if none is close."""
     folded = {candidate.casefold(): candidate for candidate in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_ALIKE)
     return folded[near[0]] if near else None
@@ -73,9 +73,10 @@ def find_content(store: Store, content_hash: str) -> Trace | None:
 
 
 def find_reading(store: Store, content: str, options: str) -> Trace | None:
-    """Return a trace read from this content: with these options, else the last used one.
+    """Return the trace read from this content with these options, else with others; None if none.
 
-    `content` and `options` are the beginning and the end of a content hash.
+    `content` and `options` are the beginning and the end of a content hash. Of several traces, the
+    last used is returned.
     """
     rows = store.rows("ingest/readings", content=content, options=options)
     return _trace(rows[0]) if rows else None
@@ -121,7 +122,7 @@ def add(store: Store, **columns: Any) -> Trace:
 
 
 def bad_lines(store: Store, trace: Trace) -> list[tuple[str, str]]:
-    """Return (path:line, reason) of lines that could not be used; of very many only the first."""
+    """Return (path:line, reason) of each unusable line, of very many only the first."""
     rows = store.rows("ingest/bad_lines", trace_id=trace.trace_id)
     return [(row["place"], row["reason"]) for row in rows]
 
@@ -133,7 +134,7 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
 
 
 def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) -> dict[str, Any]:
-    """Return all fields of a trace's `Prompts` but its trie; with `requests`, only their rows.
+    """Return the fields of a trace's `Prompts` except the trie; with `requests`, only their rows.
 
     Numbers, such as those of nodes, requests, users and conversations, stay those of the whole
     trace. Raises DamagedStoreError, and InputError for more than MOST_CATEGORIES categories.
@@ -194,7 +195,7 @@ def _load_measurements(store: Store, trace: Trace, requests: Int64s | None) -> M
 
 
 def load_repeated_tokens(store: Store, trace: Trace) -> Int32s | None:
-    """Return how many tokens of its parent's prompt each request's messages repeat, 0 for none.
+    """Return the tokens of its previous turn's prompt that each request repeats, 0 for none.
 
     None where the trace does not say. Raises DamagedStoreError.
     """
@@ -249,7 +250,7 @@ def load_tenants(store: Store, trace: Trace) -> Tenants | None:
 
 
 def load_hash_ids(store: Store, trace: Trace) -> Int64s:
-    """Return the hash id of each block, from block 1 on; those of first blocks differ by tenant."""
+    """Return each block's hash id, from block 1 on; a first block's id is that of its tenant."""
     import numpy as np
 
     runs = store.columns("ingest/hash_ids", trace_id=trace.trace_id)
@@ -261,7 +262,7 @@ def load_hash_ids(store: Store, trace: Trace) -> Int64s:
 
 
 def load_own_hash_ids(store: Store, trace: Trace) -> Int64s:
-    """Return the hash id of each block as written in the trace, the same for all tenants."""
+    """Return each block's hash id as the trace has it, equal for all tenants; from block 1 on."""
     ids = load_hash_ids(store, trace)
     renamed = store.columns("ingest/own_hash_ids", trace_id=trace.trace_id)
     ids[renamed["block"] - 1] = renamed["hash_id"]
@@ -269,7 +270,7 @@ def load_own_hash_ids(store: Store, trace: Trace) -> Int64s:
 
 
 def request_by_id(store: Store, trace: Trace, chat_id: int) -> int | None:
-    """Return the number of the first request whose id has the key `chat_id`; None without one."""
+    """Return the number of the first request with the id stored as `chat_id`; None without one."""
     number = store.row("ingest/request_by_id", trace_id=trace.trace_id, chat_id=chat_id)["request"]
     return None if number is None else int(number)
 
@@ -289,9 +290,10 @@ def load_block_parents(store: Store, trace: Trace) -> Int32s:
 
 
 def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
-    """Return the blocks whose parent is not the previous block number, and those parents.
+    """Return branch points of a trie: blocks and their parents; all others follow their parent.
 
-    Raises InputError where a dataset has more than INT32_MAX blocks, DamagedStoreError.
+    A block that is not returned has the previous block number as its parent. Raises InputError
+    where a dataset has more than INT32_MAX blocks, DamagedStoreError.
     """
     require_sound(store, trace)
     branches = store.columns("ingest/branches", trace_id=trace.trace_id)
@@ -301,7 +303,7 @@ def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
 
 
 def in_shards(where: str) -> InputError:
-    """Return the error for a dataset where a command needs a trace in a store."""
+    """Return the error for a dataset in a command that needs all blocks of a trace in its store."""
     return InputError(
         "a dataset, and no trace that a store could take as a whole",
         where=where,
@@ -310,18 +312,18 @@ def in_shards(where: str) -> InputError:
 
 
 def mark_used(store: Store, trace: Trace) -> None:
-    """Make `trace` the one last worked on."""
+    """Make `trace` the last used, which commands without a trace's name take."""
     store.run("ingest/mark_used", trace_id=trace.trace_id)
 
 
 def stated(store: Store, trace: Trace) -> dict[str, Any]:
-    """Return the options of deployment and SLO that commands on `trace` stated, by name."""
+    """Return the deployment and SLO options stated by earlier commands on `trace`, by name."""
     rows = store.rows("ingest/stated", trace_id=trace.trace_id)
     return dict(json.loads(rows[0]["options"])) if rows else {}
 
 
 def keep_stated(store: Store, trace: Trace, options: dict[str, Any]) -> None:
-    """Keep the options that commands on `trace` stated; `stated` returns them."""
+    """Store the deployment and SLO options of commands on `trace`; `stated` returns them."""
     text = json.dumps(options)
     store.run("ingest/set_stated", trace_id=trace.trace_id, options=text)
 
