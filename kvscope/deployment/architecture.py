@@ -86,7 +86,7 @@ _EXPERTS_PER_TOKEN = (
 
 
 class Heads(Struct, frozen=True):
-    """The attention heads of a layer: their numbers, and the sizes of a key and of a value."""
+    """The attention heads of a layer: their numbers, and the elements of a key and of a value."""
 
     queries: int
     kv_heads: int
@@ -95,11 +95,11 @@ class Heads(Struct, frozen=True):
 
     @property
     def kv_size(self) -> int:
-        """The mean size of a key and a value."""
+        """Mean of `key_size` and `value_size`, rounded up."""
         return (self.key_size + self.value_size + 1) // 2
 
     def parameters(self, hidden: int, *, gated: bool = False) -> int:
-        """Return the parameters of the four projections, and of the output's gate if `gated`."""
+        """Return the parameters of the four projections, and of an output gate if `gated`."""
         out = self.queries * self.value_size * (2 if gated else 1)
         keys_and_values = self.kv_heads * (self.key_size + self.value_size)
         return hidden * (self.queries * self.key_size + keys_and_values + out)
@@ -108,11 +108,11 @@ class Heads(Struct, frozen=True):
 class LayerKinds(Struct, frozen=True):
     """Layers by what they cache: KV of all tokens, of the last `window` ones, or a fixed state.
 
-    `full_first`: the first layer is full attention. `chunked` windows are those of chunked local
-    attention, others slide. `alike`: as far as the config shows, all layers keep the same bytes for
-    a token, so that vLLM's groups follow from their numbers. `state` is the state of a linear
-    layer, None if kvscope does not know it. `unlike_heads` are the heads of full and of windowed
-    layers if they differ. `sharing_full` and `sharing_windowed` layers use other layers' KV.
+    `full`, `windowed` and `linear` count layers with KV or a state of their own; `sharing_full` and
+    `sharing_windowed` count layers that use another layer's KV. `full_first`: the first layer is
+    full attention. `chunked`: windows are those of chunked local attention; else they slide.
+    `alike`: all layers keep the same bytes for a token, so vLLM's groups follow from the counts.
+    `state` is a linear layer's, None if unknown. `unlike_heads`: full and windowed, if they differ.
     """
 
     full: int
@@ -134,7 +134,7 @@ class LayerKinds(Struct, frozen=True):
 
     @property
     def attending(self) -> tuple[int, int]:
-        """Numbers of full and of windowed layers, including layers that use other layers' KV."""
+        """Numbers of full and of windowed layers, including those that use another layer's KV."""
         return self.full + self.sharing_full, self.windowed + self.sharing_windowed
 
     @property
@@ -154,10 +154,10 @@ class WeightBits(Struct, frozen=True):
 
 
 class VisionEncoder(Struct, frozen=True):
-    """An encoder of images: its parameters and widths, all 0 without one.
+    """A model's image encoder: its parameters and widths, all 0 if the model has none.
 
-    `patch_values` are the values of a patch, 0 if the largest image is unknown: images of Qwen's
-    processors have at most 16,384 tokens of 2 x 2 patches.
+    A patch has `patch_values` values; 0 if the largest image is unknown. It is known for Qwen's
+    processors: 16,384 tokens of 2 x 2 patches.
     """
 
     parameters: int = 0
@@ -168,8 +168,9 @@ class VisionEncoder(Struct, frozen=True):
     def peak_bytes(self, batched: int, tp: int) -> float:
         """Return the peak bytes of encoding the largest images in a step of `batched` tokens.
 
-        Attention holds its input, its norm, the positions and the output whole, and keys, queries
-        and values before and after the rotation, and their result, divided. 0 if sizes are unknown.
+        0 if the largest image is unknown. Each GPU holds the input of attention, its norm, the
+        positions and the output whole; `tp` divides the rest: queries, keys and values before and
+        after rotation, and the attention result.
 
         Source: vLLM 0.32.0, vllm/multimodal/encoder_budget.py, and the vision blocks of
         vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py.
@@ -185,9 +186,9 @@ class VisionEncoder(Struct, frozen=True):
 class Architecture(Struct, frozen=True):
     """The shape of a decoder: parameters by part, over all layers, and the sizes of attention.
 
-    `latent_size` is the rank of MLA's compressed keys and values, None elsewhere. Each
-    tensor-parallel rank holds `replicated_parameters` of the attention whole, and the
-    `rotary_bytes` of tables of positions. Widths are in values, before tensor parallelism.
+    `latent_size` is the elements that MLA caches per token and layer, None for ordinary heads.
+    Every tensor-parallel rank holds `replicated_parameters` of attention, and the `rotary_bytes` of
+    rotary tables. Widths are in elements, before tensor parallelism.
     """
 
     hidden_size: int
@@ -215,12 +216,12 @@ class Architecture(Struct, frozen=True):
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding, which is also the size of the output head."""
+        """Parameters of the token embedding; the output head has as many."""
         return self.vocabulary * self.hidden_size
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """All parameters; a tied output head is counted once, with the embedding."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
         body = self.attention_parameters + self.mlp_parameters + self.expert_parameters
         others = self.shared_parameters + self.router_parameters + self.vision.parameters
@@ -228,13 +229,13 @@ class Architecture(Struct, frozen=True):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters multiplied with each prompt token; not the head, which only the last needs."""
+        """Parameters multiplied with each prompt token: no embeddings, output head or vision."""
         active_experts = self.expert_parameters * self.experts_per_token // max(1, self.experts)
         dense = self.attention_parameters + self.mlp_parameters + self.shared_parameters
         return dense + active_experts + self.router_parameters
 
     def drafter_bytes(self, dp: int = 1) -> float:
-        """Return a drafter's bytes in bf16 on a rank: a layer, and a projection of hidden states.
+        """Return a drafter's bytes on a rank: a bf16 layer and a projection of hidden states.
 
         Source: vLLM 0.33.0, vllm/model_executor/models/deepseek_mtp.py and llama_eagle.py.
         """
@@ -251,10 +252,9 @@ class Architecture(Struct, frozen=True):
     def weight_bytes(self, bits: WeightBits, tp: int = 1, dp: int = 1) -> float:
         """Return the weight bytes on the fullest of the `tp` GPUs of a rank.
 
-        Replicated are the router, MLA's down-projections and, if fewer than GPUs, KV heads;
-        the rest is divided. The `dp` ranks of an engine divide the routed experts
-        alone, whole experts a GPU; if a rank has several GPUs, these divide the tokens of shared
-        experts, not their weights.
+        Every GPU holds the router and MLA's down-projections, and KV heads are replicated if there
+        are fewer than GPUs; `tp` divides the rest. With `dp` above 1, `tp` x `dp` GPUs divide the
+        routed experts, into whole ones, and every GPU holds the shared experts.
 
         Source: vLLM 0.32.0, vllm/model_executor/layers/fused_moe/config.py
         (FusedMoEParallelConfig), expert_map_manager.py (determine_expert_map) and
@@ -281,10 +281,10 @@ class Architecture(Struct, frozen=True):
         return divided / tp + replicated + bits.attention * self.replicated_parameters / 8
 
     def bytes_read(self, bits: WeightBits, tokens: float, dp: int = 1) -> float:
-        """Return the weight bytes that a rank's GPUs read in a step of `tokens` tokens a rank.
+        """Return the weight bytes that a rank's GPUs read in a step of `tokens` tokens per rank.
 
-        Of E experts, a step of n tokens with k experts each reads a share of 1 - (1 - k/E)^n in
-        expectation, divided among `dp` ranks. The embedding is looked up, the head is read.
+        A step of n tokens with k of E experts each reads 1 - (1 - k/E)^n of all experts on average,
+        divided among `dp` ranks. The output head is read; the embedding is only looked up.
         """
         share = 0.0
         if self.moe:
@@ -300,7 +300,7 @@ class Architecture(Struct, frozen=True):
 
 
 def layer_kinds(config: ConfigFields) -> LayerKinds:
-    """Return how many layers are of which kind. Raises InputError for contradictory configs."""
+    """Return the number of layers of each kind. Raises InputError for contradictory configs."""
     total = config.count("num_hidden_layers", "n_layer", "num_layers")
     if config.has("compress_ratios"):
         return LayerKinds(total)
@@ -390,7 +390,7 @@ def usual_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nas_width(block: Mapping[str, Any], hidden: Any) -> int:
-    """Return the width of a layer's feed-forward part as stated or by rule; 0 without one."""
+    """Return the stated or computed width of a feed-forward layer, 0 if the block has none."""
     if block["no_op"]:
         return 0
     stated = block.get("intermediate_size")
@@ -398,7 +398,7 @@ def _nas_width(block: Mapping[str, Any], hidden: Any) -> int:
 
 
 def _named_layers(config: ConfigFields, total: int) -> list[str]:
-    """Return the kinds of layers of Falcon-H1 (two a layer), Jamba and LFM2; else empty."""
+    """Return each layer's kind in Falcon-H1 (two per layer), Jamba and LFM2; others: empty."""
     if config.family == "falcon_h1":  # attention and Mamba in each layer, side by side
         return ["attention", "mamba"] * total
     if config.family == "jamba":
@@ -412,7 +412,7 @@ def _named_layers(config: ConfigFields, total: int) -> list[str]:
 
 
 def _kv_sharing_layers(config: ConfigFields) -> int:
-    """Return how many of the last layers use other layers' KV and keep none."""
+    """Return how many of the last layers use other layers' KV instead of their own."""
     return config.count_or(0, "num_kv_shared_layers") if config.family in _GEMMA else 0
 
 
@@ -468,9 +468,9 @@ def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) 
 
 
 def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
-    """Return whether all layers have the same heads and KV of their own, as far as fields say.
+    """Return whether no field says that layers differ in heads or share KV.
 
-    With `latent`, compressed keys make no difference: every layer with keys compresses them.
+    Gemma's fields do not count, since kvscope reads them. With MLA, False unless `latent`.
     """
     unlike = config.has("num_kv_shared_layers") and config.family not in _GEMMA
     unlike = unlike or (config.has("global_head_dim") and config.family not in _GEMMA)
@@ -478,7 +478,7 @@ def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
 
 
 def architecture(config: ConfigFields) -> Architecture | str:
-    """Return the shape that a config.json describes, or a description of what is missing."""
+    """Return the shape that a config.json describes, or a text that names what is missing."""
     state = linear_state(config)
     stated = next(filter(config.has, _STATE_SPACE), None)
     if stated is not None and state is None:
@@ -550,9 +550,9 @@ def architecture(config: ConfigFields) -> Architecture | str:
 
 
 def weight_bits(dtype: WeightDtype, *, moe: bool) -> WeightBits:
-    """Return the bits by part where the whole model is quantized to `dtype`.
+    """Return the bits by part if all but the output head is quantized to `dtype`.
 
-    `mxfp4` quantizes the experts alone, as in gpt-oss.
+    In MoE models, `mxfp4` quantizes the experts alone, as in gpt-oss.
     """
     bits = BITS[dtype]
     if dtype == "mxfp4" and moe:
@@ -561,7 +561,7 @@ def weight_bits(dtype: WeightDtype, *, moe: bool) -> WeightBits:
 
 
 def quantization(config: ConfigFields, *, moe: bool) -> tuple[WeightDtype, WeightBits, str | None]:
-    """Return the precision of the weights, their bits by part, and a note where it is unknown.
+    """Return the precision of the weights, their bits by part, and a note if it is unknown.
 
     Source: Hugging Face `quantization_config`; NVIDIA modelopt's hf_quant_config.json.
     """
@@ -588,7 +588,7 @@ def quantization(config: ConfigFields, *, moe: bool) -> tuple[WeightDtype, Weigh
 
 
 def _mixed_bits(modules: Mapping[str, Any]) -> WeightBits:
-    """Return the bits by part where modelopt states a precision for each module."""
+    """Return the bits by part from modelopt's precision of each module; others have 16 bits."""
     by_part: dict[str, float] = {}
     for name, stated in modules.items():
         algorithm = str(stated.get("quant_algo")).lower().removeprefix("w4a16_")
@@ -598,7 +598,7 @@ def _mixed_bits(modules: Mapping[str, Any]) -> WeightBits:
 
 
 def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:
-    """Return whether the `names` of unquantized modules match `pattern` in most layers."""
+    """Return whether `names` of unquantized modules match `pattern` in most layers, or with a *."""
     matches = [name for name in names if re.search(pattern, name)]
     return len(matches) > layers // 2 or any("*" in name for name in matches)
 
@@ -623,12 +623,12 @@ def _quantized_to(stated: Mapping[str, Any]) -> WeightDtype | None:
 
 
 def _tied(config: ConfigFields) -> bool:
-    """Return whether the model ties its output head to the embedding if the config does not say."""
+    """Return the default of `tie_word_embeddings`: True for LFM2 alone."""
     return config.family == "lfm2"
 
 
 def _width(config: ConfigFields, usual: int) -> int:
-    """Return the width of dense feed-forward layers, their mean where each has its own."""
+    """Return the width of dense feed-forward layers, the mean if the config lists one per layer."""
     if config.family == "lfm2":
         return _lfm2_width(config)
     stated = config.get("intermediate_size")
@@ -714,9 +714,9 @@ def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, A
 
 
 def _compressed_attention(config: ConfigFields, hidden: int) -> tuple[int, int, int]:
-    """Return attention parameters: of all layers, replicated ones of a layer, and unquantized ones.
+    """Return attention parameters: all layers', those replicated per layer, and unquantized ones.
 
-    The last are the compressors, in 16 bits, and the mixing of the streams of hidden states, in 32.
+    Unquantized: compressors (16 bits) and the mixing of hidden-state streams (32 bits, so twice).
 
     Source: vLLM 0.32.0, vllm/models/deepseek_v4: attention.py, compressor.py, nvidia/model.py.
     """
@@ -742,7 +742,7 @@ def layer_heads(config: ConfigFields) -> Heads:
 
 
 def kv_head_count(config: ConfigFields) -> int:
-    """Return the number of heads that have keys and values of their own."""
+    """Return the number of KV heads."""
     names = (
         *("num_key_value_heads", "num_kv_heads", "num_attention_groups"),
         "multi_query_group_num",
@@ -754,7 +754,7 @@ def kv_head_count(config: ConfigFields) -> int:
 
 
 def head_size(config: ConfigFields) -> int:
-    """Return the number of values in a key head. Raises InputError if it is not a whole number."""
+    """Return the elements in a head's key. Raises InputError if it is not a whole number."""
     if stated := config.count_or(0, "head_dim", "attention_head_dim"):
         return stated
     heads = config.count("num_attention_heads", "n_head")
@@ -766,7 +766,7 @@ def head_size(config: ConfigFields) -> int:
 
 
 def _layer_embeddings(config: ConfigFields, layers: int) -> int:
-    """Return the parameters of per-layer embeddings and their projections."""
+    """Return the parameters of per-layer embeddings and their projections, 0 without them."""
     vocabulary = config.count("vocab_size_per_layer_input", "vocab_size")
     if not config.get("hidden_size_per_layer_input"):
         return 0

@@ -1,8 +1,8 @@
-"""Compressed attention (DeepSeek-V4): an entry of KV for several tokens, beside a short window.
+"""Compressed attention (DeepSeek-V4): one KV entry for several tokens, and a short window.
 
-Every layer keeps the last tokens as they are. A layer with a ratio of 4 or 128 also keeps one entry
-for each 4 or 128 tokens, and a state: sums, in 32 bits, of the tokens of its next entry. With a
-ratio of 4 an indexer keeps keys and sums of its own, to choose the entries that a token looks at.
+Every layer caches the latest tokens uncompressed. A layer with ratio 4 or 128 also caches one entry
+per 4 or 128 tokens, and a state: 32-bit sums over the tokens of its next entry. Layers of ratio 4
+have an indexer with keys and sums of its own; it chooses the entries that a token attends to.
 
 Source: vLLM 0.32.0, vllm/models/deepseek_v4/attention.py and compressor.py,
 vllm/v1/attention/backends/mla/sparse_swa.py (fp8_ds_mla, the layout of NVIDIA's GPUs) and
@@ -35,9 +35,9 @@ Bucket = Literal["entries", "windows", "4", "128"]
 class CompressedKv(Struct, frozen=True):
     """The caches of all layers, in 8 bits: `ratios` by layer, 0 for a window alone.
 
-    An entry has `size` values, `rope_size` of them rotary, an indexer's key `index_size`; a window
-    has `window` tokens. An indexer chooses `entries` entries for each token. Bytes of a token are
-    those of a long prompt, with `of_block` a block's bytes over the tokens of the smallest block.
+    An entry has `size` values, `rope_size` of them rotary; an indexer's key has `index_size`. A
+    window has `window` tokens, and an indexer chooses `entries` entries for each token. With
+    `of_block`, bytes per token are those of a pool block divided by the tokens of the smallest one.
     """
 
     ratios: tuple[int, ...]
@@ -76,7 +76,7 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def sparse_layers(self) -> int:
-        """Number of layers whose tokens look at entries chosen by an indexer."""
+        """Number of layers with an indexer, which chooses the entries to attend to."""
         return self.ratios.count(_SPARSE)
 
     @property
@@ -92,7 +92,7 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def values_per_token(self) -> int:
-        """KV bytes of a token of a long prompt, without windows and states; but see `of_block`."""
+        """KV bytes per token: of entries alone, or with `of_block` of a block of the pool."""
         if self.of_block:
             return self.block_bytes // min(_STATE_BLOCKS.values())
         return -(-sum(size * count for size, count in self._pages("entries").items()) // BLOCK)
@@ -103,7 +103,7 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the pool: those of the group with the largest blocks."""
+        """Bytes of a block of the pool, which the largest block of any group sets."""
         return max(
             sum(size * -(-count // groups) for size, count in self._pages(bucket).items())
             for bucket, groups in self._group_counts().items()
@@ -111,7 +111,7 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def read_bytes(self) -> tuple[float, float]:
-        """Bytes that decoding a token reads: per token of its context, and constant."""
+        """Bytes that decoding a token reads: per token of context, and a constant part."""
         sparse, dense = self.sparse_layers, self.layers - self.sparse_layers
         each = sparse * self.index_bytes / _SPARSE
         each += self.ratios.count(128) * self.entry_bytes / 128
@@ -119,13 +119,13 @@ class CompressedKv(Struct, frozen=True):
         return each, float(besides * self.entry_bytes)
 
     def look_flops(self, heads: int) -> tuple[float, float]:
-        """Return the attention FLOPs of a token in all layers: per earlier token, and constant."""
+        """Return a token's attention FLOPs in all layers: per earlier token, and a constant."""
         entry, key = 4.0 * heads * self.size, 2.0 * self.index_heads * self.index_size
         each = self.sparse_layers * key / _SPARSE + self.ratios.count(128) * entry / 128
         return each, entry * (self.window * self.layers + self.entries * self.sparse_layers)
 
     def kv_groups(self) -> KvGroups:
-        """Return the groups that vLLM forms; 0 `layers` for windows and states, kept briefly."""
+        """Return vLLM's groups; those of windows and states are short-lived and have 0 `layers`."""
         groups: list[KvGroup] = []
         for bucket, number in self._group_counts().items():
             if bucket == "entries":
@@ -138,7 +138,7 @@ class CompressedKv(Struct, frozen=True):
         return KvGroups(tuple(groups))
 
     def _pages(self, bucket: Bucket) -> dict[int, int]:
-        """Return how many layers have each page size (bytes), in a block of a bucket's group."""
+        """Return the number of pages by page size in bytes, for all layers of a bucket."""
         sparse, dense = self.sparse_layers, self.ratios.count(128)
         if bucket == "windows":
             return {_page(_WINDOW_BLOCK * self.entry_bytes): self.layers}
@@ -157,10 +157,10 @@ class CompressedKv(Struct, frozen=True):
         return states | ({_page(sums * self.index_size): sparse} if ratio == _SPARSE else {})
 
     def _group_counts(self) -> dict[Bucket, int]:
-        """Return the number of groups of each bucket, in the order of its layers.
+        """Return the number of groups in each bucket, by first use of a bucket in the layers.
 
-        A bucket with equally many pages of each size is divided into groups with about as many
-        layers as the largest bucket with several sizes.
+        A bucket with equally many pages of each size is divided into groups of about as many layers
+        as the largest such bucket with several sizes. Other buckets are one group.
         """
         order: dict[Bucket, None] = {}
         for ratio in self.ratios:
@@ -178,12 +178,12 @@ class CompressedKv(Struct, frozen=True):
 
 
 def _page(size: int) -> int:
-    """Return the bytes of a page, rounded up to the alignment."""
+    """Return `size` bytes rounded up to the alignment of pages."""
     return -(-size // _ALIGNED) * _ALIGNED
 
 
 def _group_size(counts: Sequence[int], least: int) -> int:
-    """Return the group size, `least` or more, that pads the counts least; of equals the largest.
+    """Return the group size from `least` on with the least padding of `counts`; ties: the largest.
 
     Source: vLLM 0.32.0, kv_cache_utils.py (_approximate_gcd).
     """

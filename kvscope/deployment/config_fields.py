@@ -1,4 +1,4 @@
-"""Fields of a model's config.json, and the states of its layers that keep no KV for each token.
+"""Fields of a model's config.json, and the fixed-size states of layers without per-token KV.
 
 Source: vLLM 0.33.0, vllm/model_executor/models (get_mamba_state_shape_from_config of each class).
 """
@@ -71,25 +71,25 @@ _CACHED = re.compile(
 
 
 class ConfigFields(Struct, frozen=True):
-    """A config.json, its text part merged on top; `read` collects the names of fields read."""
+    """Fields of a config.json and its text part, which wins; `read` are names of fields read."""
 
     where: str
     fields: Mapping[str, Any]
     read: set[str] = field(default_factory=set)
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """Return the first of `names` that the config states, `default` if none."""
+        """Return the value of the first of `names` that the config states, else `default`."""
         self.read.update(names)
         return next((self.fields[name] for name in names if self.has(name)), default)
 
     def has(self, name: str) -> bool:
-        """Return whether the config states `name`; null does not count."""
+        """Return whether the config states `name` with a value other than null."""
         self.read.add(name)
         return self.fields.get(name) is not None
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The fields that are set but not read, and may change the KV cache or the weights."""
+        """Fields that are set, that kvscope does not read, and that may change KV or weights."""
         implied = {name for key in _IMPLIED if self.fields.get(key) for name in _IMPLIED[key]}
         return tuple(
             name
@@ -98,7 +98,7 @@ class ConfigFields(Struct, frozen=True):
         )
 
     def count(self, *names: str) -> int:
-        """Return the first of `names` that the config states, as a positive whole number."""
+        """Return the first stated one of `names`. Raises InputError unless it is 1 to 2^31."""
         name = next(filter(self.has, names), None)
         if name is None:
             remedy = "is this a language model's config.json? A preset may do instead"
@@ -110,7 +110,7 @@ class ConfigFields(Struct, frozen=True):
         return value
 
     def count_or(self, default: int, *names: str) -> int:
-        """Return the count that the config states under one of `names`, or else `default`."""
+        """Return the first stated one of `names` as in `count`; `default` for none, or 0."""
         stated = self.get(*names)
         return self.count(*names) if stated else default
 
@@ -155,9 +155,9 @@ _NOT_READ = {
 
 
 class StateExport(Struct, frozen=True):
-    """Kernels that write the state before a prompt's last block without ending a step there.
+    """Kernels that export a linear-attention state in the middle of a step.
 
-    They export states at multiples of `tokens`, in vLLM from version `since` on, on GPUs of
+    States are exported at multiples of `tokens`, by vLLM from version `since` on, on GPUs of
     `families` (empty: all).
     """
 
@@ -172,13 +172,12 @@ class StateExport(Struct, frozen=True):
 
 
 class LinearState(Struct, frozen=True):
-    """The state of a request in one layer of linear attention, of fixed size: two arrays of values.
+    """A request's state in one layer of linear attention: two arrays of fixed size.
 
-    The inputs of its convolution have the model's 16 bits, the recurrent state `recurrent_bytes` a
-    value. In Mamba 2, the convolution also has `groups` of `group_values` inputs, replicated if
-    ranks cannot divide them. `export_tokens` are those of `export` in the engine that serves the
-    model, 0 if unknown. `parameters` are those of a layer, 0 if about as many as in attention. The
-    convolution covers the `convolved` latest tokens.
+    `convolution_values` are inputs of the `convolved` latest tokens, in 2 bytes each;
+    `recurrent_values` take `recurrent_bytes` each. In Mamba 2, the convolution also has `groups` of
+    `group_values`, replicated if ranks cannot divide them. `export_tokens` is `export.tokens` if
+    the serving engine exports states, else 0. `parameters` are a layer's; 0: as in attention.
 
     Source: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py (MambaStateShapeCalculator),
     mamba_mixer2.py, gdn/qwen_gdn_linear_attn.py; vllm/models/kimi_k3/nvidia/kda.py.
@@ -195,7 +194,7 @@ class LinearState(Struct, frozen=True):
     convolved: int = 3
 
     def with_drafts(self, tokens: int) -> Self:
-        """Return the state with a convolution that also covers `tokens` drafted tokens."""
+        """Return the state with a convolution that covers `tokens` more tokens, for drafts."""
         values, of_group = (
             each // self.convolved * (self.convolved + tokens)
             for each in (self.convolution_values, self.group_values)
@@ -208,14 +207,14 @@ class LinearState(Struct, frozen=True):
         )
 
     def bytes_on_rank(self, tp: int) -> int:
-        """Return the bytes on each of `tp` ranks, which divide both arrays."""
+        """Return the bytes of both arrays on each of `tp` ranks, which divide them."""
         groups = self.groups if self.groups % tp == 0 else tp
         convolution = self.convolution_values + groups * self.group_values
         return 2 * (convolution // tp) + self.recurrent_bytes * (self.recurrent_values // tp)
 
 
 def linear_state(config: ConfigFields) -> LinearState | None:
-    """Return the state of a layer without KV for each token; None if its kind is unknown.
+    """Return the state of a layer without per-token KV; None without such layers of a known kind.
 
     Known: gated delta nets, KDA, Mamba 1 (Jamba), Mamba 2 and short convolutions (LFM2).
     """

@@ -1,7 +1,7 @@
-"""The deployment: what a user states of GPUs, model and engine, and what follows from it.
+"""The deployment: GPUs, model and engine as a user states them, and the pool and latency derived.
 
-Every figure says where it is from: measured (an engine's log or metrics, a calibration, the TTFTs
-of a trace) wins over stated, stated over derived (the pool's terms, the roofline).
+Every figure has an origin: measured (an engine's log or metrics, a calibration, the TTFTs of a
+trace) wins over stated, stated over derived (the pool's terms, the roofline).
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ _BATCHED = 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
 class Deployment(Struct, frozen=True, kw_only=True):
     """Replicas of one engine, as stated by the user; None: derived from the other fields.
 
-    Fields of GPU_KEYS describe a GPU that kvscope does not know, or replace what it knows of one.
-    With `dp`, the engine has `dp` data-parallel ranks of `tp` GPUs, which divide the experts: each
-    is a replica with a pool of its own, behind vLLM's own balancer. `traffic` says whether the
-    trace is that of the whole fleet or of one replica. `gpu_hour` is the price of one GPU for an
-    hour. `max_model_len` is the longest request in tokens. `num_gpu_blocks` is the engine's own
-    count, block 0 included; `engine_log` is a log or saved metrics that report the pool.
-    `prefix_match_unit` is vLLM's option, the tokens of a hash. `speculative` is a drafter in the
-    form of `parse_drafter`.
+    Fields of GPU_KEYS describe an unknown GPU, or replace the data of a known one. With `dp`, the
+    engine has `dp` data-parallel ranks of `tp` GPUs, which divide the experts: each rank is a
+    replica with a pool of its own, behind vLLM's own balancer. `traffic` says whether the trace
+    covers the whole fleet or one replica. `gpu_hour` is the price of one GPU for an hour.
+    `max_model_len` is the longest request in tokens. `num_gpu_blocks` is the engine's own count,
+    block 0 included; `engine_log` is a log or saved metrics that report the pool.
+    `prefix_match_unit` is vLLM's: the tokens of a hash. `speculative` is read by `parse_drafter`.
     """
 
     gpu: str | None = None
@@ -127,13 +126,13 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def as_table(self) -> dict[str, Any]:
-        """Fields that differ from their defaults, as in kvscope.toml, and always the engine."""
+        """Values of the fields that differ from their defaults, and of `engine`, by field."""
         plain = defaults(Deployment) | {"engine": None}
         return {name: value for name, value in asdict(self).items() if value != plain.get(name)}
 
     @property
     def described_gpu(self) -> Gpu | None:
-        """The GPU, with what is stated of it. Raises UsageError for one that is not known."""
+        """The GPU with its stated data, None if unnamed. Raises UsageError if data is missing."""
         stated = {key: getattr(self, key) for key in GPU_KEYS if getattr(self, key) is not None}
         return None if self.gpu is None else described_gpu(self.gpu, stated)
 
@@ -146,7 +145,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
         return f"{self.fleet_of(self.gpu)}{model}, {self.engine}{drafter}"
 
     def fleet_of(self, gpu: str | None) -> str:
-        """Return the replicas or ranks in words, on GPUs of the name `gpu`."""
+        """Return the replicas or ranks in words, such as `4 replicas of 2 x h100`."""
         if self.dp > 1:
             return f"{self.dp} ranks of {self.tp} x {gpu or 'unknown GPU'}"
         replica = f"{self.tp} x {gpu}" if gpu else "one engine"
@@ -171,10 +170,10 @@ class ReplicaLatency(Struct, frozen=True):
 class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     """A deployment with its pool and its latency, each with its origin.
 
-    Times are those of one replica. Decisions must hold at `latency_low` and `latency_high` times
-    the latency: a fit's own, and 1 for a profile that was calibrated or stated for its own model.
-    `model` and `gpu` are None if not named. `notes` describe uncertainties. Unless `switchable`, no
-    flags may be printed for this deployment; `not_switchable` says why.
+    `latency` is that of one replica. Decisions must hold at `latency_low` and `latency_high` times
+    it: the band of a fit or of the roofline; both are 1 for a profile that was calibrated, or
+    stated for its own model. `model` and `gpu` are None if not named. `notes` describe
+    uncertainties. `not_switchable` says why no flags may be printed; None if they may.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -247,7 +246,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def pool_bytes(self) -> int | None:
-        """KV bytes in the pools of these engines, None without a model."""
+        """KV bytes in the pools of all `engines`, None without a model."""
         if self.model is None:
             return None
         return self.model.bytes_for(self.pool.of_all_layers.tokens) * self.engines
@@ -268,7 +267,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_groups(self) -> KvGroups | None:
-        """KV groups of a hybrid model, for trace blocks of one token; None if not simulated."""
+        """KV groups for trace blocks of one token; None as in `kv_groups_for`."""
         return self.kv_groups_for(1)
 
     @property
@@ -279,7 +278,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     def kv_groups_for(self, trace_block: int) -> KvGroups | None:
         """Return the groups of a hybrid model for a trace with blocks of `trace_block` tokens.
 
-        None if they are not simulated: SGLang caches such models differently.
+        None for other models, unknown groups, and SGLang, which caches such models differently.
         """
         if self.model is None or self.engine.name != "vllm":
             return None
@@ -305,7 +304,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
         return None if self.stated.gpu_hour is None else self.stated.gpu_hour * gpus
 
     def gpus_for(self, tokens: int) -> int:
-        """Return the number of GPUs whose pools hold the KV of `tokens` tokens."""
+        """Return the fewest GPUs, in whole replicas, whose pools hold the KV of `tokens` tokens."""
         return self.tp * math.ceil(tokens / self.pool.tokens)
 
     @property
@@ -319,11 +318,11 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 def resolve(
     deployment: Deployment, block_size: int | None = None, fitted: TraceFit | None = None
 ) -> ResolvedDeployment:
-    """Return a deployment with its pool, in blocks of `block_size` tokens, and its latency.
+    """Return the deployment with its pool, in blocks of `block_size` tokens, and its latency.
 
-    `block_size` is the trace's, by default the engine's. `fitted`, a latency fitted to a trace's
-    TTFTs, replaces the deployment's. Raises UsageError or InputError with the option that is wrong
-    or missing.
+    `block_size` is that of the trace, by default the engine's. `fitted`, a latency fitted to the
+    TTFTs of a trace, replaces the deployment's own. Raises UsageError or InputError with the option
+    that is wrong or missing.
     """
     engine = _engine(deployment)
     _check_ranks(deployment, engine)
@@ -389,8 +388,8 @@ def resolve(
 def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str]:
     """Yield a note if the pool may be smaller than the longest request: vLLM then does not start.
 
-    No note if a log shows that it did start. Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py
-    (check_enough_kv_cache_memory).
+    No note for a pool from an engine's log: that engine started. Source: vLLM 0.32.0,
+    vllm/v1/core/kv_cache_utils.py (check_enough_kv_cache_memory).
     """
     asked = model is not None and engine.name == "vllm" and pool.origin != "engine log"
     longest = model.longest_tokens if model and asked else None
@@ -405,7 +404,7 @@ def _too_long(engine: Engine, model: Model | None, pool: KvPool) -> Iterator[str
 
 
 def _engine(deployment: Deployment) -> Engine:
-    """Return the engine with its drafter."""
+    """Return the engine with its drafter. Raises UsageError if `engine` names the drafter."""
     with placed("--engine"):
         engine = parse_engine(deployment.engine)
         if engine.drafter is not None:
@@ -436,7 +435,7 @@ def _check_ranks(deployment: Deployment, engine: Engine) -> None:
 
 
 def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | None:
-    """Return the model as the engine serves it. Raises UsageError for options that need one."""
+    """Return the stated model, if any, as served. Raises UsageError for options that do not fit."""
     if deployment.model is None:
         for name in ("weight_dtype", "kv_dtype", "max_model_len"):
             if getattr(deployment, name):
@@ -461,9 +460,9 @@ def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | 
 def _step_tokens(
     deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None, sequences: int
 ) -> int:
-    """Return the most tokens per step; by default no more than `sequences` longest requests have.
+    """Return the limit of tokens per step, by default at most `sequences` x the longest request.
 
-    Source: vLLM 0.32.0, vllm/engine/arg_utils.py, where nothing states the limit.
+    Source: vLLM 0.32.0, vllm/engine/arg_utils.py (the default).
     """
     if deployment.max_num_batched_tokens is not None:
         return deployment.max_num_batched_tokens
@@ -476,7 +475,7 @@ def _step_tokens(
 def _block_tokens(
     deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None
 ) -> int:
-    """Return the block size, in tokens, with which the engine starts."""
+    """Return the block size in tokens, before vLLM enlarges blocks for a hybrid model."""
     usual = engine.default_block_size
     if engine.name == "vllm" and model is not None and gpu is not None:
         usual = model.default_block(gpu)
@@ -510,7 +509,7 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
 
 
 def _unused_mean(engine: Engine, origin: Origin) -> tuple[str, ...]:
-    """Return a note if the stated tokens per step are unused, as the latency is not derived."""
+    """Return a note if the drafter's tokens per step are unused: the latency is not derived."""
     if engine.drafter is None or engine.drafter.per_step == 1 or origin == "derived":
         return ()
     return (f"--speculative @{engine.drafter.per_step:g} is not used: the latency is {origin}",)
@@ -610,7 +609,7 @@ def _fitted(
     model: Model | None,
     gpu: Gpu | None,
 ) -> tuple[LatencyProfile, Origin, list[str]]:
-    """Return the profile fitted to TTFTs, with decoding costs by roofline; as `_latency`."""
+    """Return the profile fitted to TTFTs with roofline decode costs, its origin, and notes."""
     if model is None or gpu is None:
         return profile, "measured", []
     derived = _roofline(deployment, engine, model, gpu)

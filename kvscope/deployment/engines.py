@@ -200,7 +200,7 @@ _NEWEST: dict[str, tuple[int, int]] = {"vllm": NEWEST, "sglang": (0, 5)}
 
 
 class HiCache(Struct, frozen=True):
-    """SGLang's host tier: its size is `ratio` times the GPU's pool; `write_policy`: when to write.
+    """SGLang's host tier: `ratio` times the GPU's pool, written to by `write_policy`.
 
     Source: SGLang 0.5.23, srt/arg_groups/fields/memory.py (--hicache-ratio,
     --hicache-write-policy), srt/mem_cache/pool_host/base.py (HostKVCache).
@@ -211,11 +211,11 @@ class HiCache(Struct, frozen=True):
 
     @property
     def copies_pool(self) -> bool:
-        """Whether copies of the GPU's pool leave no room for other blocks."""
+        """Whether the tier has room only for copies of blocks in the GPU's pool."""
         return self.ratio <= 1 and self.write_policy != "write_back"
 
     def blocks(self, pool_blocks: int, block_size: int) -> int:
-        """Return the tier's number of blocks of `block_size` tokens; its pages have one token."""
+        """Return the tier's size in blocks of `block_size` tokens."""
         return (int(pool_blocks * block_size * self.ratio) + 1) // block_size
 
 
@@ -246,7 +246,7 @@ class Engine(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The engine in the form of `parse_engine`, with the tokens of its drafter's blocks."""
+        """The engine in the form that `parse_engine` reads, including the drafter's block size."""
         blocks = f"/{self.drafter.block_tokens}" if self.drafter else ""
         return f"{self}{blocks}"
 
@@ -260,13 +260,13 @@ class Engine(Struct, frozen=True):
         return 0.92 if self.has(UTILIZATION) else 0.9
 
     def default_num_seqs(self, gpu: Gpu | None) -> int:
-        """Return the default limit of running requests on a GPU (None: one of less than 70 GiB)."""
+        """Return the default limit of running requests; None: a GPU of less than 70 GiB."""
         if self.name == "sglang":
             return SGLANG_NUM_SEQS
         return gpu.default_max_num_seqs if gpu else 256
 
     def default_batched_tokens(self, gpu: Gpu) -> int:
-        """Return the default limit of tokens per step on a GPU; for SGLang, of a prompt's chunk."""
+        """Return the default limit of tokens per step; for SGLang, of tokens per prefill chunk."""
         if self.name == "sglang":
             return gpu.sglang_chunk_tokens
         usual = gpu.default_max_num_batched_tokens
@@ -274,14 +274,14 @@ class Engine(Struct, frozen=True):
 
     @property
     def simulated_as(self) -> str:
-        """The text of a vLLM that is simulated differently from the newest; empty for others."""
+        """The `text` of a vLLM that is simulated differently from the newest one, else empty."""
         own = (WHOLE_PROMPT, UNHASHED_FIRST, STATES_WRITTEN_ONCE)
         plain = all(map(self.has, own)) and not self.drafts_in_pool
         return "" if self.name != "vllm" or plain else self.text
 
     @property
     def drafts_in_pool(self) -> bool:
-        """Whether it has a drafter with KV in the pool, which reads the model's hidden states."""
+        """Whether the engine has a drafter with KV in the pool (MTP or EAGLE)."""
         return self.drafter is not None and self.drafter.reads_states
 
     @property
@@ -290,7 +290,7 @@ class Engine(Struct, frozen=True):
         return self.drafts_in_pool and not self.has(LOOKAHEAD_HASHES)
 
     def in_blocks_of(self, tokens: int) -> Engine:
-        """Return the engine with its drafter, if any, on blocks of `tokens` tokens."""
+        """Return the engine with a drafter, if any, whose blocks have `tokens` tokens."""
         if self.drafter is None:
             return self
         return replace(self, drafter=replace(self.drafter, block_tokens=tokens))
@@ -306,14 +306,14 @@ class Engine(Struct, frozen=True):
         return self.name == "vllm" and self.version in PLUGIN
 
     def retaining(self, groups: KvGroups) -> KvGroups:
-        """Return the groups with the default retention interval of this vLLM version."""
+        """Return the groups with this vLLM's default retention: before 0.29, all blocks."""
         if self.has(THIN_RETENTION) or not groups.sparse:
             return groups
         return replace(groups, retention_tokens=None)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What is unavailable in a vLLM version that kvscope's plugin does not load into."""
+        """A note if kvscope's plugin does not load into this vLLM, else empty."""
         if self.name != "vllm" or self.runs_plugin:
             return ()
         known = ", ".join(map(version_text, PLUGIN))
@@ -322,7 +322,7 @@ class Engine(Struct, frozen=True):
         return (f"{why}: other policies than LRU get no flags",)
 
     def doubts(self, groups: KvGroups | None) -> tuple[str, ...]:
-        """Return the uncertainties of the simulated cache, for a model with these groups."""
+        """Return notes on uncertainties of the simulated cache; `groups`: None if not hybrid."""
         if self.name != "vllm":
             newest, own = (version_text(each) for each in (_NEWEST[self.name], self.version))
             other = f"SGLang {own} was not compared with kvscope, and is simulated as {newest}"
@@ -363,9 +363,9 @@ class Engine(Struct, frozen=True):
 def parse_engine(text: str) -> Engine:
     """Return the engine that `text` names, its newest known version if none is stated.
 
-    A drafter may follow, as in vllm@0.33+mtp:3/16 (`Engine.text`), or options of SGLang that are
-    simulated, as in sglang:schedule_policy=lpm:hicache_ratio=2. Raises UsageError for another
-    engine, an unreadable version, or what is not simulated.
+    A drafter may follow, as in vllm@0.33+mtp:3/16 (`Engine.text`), or options of SGLang, as in
+    sglang:schedule_policy=lpm:hicache_ratio=2. Raises UsageError for another engine, an unreadable
+    version, or an option that is not simulated.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is None or match["name"] not in _NEWEST:

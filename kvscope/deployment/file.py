@@ -13,8 +13,8 @@ percentile = "p95"
 trace = "recording/"
 db = "team.duckdb"
 
-The keys are the fields of `Deployment`, the target of `tune`, and what commands work on here; those
-that are left out take what follows from the others.
+The keys are the fields of `Deployment`, the target of `tune`, and the trace and store that commands
+read by default. Keys left out are derived from the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AboveZero = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A deployment as TOML; fields as in `Deployment`, further ones as the options of commands."""
+    """A deployment as TOML: the fields of `Deployment`, then options of commands."""
 
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
     gpu: str | None = None
@@ -81,7 +81,7 @@ class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def deployment_file(path: str | None = None) -> Path | None:
-    """Return the file named, or else the one in the current directory, None if there is none."""
+    """Return `path` if stated, else kvscope.toml in the current directory, None without one."""
     if path is not None:
         return Path(path)
     here = Path(FILE)
@@ -89,7 +89,7 @@ def deployment_file(path: str | None = None) -> Path | None:
 
 
 def read_deployment(path: Path) -> Deployment:
-    """Return the deployment in the TOML file at `path`; paths count from its folder.
+    """Return the deployment in the TOML file at `path`; paths in it are relative to its folder.
 
     Raises InputError with the file, the key, the value and the remedy.
     """
@@ -103,17 +103,17 @@ def read_deployment(path: Path) -> Deployment:
 
 
 def read_target(path: Path) -> dict[str, str]:
-    """Return `slo` and `percentile`, as far as the file states them. Raises InputError."""
+    """Return `slo` and `percentile` where the file states them. Raises InputError."""
     return {name: value for name, value in _read(path).items() if name in TARGET}
 
 
 def read_work(path: Path) -> dict[str, str]:
-    """Return `trace` and `db`, as far as the file states them. Raises InputError."""
+    """Return `trace` and `db` where the file states them. Raises InputError."""
     return {name: value for name, value in _read(path).items() if name in WORK}
 
 
 def files_in(folder: Path, stated: Mapping[str, object]) -> dict[str, str]:
-    """Return the fields of a deployment that name files in `folder`, with `folder` before them."""
+    """Return `model`, `engine_log` and `latency` where they name files in `folder`, as paths."""
     return {
         field: str(folder / value)
         for field in ("model", "engine_log", "latency")
@@ -130,9 +130,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str] = ()) -> None:
-    """Write `deployment` to `path`, whole or not at all, so that reading it returns an equal one.
+    """Write `deployment` to `path`, atomically; `read_deployment` returns an equal one.
 
-    Fields at their defaults are left out. The target, trace and database of an existing, readable
+    Fields at their defaults are left out. The target, trace and store of an existing, readable
     file are kept.
     """
     kept: dict[str, str] = {}

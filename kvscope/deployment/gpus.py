@@ -1,7 +1,7 @@
-"""GPUs: memory as CUDA reports it, dense arithmetic and memory rates, and the link between them.
+"""GPUs: memory as CUDA reports it, rates of dense arithmetic and of memory, and the GPU link.
 
-`checked` GPUs are those whose latencies were compared with published measurements
-(docs/evidence/deployment.md); for the others the data sheet is all that is known.
+Latencies on `checked` GPUs were compared with published measurements
+(docs/evidence/deployment.md); those on the others follow from data sheets alone.
 
 Source: system files of aiconfigurator-core 0.12.0 (rates and links); total memory from published
 start-up logs of vLLM, where CUDA's figure is below the data sheet's (B300, GB200, GB300: that of
@@ -26,7 +26,7 @@ Family = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdn
 
 
 class Gpu(Struct, frozen=True):
-    """One GPU. FLOP/s are dense; fp8 and fp4 are 0 where its tensor cores lack them.
+    """One GPU. Rates are dense FLOP/s; fp8 and fp4 are 0 if its tensor cores lack them.
 
     `link_bytes_s` is one direction of the link to the other GPUs of its node.
     """
@@ -43,7 +43,7 @@ class Gpu(Struct, frozen=True):
 
     @property
     def default_max_num_seqs(self) -> int:
-        """Limit of running requests of vLLM's API server on this GPU.
+        """Default limit of running requests in vLLM's API server on this GPU.
 
         Source: vLLM 0.33.0, vllm/engine/arg_utils.py, get_batch_defaults.
         """
@@ -51,12 +51,12 @@ class Gpu(Struct, frozen=True):
 
     @property
     def default_max_num_batched_tokens(self) -> int:
-        """Limit of tokens per step of vLLM's API server on this GPU; source as above."""
+        """Default limit of tokens per step in vLLM's API server on this GPU; source as above."""
         return self._by_memory(16_384, 8192, 2048)
 
     @property
     def sglang_chunk_tokens(self) -> int:
-        """Tokens of a prompt that SGLang computes at once on this GPU (`--chunked-prefill-size`).
+        """Default of SGLang's `--chunked-prefill-size` on this GPU, in tokens.
 
         Source: SGLang 0.5.23, srt/arg_groups/memory_hook.py.
         """
@@ -65,7 +65,7 @@ class Gpu(Struct, frozen=True):
 
     @property
     def in_server(self) -> bool:
-        """Whether it has over 130 GiB: among Blackwell GPUs, only server GPUs have."""
+        """Whether the GPU has over 130 GiB, as among Blackwell GPUs only server GPUs have."""
         return self.total_bytes > _LARGEST_WORKSTATION
 
     def _by_memory(self, largest: int, large: int, others: int) -> int:
@@ -156,7 +156,7 @@ NEEDED_KEYS = ("gpu_memory_gib", "gpu_tflops", "gpu_bandwidth_gb_s")
 
 
 def gpu_name(text: str) -> str:
-    """Return the name by which `GPUS` lists a GPU; an unknown one in lower case, with hyphens."""
+    """Return the name of a GPU in `GPUS`; for unknown GPUs, `text` in lower case with hyphens."""
     name = text.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
     return _OTHER_NAMES.get(name, name)
 
@@ -172,11 +172,11 @@ def resolve_gpu(text: str) -> Gpu:
 
 
 def described_gpu(text: str, stated: Mapping[str, float]) -> Gpu:
-    """Return the GPU called `text` with the values `stated` of it, by GPU_KEYS.
+    """Return the GPU called `text` with `stated` values, whose keys are from GPU_KEYS.
 
-    They replace those of a known GPU. Any other one needs NEEDED_KEYS, has a link of 32 GB/s unless
-    stated, and counts as Blackwell with fp4, as Ada with fp8 alone, else as Ampere. Raises
-    UsageError for an unknown GPU of which something is missing.
+    Stated values replace those of a known GPU. An unknown GPU needs NEEDED_KEYS, has a link of
+    32 GB/s unless stated, and counts as Blackwell with fp4, as Ada with fp8 alone, else as Ampere.
+    Raises UsageError for an unknown GPU without all of NEEDED_KEYS.
     """
     try:
         known = resolve_gpu(text)

@@ -1,4 +1,4 @@
-"""KV groups of a hybrid model: layers that share a block table, with the tokens of its blocks.
+"""KV groups of a hybrid model: layers that share a block table, and its tokens per block.
 
 Source: vLLM 0.32.0, vllm/v1/kv_cache_interface.py and vllm/v1/core/kv_cache_utils.py.
 """
@@ -21,13 +21,13 @@ GroupKind = Literal["full", "sliding", "chunked", "linear"]
 
 
 class KvGroup(Struct, frozen=True):
-    """Layers whose KV lies in one block table.
+    """Layers that share one block table.
 
-    A block holds `block_tokens` tokens of `layers` layers; for linear attention ("linear") their
-    states after that many tokens. `window_tokens` is how far a sliding layer looks back, or the
-    length of a chunk of chunked local attention; 0 for the others. Linear layers with
-    `export_tokens` write a second state within a step, a multiple of `export_tokens` after its
-    start: the last state at which a later request can begin.
+    A block holds the KV of `block_tokens` tokens in `layers` layers; for linear attention
+    ("linear") the states at the end of these tokens. `window_tokens` is a sliding window's length,
+    or that of a chunk in chunked local attention; 0 for other kinds. Linear layers with
+    `export_tokens` write a second state in a step, a multiple of `export_tokens` after its start:
+    the last state from which a later request can continue.
     """
 
     kind: GroupKind
@@ -38,20 +38,20 @@ class KvGroup(Struct, frozen=True):
 
     @property
     def spec(self) -> tuple[GroupKind, int, int]:
-        """Kind, block and window size; vLLM looks up groups with the same spec together."""
+        """Kind, block size and window; vLLM looks up groups with the same spec together."""
         return self.kind, self.block_tokens, self.window_tokens
 
     @property
     def blocks_for_hit(self) -> int:
-        """Blocks needed before the end of a hit: a sliding layer's window, or one state."""
+        """Blocks that a hit needs before its end: those of a window, or one state."""
         if self.kind == "linear":
             return 1
         return -(-(self.window_tokens - 1) // self.block_tokens)
 
     def most_blocks(self, in_flight_tokens: int) -> int | None:
-        """Return the blocks that a request holds at most, None without a limit.
+        """Return the most blocks that a request holds, None (no limit) for full attention.
 
-        `in_flight_tokens` are those of unfinished steps, whose windows are still held.
+        `in_flight_tokens` are the tokens of unfinished steps: their windows are still in use.
         """
         if self.kind == "full":
             return None
@@ -65,12 +65,11 @@ class KvGroup(Struct, frozen=True):
 class KvGroups(Struct, frozen=True):
     """The groups that share one pool of blocks.
 
-    `retention_tokens` is `prefix_cache_retention_interval`: which blocks of sliding layers and
-    which states are kept for later requests. 0, vLLM's default: those before the end of a prompt
-    and before a junction of prompts; k: also those before every multiple of k tokens; None: all.
-    `match_tokens` is `prefix_match_unit`, the tokens of a hash; None for vLLM's default. Raises
-    UsageError for values that vLLM refuses, and if states have blocks of another size than the
-    other groups.
+    `retention_tokens` is vLLM's `prefix_cache_retention_interval`, for blocks of sliding layers and
+    for states. 0, the default, keeps those before the end of a prompt and before a branch point of
+    prompts; k also those before every multiple of k tokens; None keeps all. `match_tokens` is
+    `prefix_match_unit`: the tokens that one hash covers; None for vLLM's default. Raises UsageError
+    for values that vLLM refuses, and if a block of states does not span whole blocks of all groups.
     """
 
     groups: tuple[KvGroup, ...]
@@ -103,10 +102,10 @@ class KvGroups(Struct, frozen=True):
             )
 
     def retaining(self, tokens: float) -> Self:
-        """Return the groups with another retention interval, rounded down to a valid one; inf: all.
+        """Return the groups with a retention interval of `tokens`, rounded down; inf keeps all.
 
-        A value above 0 is at least the smallest interval. Groups without windows or states stay as
-        they are.
+        Values above 0 become at least the smallest valid interval. Groups without sliding windows
+        and states are unchanged.
         """
         if not self.sparse:
             return self
@@ -116,9 +115,9 @@ class KvGroups(Struct, frozen=True):
         return replace(self, retention_tokens=int(steps) * self.alignment_tokens)
 
     def in_blocks_of(self, tokens: int) -> Self:
-        """Return the groups with blocks of `tokens` tokens in all of them.
+        """Return the groups with blocks of `tokens` tokens.
 
-        Groups with blocks of several sizes are unchanged, since the model sets these.
+        Unchanged if the groups' block sizes differ: then the model sets them.
         """
         if len({group.block_tokens for group in self.groups}) > 1:
             return self
@@ -135,9 +134,9 @@ class KvGroups(Struct, frozen=True):
     def take_drafter(self) -> bool:
         """Whether hits with a drafter are simulated for these groups.
 
-        Simulated: a drafter in full attention beside linear attention, without hits within blocks;
-        EAGLE's in all groups beside windows, with one block size; MTP's window beside compressed
-        attention.
+        Full attention with sliding windows: if blocks of full attention have `hit_tokens`. Full
+        attention alone or with linear attention: if all blocks have `hit_tokens`, so that no hit
+        ends within a block. Other kinds are not simulated.
         """
         kinds = {group.kind for group in self.groups}
         full = {group.block_tokens for group in self.groups if group.kind == "full"}
@@ -147,10 +146,10 @@ class KvGroups(Struct, frozen=True):
         return kinds <= {"full", "linear"} and sizes == {self.hit_tokens}
 
     def shares_drafts(self, group: KvGroup) -> bool:
-        """Whether `group` has a drafter's KV, or is looked up with a group that has.
+        """Whether `group` holds a drafter's KV, or is looked up together with a group that does.
 
-        These are windows in the largest blocks of windows, and full attention in blocks of that
-        size or without windows.
+        True for attention groups with blocks as large as those of the largest sliding window, and
+        for all attention groups of a model without sliding windows.
         """
         windows = [each.block_tokens for each in self.groups if each.kind == "sliding"]
         return group.kind != "linear" and group.block_tokens == max(
@@ -164,10 +163,10 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def hit_tokens(self) -> int:
-        """Unit of hits, in tokens.
+        """Unit of hits, in tokens: `alignment_tokens`, unless vLLM hits within blocks.
 
-        It is the tokens of a hash if states span more and blocks of windows and chunks have one
-        hash (vLLM then hits within blocks), else `alignment_tokens`. Source: vLLM 0.32.0,
+        It does if states span more tokens than a hash, and if each block of windows and chunks
+        has one hash; the unit is then the tokens of a hash. Source: vLLM 0.32.0,
         kv_cache_utils.py (partial_hash_hits_enabled).
         """
         unit = self.match_tokens or self.block_tokens
@@ -178,14 +177,14 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def state_tokens(self) -> int:
-        """Tokens between the states of linear attention that can be kept; 0 without such layers."""
+        """Tokens between two states that can be kept; 0 without linear attention."""
         return next((group.block_tokens for group in self.groups if group.kind == "linear"), 0)
 
     @property
     def layer_share(self) -> float:
-        """Share of a token's KV, over all layers, that one block of the pool holds.
+        """Share of a token's KV in all layers that one block of the pool holds.
 
-        States take blocks, too, but hold no token's KV.
+        Blocks of states hold no token's KV, and do not count.
         """
         held = sum(
             group.layers / group.block_tokens for group in self.groups if group.kind != "linear"
@@ -194,7 +193,7 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def export_tokens(self) -> int:
-        """Tokens between the states that linear layers can write within a step, 0 for none."""
+        """Unit, in tokens, at which linear layers export states within a step; 0 if they cannot."""
         return max(group.export_tokens for group in self.groups)
 
     @property
@@ -203,7 +202,7 @@ class KvGroups(Struct, frozen=True):
         return math.gcd(*(group.block_tokens for group in self.groups))
 
     def matching(self, unit: int | None) -> Self:
-        """Return the groups with a `prefix_match_unit`. Raises UsageError where vLLM refuses it."""
+        """Return the groups with a `prefix_match_unit`. Raises UsageError if vLLM refuses it."""
         return replace(self, match_tokens=unit)
 
     def _check_match(self, unit: int) -> None:
@@ -231,14 +230,14 @@ class KvGroups(Struct, frozen=True):
         return ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
 
     def contents(self, trace_block: int) -> int:
-        """Return the maximum number of blocks of all groups that end in a block of the trace."""
+        """Return the most blocks, over all groups, that end within one block of the trace."""
         return sum(max(1, trace_block // group.block_tokens) for group in self.groups)
 
     def undivided(self, trace_block: int) -> UsageError | None:
         """Return the error for a trace with blocks of this size, None if it can be replayed.
 
-        A block of the trace may contain several smaller blocks of windows, and of full attention
-        beside windows only: hits then end where blocks of the trace do.
+        One trace block may span several blocks of a sliding window, or of full attention if all
+        other groups are windows: hits then end at the ends of trace blocks.
         """
         kinds = {group.kind for group in self.groups}
         dividing = {"full", "sliding"} if kinds <= {"full", "sliding"} else {"sliding"}
@@ -310,7 +309,7 @@ class KvGroups(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the groups from a word in the form of the property `text`."""
+        """Return the groups that `text`, written as by the property `text`, describes."""
         written, _, interval = text.partition("@")
         groups = []
         for group in written.split("+"):
@@ -327,10 +326,10 @@ _KINDS: dict[str, GroupKind] = {kind: kind for kind in get_args(GroupKind)}
 def kv_groups(
     kinds: LayerKinds, block_tokens: int, full_times: int = 1, other_times: int = 1
 ) -> KvGroups | None:
-    """Return the groups that vLLM forms of layers; None if kvscope does not know them.
+    """Return vLLM's groups of a hybrid model; None for other models, and if they are unknown.
 
-    All groups have about as many layers as the rarer kind: their blocks have equal bytes. Blocks of
-    full layers have `full_times` as many tokens as `block_tokens`, others `other_times`.
+    Each group has about as many layers as the rarer kind, so that blocks have equal bytes. Blocks
+    of full layers have `full_times` as many tokens as `block_tokens`, others `other_times`.
 
     Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size and
     unify_kv_cache_spec_page_size.

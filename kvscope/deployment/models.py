@@ -59,9 +59,9 @@ _QUANTIZATION = "hf_quant_config.json"
 
 
 class HeadKv(Struct, frozen=True):
-    """Keys and values of every KV head (MHA, GQA, MQA), in each of `layers`.
+    """Cache of keys and values of every KV head (MHA, GQA, MQA), in each of `layers`.
 
-    `head_size` is the mean size of a key and a value.
+    `head_size` is the mean of the elements in a key and in a value.
     """
 
     layers: int
@@ -74,12 +74,12 @@ class HeadKv(Struct, frozen=True):
         return self.values_on_rank(1)
 
     def values_on_rank(self, tp: int) -> int:
-        """Return the values that each of `tp` ranks caches for a token: at least one KV head."""
+        """Return the values that each of `tp` ranks caches for a token: at least one KV head's."""
         return 2 * self.layers * -(-self.kv_heads // tp) * self.head_size
 
 
 class LatentKv(Struct, frozen=True):
-    """One compressed vector and one rotary key (MLA), in each of `layers`."""
+    """Cache of one compressed vector and one rotary key per token (MLA), in each of `layers`."""
 
     layers: int
     latent_size: int
@@ -96,10 +96,10 @@ class LatentKv(Struct, frozen=True):
 
 
 class UnlikeKv(Struct, frozen=True):
-    """Keys and values of full and of windowed layers whose heads differ.
+    """Cache of keys and values where the heads of full and of windowed layers differ.
 
-    With `widest`, only the kind with more values counts: the size of a block of vLLM's pool, which
-    layers of either kind may use.
+    With `widest`, only the kind with more values counts: it sets the size of a block of vLLM's
+    pool, which layers of either kind may use.
     """
 
     full: HeadKv
@@ -129,10 +129,10 @@ class UnlikeKv(Struct, frozen=True):
         return UnlikeKv(full, windowed, widest=True)
 
     def times(self, tp: int) -> tuple[int, int]:
-        """Return the factors by which blocks of full and of windowed layers have more tokens.
+        """Return how many times the usual tokens a block of full and of windowed layers holds.
 
-        Blocks have equal bytes: those of the kind with fewer values per token hold more tokens if
-        the ratio is whole, else padding.
+        All blocks have equal bytes. Blocks of the kind with fewer values per token hold more tokens
+        if the ratio of values is whole; else both factors are 1, and these blocks have padding.
         """
         full, windowed = (
             replace(kind, layers=1).values_on_rank(tp) for kind in (self.full, self.windowed)
@@ -143,7 +143,7 @@ class UnlikeKv(Struct, frozen=True):
 
 
 class Indexers(Struct, frozen=True):
-    """The index caches of sparse attention: `bytes` a token in each of `layers`, on each GPU.
+    """The index caches of sparse attention: `bytes` per token in each of `layers`, on each GPU.
 
     They do not depend on `--kv-cache-dtype`. The longest prompt takes `longest_bytes` in a layer.
     """
@@ -157,10 +157,10 @@ class Model(Struct, frozen=True):
     """A model: its KV cache, and its weights if the whole shape is known.
 
     `unknown` are the fields of its config that kvscope does not know. `notes` name sizes that are
-    only approximate. `architecture` is None if the config lacks what weights need, and
-    `architecture_missing` then says what. `weights_total` are the bytes of a checkpoint's index,
-    which win over those counted from the shape. With `mtp` it has layers that predict further
-    tokens. vLLM's longest request has `longest_tokens` by default, None if unknown. With
+    only approximate. `architecture` is None if the config lacks fields that weights need, which
+    `architecture_missing` names. `weights_total` is the bytes that a checkpoint's index states;
+    they win over bytes counted from the shape. With `mtp` the model has layers for multi-token
+    prediction. vLLM's longest request has `longest_tokens` by default, None if unknown. With
     `parts_assumed`, all parts count as quantized, though checkpoints leave some unquantized.
     """
 
@@ -189,7 +189,7 @@ class Model(Struct, frozen=True):
 
     @property
     def hybrid(self) -> bool:
-        """Whether some layers cache something else than the KV of all tokens."""
+        """Whether some layers cache windows, states or compressed KV instead of all tokens' KV."""
         return self.kinds.hybrid or self.compressed is not None
 
     @property
@@ -199,7 +199,7 @@ class Model(Struct, frozen=True):
 
     @property
     def layers_per_block(self) -> int | None:
-        """Number of layers whose KV is in a block of vLLM's pool; None if kvscope does not know."""
+        """Number of layers whose KV one block of vLLM's pool holds; None if unknown."""
         if not self.hybrid:
             return self.shape.layers
         groups = self.kv_groups(1)
@@ -208,10 +208,10 @@ class Model(Struct, frozen=True):
     def kv_groups(
         self, trace_block: int, engine_block: int | None = None, tp: int = 1
     ) -> KvGroups | None:
-        """Return the groups that vLLM forms of a hybrid model's layers; None as in `kv_groups`.
+        """Return vLLM's groups of a hybrid model; None for other models, or if they are unknown.
 
-        vLLM is started with blocks of `engine_block` tokens: by default those of the trace, or with
-        linear attention vLLM's own default; `block_tokens` then enlarges them for states.
+        `engine_block` is the tokens per block with which vLLM starts: by default `trace_block`, or
+        vLLM's own default with linear attention; `block_tokens` then enlarges blocks for states.
         """
         if self.compressed:
             return self.compressed.kv_groups()
@@ -220,10 +220,10 @@ class Model(Struct, frozen=True):
         return kv_groups(self.kinds, self.block_tokens(engine_block or usual, tp), *times)
 
     def default_block(self, gpu: Gpu) -> int:
-        """Return the tokens of a block that vLLM chooses on a GPU.
+        """Return vLLM's default block size on a GPU, in tokens.
 
-        It is the block size of the first MLA kernel that runs there, of MiniMax-M3's sparse
-        attention, or of compressed attention; 16 for all other models.
+        MLA kernels on Hopper and Blackwell, MiniMax-M3's sparse attention and compressed attention
+        set it; 16 for all others.
 
         Source: vLLM 0.20.0, 0.28.0 and 0.32.0, vllm/platforms/cuda.py (_get_backend_priorities) and
         get_supported_kernel_block_sizes of the backends in vllm/v1/attention/backends/mla, and of
@@ -242,10 +242,10 @@ class Model(Struct, frozen=True):
         return 64 if self.dtype == "fp8" else _USUAL_BLOCK  # FlashMLA, else FlashAttention
 
     def block_tokens(self, engine_block: int, tp: int = 1) -> int:
-        """Return the tokens of a block if vLLM is started with blocks of `engine_block` tokens.
+        """Return the tokens per block after vLLM starts with blocks of `engine_block` tokens.
 
         A block of linear attention is one state, and all blocks have equal bytes: vLLM enlarges
-        blocks of attention until a state fits. For compressed attention, the smallest of its sizes.
+        blocks of attention until a state fits. Compressed attention: its smallest block.
         Source: vLLM 0.33.0, vllm/platforms/interface.py (_align_hybrid_block_size).
         """
         state = self.kinds.state
@@ -259,10 +259,9 @@ class Model(Struct, frozen=True):
         return step * -(-state.bytes_on_rank(tp) // (layer * step))
 
     def served_by(self, engine: Engine, gpu: Gpu | None) -> Model:
-        """Return the model with what an engine on a GPU adds to its KV.
+        """Return the model with the additions of an engine on a GPU to its KV.
 
-        That is a drafter's layer, with KV beside the model's, and the states that linear layers
-        export.
+        These are the layer of a drafter with KV, and the unit at which linear layers export states.
         """
         if engine.drafts_in_pool and self.compressed:
             caches = replace(self.compressed, ratios=(*self.compressed.ratios, 0))
@@ -285,12 +284,12 @@ class Model(Struct, frozen=True):
 
     @property
     def by_block(self) -> Model:
-        """The model with the KV bytes of a block of vLLM's pool: those of one group's layers."""
+        """The model with only the layers whose KV one block of vLLM's pool holds."""
         return self._of_layers(self.layers_per_block or self.shape.layers)
 
     @property
     def by_layer(self) -> Model:
-        """The model with the KV bytes of one layer, the widest where they differ."""
+        """The model with only one layer's KV, the widest layer's if heads differ."""
         return self._of_layers(1)
 
     def _of_layers(self, layers: int) -> Model:
@@ -314,7 +313,7 @@ class Model(Struct, frozen=True):
 
     @property
     def uniform(self) -> bool:
-        """Whether the KV bytes of a block are known, so that the pool is one number."""
+        """Whether the bytes of a block are known, so that the pool is a number, not a range."""
         return self.layers_per_block is not None
 
     def bytes_for(self, tokens: int) -> int:
@@ -352,9 +351,9 @@ class Model(Struct, frozen=True):
     def tokens_in(self, size_bytes: float, tp: int = 1) -> tuple[int, int, int]:
         """Return how many tokens fit into `size_bytes` of each GPU: least, best, most.
 
-        If a hybrid model's groups are known, these are equal: the tokens of its blocks, each of one
-        group. Otherwise the least assumes the KV of all tokens in every layer, the most only one
-        window in windowed layers.
+        The three are equal if the bytes of a block are known (`uniform`); a block then holds one
+        group's layers. Otherwise the least assumes that all layers cache every token, the most that
+        windowed layers cache one window.
         """
         if self.uniform:
             tokens = int(size_bytes // self.by_block.kv_bytes_per_token(tp))
@@ -372,7 +371,7 @@ class Model(Struct, frozen=True):
     def weight_bytes(self, tp: int = 1, dp: int = 1) -> float:
         """Return the bytes of weights on each of the `tp` GPUs of one of `dp` ranks.
 
-        Raises InputError where neither the config nor a checkpoint's index says enough.
+        Raises InputError if neither the config nor a checkpoint's index determines them.
         """
         if self.architecture is None:
             if self.weights_total is not None and dp == 1:
@@ -388,7 +387,7 @@ class Model(Struct, frozen=True):
         return counted * self.weights_total / self.architecture.weight_bytes(self.bits)
 
     def loaded_bytes(self, tp: int = 1, dp: int = 1) -> float:
-        """Return the bytes that loading takes on each GPU: the weights, and tables of positions.
+        """Return the bytes that loading takes on each GPU: the weights and the rotary tables.
 
         Raises InputError as `weight_bytes` does.
         """
@@ -396,7 +395,7 @@ class Model(Struct, frozen=True):
         return self.weight_bytes(tp, dp) + tables
 
     def left_out_bytes(self, tp: int = 1, dp: int = 1) -> float:
-        """Return the extra weight bytes if only experts are quantized, or only the MLP if dense."""
+        """Return the extra bytes per GPU if the parts assumed to be quantized are not, else 0."""
         if not self.parts_assumed:
             return 0.0
         kept = ("attention", "shared", "mlp") if self.moe else ("attention",)
@@ -404,7 +403,7 @@ class Model(Struct, frozen=True):
         return replace(self, bits=bits).weight_bytes(tp, dp) - self.weight_bytes(tp, dp)
 
     def shaped(self) -> Architecture:
-        """Return the architecture. Raises InputError where the config lacks what it needs."""
+        """Return `architecture`. Raises InputError with the missing fields if it is None."""
         if self.architecture is None:
             raise InputError(
                 self.architecture_missing,
@@ -416,7 +415,7 @@ class Model(Struct, frozen=True):
     def up_to(self, tokens: int) -> Model:
         """Return the model for requests of at most `tokens` tokens.
 
-        Raises UsageError if that exceeds the model's own limit, as vLLM does.
+        Raises UsageError if `tokens` exceeds the model's own limit, which vLLM refuses too.
         """
         longest = self.longest_tokens
         if longest is not None and tokens > longest:
@@ -427,7 +426,7 @@ class Model(Struct, frozen=True):
         return replace(self, longest_tokens=tokens, indexers=indexers)
 
     def quantized_to(self, dtype: WeightDtype) -> Model:
-        """Return the model with weights of another precision than its config states."""
+        """Return the model with weights in `dtype` instead of its config's precision."""
         bits = weight_bits(dtype, moe=self.moe)
         assumed = dtype == "nvfp4"  # all parts of published ones with other precisions are
         return replace(
@@ -447,8 +446,7 @@ def resolve_model(
     An id of the Hugging Face hub (`ORG/NAME`) names the config.json in its cache on this machine.
     `dtype` overrides the precision of the cache, `weight_dtype` that of the weights. Raises
     UsageError for an unknown preset (with the nearest names), InputError for a config that lacks
-    what is needed. A preset's exact name wins over a folder of that name, whatever the current
-    directory: write `./name` for the folder.
+    fields. A preset's exact name wins over a folder of that name: write `./name` for the folder.
     """
     path = Path(text)
     if text not in PRESETS and (os.path.lexists(path) or path.suffix == ".json"):
@@ -470,7 +468,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset(text: str) -> Model:
-    """Return the preset called `text`, an organisation before it and capitals allowed.
+    """Return the preset `text`, in any case, with or without an organisation (`ORG/NAME`).
 
     Raises UsageError with the nearest names.
     """
@@ -486,7 +484,7 @@ def preset(text: str) -> Model:
 
 
 def _in_hub_cache(text: str) -> Path | None:
-    """Return the config.json of a Hugging Face id that was downloaded before; None without.
+    """Return the path of a Hugging Face id's config.json in the local cache, None without one.
 
     Source: huggingface_hub, "Understand caching": refs/main names the snapshot.
     """
@@ -513,8 +511,8 @@ def _preset(name: str) -> Model:
 def read_config(path: Path) -> Model:
     """Return the model that the Hugging Face config.json at `path` describes.
 
-    The bytes of model.safetensors.index.json and the precision of hf_quant_config.json beside it
-    count. Raises InputError for a file that cannot be read or does not say what is needed.
+    The weight bytes are those of model.safetensors.index.json, if it is in the same folder, and the
+    precision that of hf_quant_config.json. Raises InputError for an unreadable or incomplete file.
     """
     config = json_object(path, "name a config.json or a preset")
     inner: dict[str, Any] = next(
@@ -529,7 +527,7 @@ def read_config(path: Path) -> Model:
 
 
 def _beside(config: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file beside a config.json, which may be missing."""
+    """Return the JSON object in the file `name` in the folder of `config`, empty if missing."""
     path = config.with_name(name)
     return json_object(path, "remove it") if os.path.lexists(path) and path.is_file() else {}
 
@@ -575,7 +573,7 @@ def _model(name: str, config: ConfigFields, total: object) -> Model:
 
 
 def _longest(config: ConfigFields) -> int | None:
-    """Return the tokens of the longest request, prompt and output, that vLLM takes by default.
+    """Return vLLM's default limit of prompt and output tokens, None if no field states a length.
 
     Source: vLLM 0.32.0, vllm/config/model.py (_get_and_verify_max_len).
     """
@@ -610,7 +608,7 @@ def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv | 
 
 
 def _indexers(config: ConfigFields, layers: int) -> Indexers:
-    """Return the index caches of sparse attention; several layers may share one.
+    """Return the index caches of sparse attention; several layers may share a cache.
 
     Indexer keys of MLA models have 8 bits and scales, those of MiniMax-M3 16 bits.
 
@@ -696,6 +694,5 @@ NOT_COUNTED = "instead of KV for each token: not counted"
 
 
 def _window_note(which: str, window: object) -> str:
-    """Return the note on layers that look `window` tokens back."""
     back = f"{window} tokens back" if isinstance(window, int) else "a limited way back"
     return f"{which} only {back}: {COUNTED_IN_FULL}"

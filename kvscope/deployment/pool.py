@@ -4,12 +4,12 @@ vLLM profiles one forward pass and keeps, on each GPU,
 
     utilization x total - weights - activation peak - other memory - CUDA graphs
 
-for blocks; the smallest rank decides. SGLang keeps what is free after loading, less a share of the
-total. kvscope counts the terms by rule, each with a band, and names them all. Measured against 95
-published pools in docs/evidence/deployment.md.
+for blocks; the rank with the least memory decides. SGLang keeps the memory that is free after
+loading, less a share of the total. kvscope derives each term by a rule, with a band. Compared with
+95 published pools in docs/evidence/deployment.md.
 
-Block 0 of vLLM stands for "no block" and is never handed to a request, so the `blocks` of a pool,
-those that requests can use, are vLLM's `num_gpu_blocks` less 1.
+Block 0 of vLLM stands for "no block" and is never handed to a request, so a pool's `blocks` are
+vLLM's `num_gpu_blocks` less 1.
 
 An engine reports its pool in its start-up log, or in its metrics:
 
@@ -99,7 +99,8 @@ _MOST = 2**53  # blocks, tokens or GiB
 class Term(Struct, frozen=True):
     """One term of the pool, in bytes on each GPU; the true value mostly lies within `band_bytes`.
 
-    It may take `more_bytes` beyond the band, where published logs differ by the driver or kernels.
+    `more_bytes` extend the band on the side that shrinks the pool, where published logs differ by
+    driver or kernels.
     """
 
     name: str
@@ -112,12 +113,12 @@ class Term(Struct, frozen=True):
 class KvPool(Struct, frozen=True):
     """The KV blocks of one replica that requests can use.
 
-    `blocks` is the best figure, `low_blocks` and `high_blocks` bound it; all three are equal where
+    `blocks` is the best estimate, `low_blocks` and `high_blocks` bound it; all three are equal if
     the pool is stated or observed. The engine reserves `null_blocks` more for itself;
-    `num_gpu_blocks` counts both. `terms` are those of one GPU, none but for a derived pool.
+    `num_gpu_blocks` counts both. `terms` are those of one GPU, empty unless the pool is derived.
     `layer_share` is the share of the model's layers whose KV a block holds: below 1 for hybrid
-    models, whose layers are in groups. If a log reports it, `fitting_bytes` of KV would fit on each
-    GPU, and hold `fitting_times` as many blocks.
+    models, whose layers are in groups. By the engine's log, `fitting_bytes` of KV would fit on each
+    GPU (None: not logged), for `fitting_times` as many blocks.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -138,7 +139,7 @@ class KvPool(Struct, frozen=True):
 
     @property
     def num_gpu_blocks(self) -> int:
-        """What vLLM calls `num_gpu_blocks`: the usable blocks and block 0."""
+        """The engine's own count: usable blocks and, in vLLM, block 0."""
         return self.blocks + self.null_blocks
 
     @property
@@ -153,12 +154,12 @@ class KvPool(Struct, frozen=True):
 
     @property
     def of_all_layers(self) -> KvPool:
-        """The pool if each block held the KV of all layers, as in a cache without groups."""
+        """The pool in blocks that hold the KV of all layers, as in a cache without groups."""
         return replace(self._scaled(self.layer_share), layer_share=1.0)
 
     @property
     def filling_the_gpu(self) -> KvPool:
-        """The pool with `fitting_bytes` of KV on each GPU."""
+        """The pool if `fitting_bytes` of each GPU held KV; unchanged if these are None."""
         return replace(self._scaled(self.fitting_times), fitting_bytes=None, fitting_times=1.0)
 
     def in_blocks_of(self, block_size: int) -> KvPool:
@@ -184,11 +185,11 @@ def derive_pool(
     max_num_batched_tokens: int | None = None,
     block_size: int | None = None,
 ) -> KvPool:
-    """Return the pool that the engine leaves for KV on `tp` GPUs; None takes its defaults.
+    """Return the KV pool of a replica on `tp` GPUs; None stands for the engine's defaults.
 
-    The pool is per rank of vLLM's `dp` ranks, which split the experts of a MoE model.
+    With vLLM's `dp` ranks, which divide the experts of an MoE model, it is the pool of one rank.
 
-    Raises UsageError where nothing is left, naming what takes the memory and the remedy.
+    Raises UsageError if no memory is left for KV, with the terms that take it and a remedy.
     """
     dp = dp if model.moe else 1
     size = block_size or engine.default_block_size
@@ -284,11 +285,11 @@ def _vllm_terms(
 def _graphs(model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int) -> Term:
     """Return the memory that vLLM estimates for its CUDA graphs.
 
-    It captures steps of 1, 2, 4, 8, 16, ... tokens in pieces, and decode steps whole: whole ones
-    need FlashInfer's workspace if that is the backend, which with drafts captures none. vLLM's
-    estimate is the memory of the second graph of each kind times their number, so other memory
-    allocated meanwhile is multiplied, too (vllm#45178): logs have up to 0.3 MiB a layer in each
-    graph, with experts up to 0.8.
+    vLLM captures steps of 1, 2, 4, 8, 16, ... tokens piecewise, and decode steps as full graphs:
+    with FlashInfer these need its workspace, and with a drafter there are none. The estimate is
+    the memory of the second graph of each kind times the number of graphs, so any other memory
+    allocated meanwhile is multiplied too (vllm#45178): published logs have up to 0.3 MiB per layer
+    and graph, with experts up to 0.8.
 
     Source: vLLM 0.32.0, vllm/config/vllm.py (_set_cudagraph_sizes), v1/worker/gpu_model_runner.py
     (profile_cudagraph_memory) and v1/attention/backends/flashinfer.py.
@@ -310,12 +311,12 @@ def _graphs(model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int
 
 
 def _captured(largest: int) -> int:
-    """Return how many sizes vLLM captures up to `largest` tokens: steps of 8, from 256 on of 16."""
+    """Return how many step sizes vLLM captures up to `largest`: multiples of 8, from 256 of 16."""
     return sum(size <= largest for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
 
 
 def _unknown_term(model: Model, terms: Sequence[Term]) -> Term:
-    """Return the uncertainty that unknown fields of config.json add to the pool."""
+    """Return a term of 0 bytes whose band is the uncertainty by unknown fields of config.json."""
     named = ", ".join(model.unknown[:_NAMED]) + (", ..." if len(model.unknown) > _NAMED else "")
     if concern_the_cache(model.unknown):
         band = _UNKNOWN_KV_BAND * max(0, sum(term.bytes for term in terms))
@@ -325,7 +326,7 @@ def _unknown_term(model: Model, terms: Sequence[Term]) -> Term:
 
 
 def _on_second_runner(model: Model, engine: Engine) -> bool:
-    """Return whether vLLM runs the model on its second runner: before 0.29 dense ones, mostly."""
+    """Return whether vLLM uses its v2 runner: since 0.29, and since 0.25 for plain dense models."""
     dense = not (model.moe or model.hybrid)
     return engine.has(SECOND_RUNNER_GRAPHS) or (engine.has(SECOND_RUNNER) and dense)
 
@@ -333,15 +334,15 @@ def _on_second_runner(model: Model, engine: Engine) -> bool:
 def activation_bytes(
     model: Model, engine: Engine, sequences: int, batched: int, tp: int, dp: int = 1
 ) -> float:
-    """Return the peak of vLLM's profiling pass: the sampler's logits, the widest layer, or images.
+    """Return the peak bytes of vLLM's profiling pass: of logits, the widest layer, or images.
 
-    Tensor parallelism does not divide the sampler's copies. With `dp` ranks each GPU gathers the
-    tokens of all ranks, and has room for all experts of each token, at full width; other settings
-    of `--all2all-backend` than the default take less.
+    Tensor parallelism does not divide the sampler's copies of the logits. With `dp` ranks each GPU
+    gathers the tokens of all ranks, and has room for all experts of each token, at full width;
+    settings of `--all2all-backend` other than the default take less.
 
-    The second runner profiles logits in 16 and 32 bits; indexers have room for 40 long prompts. A
-    feed-forward layer keeps its two inputs, both products (the one of fp8 weights later in 8 bits)
-    and two hidden states.
+    The v2 runner profiles logits in 16 and 32 bits; indexers have room for 40 longest prompts. A
+    feed-forward layer keeps the outputs of its gate and up matrices, their product (in 8 bits with
+    fp8 weights) and two hidden states.
 
     Source: vLLM 0.32.0, vllm/model_executor/layers/fused_moe: prepare_finalize/naive_dp_ep.py,
     and workspace_shapes of experts/deep_gemm_moe.py (fp8) and triton_moe.py; vllm/v1: worker/gpu
@@ -377,9 +378,10 @@ def _sampler_bytes(model: Model, engine: Engine, sequences: int, batched: int) -
 
 
 def _compiled_bytes(model: Model, engine: Engine, batched: int, tp: int) -> int:
-    """Return the peak of a first start's compilation, which benchmarks merged kernels.
+    """Return the peak bytes of compilation at a first start, which benchmarks merged kernels.
 
-    On one GPU these use a copy of the embedding; 0 on several GPUs or with an image encoder.
+    The benchmark copies the embedding. 0 with tensor parallelism or an image encoder, and for vLLM
+    before 0.20.
 
     Source: vLLM 0.32.0, vllm/config/compilation.py (benchmark_combo_kernel); published logs of a
     first start and the next one.
@@ -391,9 +393,9 @@ def _compiled_bytes(model: Model, engine: Engine, batched: int, tp: int) -> int:
 
 
 def _outside(engine: Engine, gpu: Gpu, tp: int) -> float:
-    """Return the bytes that CUDA, NCCL and a fused all-reduce take outside of PyTorch, by logs.
+    """Return the bytes that CUDA, NCCL and a fused all-reduce take outside PyTorch's allocator.
 
-    Where host and GPU share their memory, what the process has on the host counts too.
+    Read off published logs. If host and GPU share memory (GB10), the process's host memory counts.
 
     Source: vLLM 0.32.0, vllm/config/vllm.py (enable_allreduce_rms_fusion) and utils/mem_utils.py
     (MemorySnapshot).
@@ -420,8 +422,8 @@ def _sglang_terms(model: Model, gpu: Gpu, tp: int, fraction: float | None) -> tu
 def sglang_fraction(gpu: Gpu, tp: int) -> float:
     """Return SGLang's automatic `--mem-fraction-static`, without data-parallel attention.
 
-    It reserves 512 + 1.5 chunk + 2 graph batch + 128 tp MiB: the chunk of a prefill and the largest
-    batch of a CUDA graph follow from the total memory.
+    SGLang reserves 512 + 1.5 chunk + 2 batch + 128 tp MiB. The chunk (tokens of a prefill) and the
+    batch (requests of the largest CUDA graph) follow from the GPU's memory.
     """
     gib, several = gpu.total_bytes / GIB, tp >= 4
     if gib >= 60:
@@ -499,7 +501,7 @@ def observed_pool(
 ) -> KvPool:
     """Return the pool that the log or the saved metrics at `path` report.
 
-    Raises InputError for a file that cannot be read or reports none.
+    Raises InputError for a file that cannot be read or reports no pool.
     """
     try:
         with TextIOWrapper(opened(path), encoding="utf-8", errors="replace") as lines:
@@ -511,7 +513,7 @@ def observed_pool(
 
 
 def _lines_of(file: TextIOWrapper, where: str) -> Iterator[str]:
-    """Yield lines, long ones in parts. Raises InputError where they do not end."""
+    """Yield lines, those above 1 MiB in parts. Raises InputError for a line above 64 MiB."""
     parts = 0
     while line := file.readline(_LONGEST_LINE):
         parts = 0 if line.endswith("\n") else parts + 1
@@ -528,9 +530,9 @@ def pool_in(
     tp: int = 1,
     block_size: int | None = None,
 ) -> KvPool:
-    """Return the pool that `lines` report, in blocks of `block_size` or of what they state.
+    """Return the pool that `lines` report; `block_size` applies if they state no block size.
 
-    A size in bytes is divided by the KV bytes of a token of `model` on one of `tp` GPUs.
+    A size in bytes is divided by the KV bytes per token of `model` on one of `tp` GPUs.
     """
     reports: dict[re.Pattern[str], list[float]] = {}
     stated_size = None
@@ -570,12 +572,12 @@ def pool_in(
 def _fitting(
     reports: Mapping[re.Pattern[str], list[float]], model: Model | None, tp: int
 ) -> tuple[int | None, float]:
-    """Return the KV bytes that fit on each GPU, and their ratio to those in use.
+    """Return the KV bytes that would fit on each GPU, and their ratio to the KV bytes in use.
 
-    (None, 1.0) if no log reports it or hardly more fits; also for models with states, whose prompts
-    take more than vLLM profiles (vllm#52872). vLLM counts once CUDA graphs are captured; its pool
-    uses an estimate of them. Source: vLLM 0.32.0, vllm/v1/worker/gpu_worker.py
-    (compile_or_warm_up_model).
+    (None, 1.0) if the log does not report both or the ratio is below 1.01; also for models with
+    states, whose prompts take more than vLLM profiles (vllm#52872). vLLM measures what fits after
+    it captured CUDA graphs; the pool rests on an estimate of these. Source: vLLM 0.32.0,
+    vllm/v1/worker/gpu_worker.py (compile_or_warm_up_model).
     """
     states = model is not None and model.kinds.linear > 0
     if states or _FITS not in reports or _IN_USE not in reports:

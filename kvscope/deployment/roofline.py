@@ -5,12 +5,12 @@
 
     TPOT = (weights read + KV read) / (0.71 BW) + layers x launch + 18 us x batch + 0.6 ms
 
-for u uncached tokens, each multiplied with P parameters, F the GPU's dense rate at the precision
-of the weights, m the share of F that engines reach. It maps onto a latency profile: weights / (tp
-0.75 BW) is its floor. The shares were fitted to published measurements: half of the TTFTs of vLLM
-lie within 14 % and 9 of 10 within 35 %, and of a model that the fit had not seen within 28 % and
-72 % (docs/evidence/deployment.md). So a decision holds only if it holds at LOW and at HIGH times
-this profile; else measure it with `kvscope calibrate`.
+u: uncached tokens; P: parameters multiplied with each; F: the GPU's dense FLOP/s at the precision
+of the weights, F16 at 16 bits; m: the share of F that engines reach; BW: memory bytes a second. The
+latency profile's floor is weights / (tp 0.75 BW). The shares were fitted to published measurements:
+half of vLLM's TTFTs lie within 14 % and 9 of 10 within 35 %; for a model left out of the fit within
+28 % and 72 % (docs/evidence/deployment.md). So a decision must hold at LOW and at HIGH times this
+profile; else measure the latency with `kvscope calibrate`.
 
 Source: Williams, Waterman, Patterson: Roofline (CACM 2009); shares fitted on 2026-11-22 to the
 published figures in aiconfigurator-core 0.12.0, systems/silicon_sample.csv, and in TensorRT-LLM
@@ -52,12 +52,12 @@ def roofline(
 ) -> LatencyProfile:
     """Return the latency profile of one replica on `tp` GPUs, decode costs included.
 
-    Each of `dp` ranks that divide the experts computes as many tokens' experts as it sends, and
-    reads its part of the experts of all ranks' tokens, assuming equal steps on all ranks. Tokens go
-    to all GPUs and back over the link, as in vLLM's default exchange. `request_s` is the time
-    outside of the engine's steps. With a drafter, a step takes longer, by its layer and the output
-    head for each drafted token, and decodes several tokens of each request. Raises InputError for a
-    model whose config lacks what its weights need.
+    `dp` ranks divide the experts and have equal steps: each computes experts for as many tokens as
+    it sends, and reads its part of the experts that all ranks' tokens need. Tokens go to all GPUs
+    and back over the link, as in vLLM's default exchange. `request_s` is seconds per request
+    outside the engine's steps. Each token drafted by MTP or EAGLE adds the time of their layer and
+    the output head to a step; a step decodes `drafter.per_step` tokens of a request. Raises
+    InputError for a model whose config lacks fields that its weights need.
     """
     shape = model.shaped()
     dp = dp if shape.moe else 1
@@ -107,7 +107,7 @@ def roofline(
 
 
 def kv_read(model: Model, tp: int) -> tuple[float, float]:
-    """Return the KV bytes that a decode reads on each GPU: per context token, and for windows."""
+    """Return the KV bytes read per decoded token on each GPU: per context token, and constant."""
     if model.compressed:
         return model.compressed.read_bytes
     of_full, of_windowed = model.layer_bytes_per_token(tp)
@@ -116,9 +116,9 @@ def kv_read(model: Model, tp: int) -> tuple[float, float]:
 
 
 def attention_flops_per_pair(shape: Architecture, heads: Heads | None = None) -> float:
-    """Return the FLOPs of one layer for one pair of tokens: score and weighted value.
+    """Return one layer's attention FLOPs for a pair of tokens: score and weighted value.
 
-    `heads` are the layer's if they differ from those of `shape`.
+    `heads` are those of the layer; None: the heads of `shape`.
     """
     if heads is None:
         return 2.0 * shape.heads * (shape.query_size + shape.value_size)
@@ -128,7 +128,7 @@ def attention_flops_per_pair(shape: Architecture, heads: Heads | None = None) ->
 def prefill_rate(model: Model, gpu: Gpu) -> tuple[float, float]:
     """Return the dense FLOP/s available to a prefill, and the share of them that engines reach.
 
-    Weights of 4 bits without tensor cores for them are computed in 16 bits.
+    Weights in 4 bits are computed in 16 bits on GPUs without 4-bit tensor cores.
     """
     share = _MOE_SHARE if model.moe else 1.0
     dtype = model.weight_dtype
@@ -144,7 +144,7 @@ def prefill_rate(model: Model, gpu: Gpu) -> tuple[float, float]:
 
 
 def _all_reduce_s(shape: Architecture, gpu: Gpu, tp: int) -> float:
-    """Return the seconds of a token's all-reduces: a ring moves 2 (tp - 1) / tp of the bytes."""
+    """Return the seconds of a token's all-reduces in all layers, by rings of `tp` GPUs."""
     if tp == 1:
         return 0.0
     moved = _ALL_REDUCES * shape.layers * shape.hidden_size * _ACTIVATION_BYTES * 2 * (tp - 1) / tp
@@ -152,9 +152,9 @@ def _all_reduce_s(shape: Architecture, gpu: Gpu, tp: int) -> float:
 
 
 def _exchange_s(shape: Architecture, gpu: Gpu, tp: int, dp: int) -> float:
-    """Return the seconds to send a rank's token to the experts of all ranks and back.
+    """Return the seconds to send a token to the experts of all ranks and back, in all layers.
 
-    An all-gather and a reduce-scatter in each layer, over all GPUs: a rank's share of both.
+    Each layer has an all-gather and a reduce-scatter over all GPUs.
 
     Source: vLLM 0.32.0, vllm/distributed/device_communicators/all2all.py
     (AgRsAll2AllManager).
@@ -166,7 +166,7 @@ def _exchange_s(shape: Architecture, gpu: Gpu, tp: int, dp: int) -> float:
 
 
 def latency_notes(model: Model, gpu: Gpu, engine: Engine, tp: int, dp: int = 1) -> list[str]:
-    """Return why the roofline may be further off than its band, each with the remedy."""
+    """Return a note if the roofline may be further off than its band, else an empty list."""
     reasons = [
         (model.hybrid, "layers of several kinds"),
         (model.moe, f"experts over {tp * dp} GPUs" if dp > 1 else "experts"),

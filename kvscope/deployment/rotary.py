@@ -1,7 +1,7 @@
-"""Tables of the sines and cosines by which attention rotates positions: each GPU holds them whole.
+"""Rotary position embeddings: tables of sines and cosines, which each GPU holds whole.
 
-They are no parameters, but vLLM counts them with the weights: 2.5 GiB of Llama 4 Scout, whose
-positions reach to 10,485,760.
+They are no parameters, but vLLM counts them with the weights: 2.5 GiB for Llama 4 Scout with its
+10,485,760 positions.
 
 Source: vLLM 0.32.0, vllm/model_executor/layers/rotary_embedding (get_rope, and
 _compute_cos_sin_cache of each class), and vllm/models/deepseek_v4/common/rope.py.
@@ -20,10 +20,10 @@ _AXES = 4  # times the positions if images have axes of their own
 
 
 def rotary_bytes(config: ConfigFields, head_size: int) -> int:
-    """Return the bytes of all tables on a GPU; 0 if no field states the longest position.
+    """Return the bytes of all tables on a GPU; 0 if the config states no longest position.
 
-    `head_size` is the size of a head where keys are not compressed. Raises InputError for a
-    stated size that is no number above 0.
+    `head_size` is the values in a key; models with compressed keys state their own rotary size.
+    Raises InputError for a stated size that is no number above 0.
     """
     longest = config.count_or(0, "max_position_embeddings")
     if not longest:
@@ -56,7 +56,7 @@ def _tables(config: ConfigFields, longest: int, size: int) -> Iterator[tuple[int
 
 
 def _positions(rope: ConfigFields, longest: int) -> int:
-    """Return the number of positions of a table; some kinds of scaling multiply it."""
+    """Return the positions of a table: `longest`, unless the scaling of `rope` changes it."""
     kind = rope.get("rope_type", "type")
     original = rope.count_or(longest, "original_max_position_embeddings")
     if kind == "linear":

@@ -1,9 +1,9 @@
-"""Speculative decoding: what drafts tokens beside the model, and what the prefix cache pays for it.
+"""Speculative decoding: drafters, and their cost in prefix-cache hits.
 
-Drafters that read the model's hidden states (MTP, EAGLE) keep KV of their own in the pool, which at
-the end of a block depends on the token behind it. So vLLM computes the last block of each hit again
-before 0.33; since then the hash of a block covers that token. Blocks of a trace do not: a hit of
-two prompts that part right behind a block may be shorter by that block.
+Drafters that read the model's hidden states (MTP, EAGLE) keep KV of their own in the pool. Their KV
+at the end of a block depends on the next token. Before 0.33, vLLM therefore recomputes the last
+block of each hit; since then a block's hash covers the next token. Hashes of a trace do not: in the
+engine, a hit may be one block shorter if two prompts differ right after a block.
 
 Source: vLLM 0.33.0, vllm/config/speculative.py (use_eagle, use_eagle_block_drop) and
 vllm/config/vllm.py (num_lookahead_tokens, num_hash_lookahead_tokens).
@@ -29,8 +29,8 @@ _MOST_TOKENS = 64  # drafted in a step; engines use 1 to 16
 class Drafter(Struct, frozen=True):
     """A drafter that proposes `tokens` tokens in each step.
 
-    A step yields `per_step` tokens on average: the accepted ones and one of the model's own. The
-    engine's blocks have `block_tokens`.
+    A step yields `per_step` tokens on average: the accepted drafts and one of the model's own. A
+    block of the engine has `block_tokens` tokens.
     """
 
     method: DraftMethod
@@ -49,13 +49,14 @@ class Drafter(Struct, frozen=True):
     def drops(self, block_size: int) -> int:
         """Return the tokens by which hits are shortened: an engine block, in whole trace blocks.
 
-        0 if trace blocks are more than twice as long: rounding down to them costs more already.
+        0 for a drafter without KV, and if trace blocks are more than twice as long as the engine's:
+        rounding hits down to trace blocks then costs more already.
         """
         return int(self.block_tokens / block_size + 0.5) * block_size if self.reads_states else 0
 
     @property
     def config(self) -> str:
-        """The value of vLLM's --speculative-config; for EAGLE, add the name of its head."""
+        """The value of vLLM's --speculative-config; for EAGLE, replace DRAFTER by its head."""
         known: dict[str, object] = {"method": self.method, "num_speculative_tokens": self.tokens}
         if self.method.startswith("eagle"):
             known["model"] = "DRAFTER"
@@ -73,8 +74,8 @@ def not_beside(drafter: object, what: str, where: str = "--speculative") -> Usag
 def parse_drafter(text: str) -> Drafter | None:
     """Return the drafter that METHOD:TOKENS@PER_STEP names, None for `none`.
 
-    MTP drafts one token unless stated. Raises UsageError for another method, no number of tokens,
-    or more per step than are drafted.
+    TOKENS defaults to 1 for MTP, PER_STEP to 1. Raises UsageError for an unknown method, a missing
+    number of tokens, or PER_STEP outside 1 to TOKENS + 1.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is not None and match[0] == "none":
