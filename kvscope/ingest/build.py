@@ -35,10 +35,10 @@ NO_COMMON_CLOCK = "sessions have no common clock"
 
 
 class BuiltRequests(Struct, frozen=True):
-    """A trace's requests ready for the store: `requests` has a column per field, by arrival.
+    """A trace's requests ready for the store: a column per field, in order of arrival.
 
     `names[column]` are the texts that a column's numbers stand for. Missing ids are NO_ID; missing
-    names, parents, measured values NONE. `tenants` counts combinations of model, adapter and salt.
+    names, parents and measured values are NONE. `tenants`: number of (model, adapter, salt).
     """
 
     block_size: int
@@ -54,8 +54,8 @@ class BuiltRequests(Struct, frozen=True):
 class Built(BuiltRequests, frozen=True):
     """A trace ready for the store: requests, prefix trie and reuse.
 
-    First blocks have hash ids that differ between tenants; `own_hash_ids` maps renamed blocks to
-    the trace's own ids.
+    Tenants share no blocks: first blocks of all tenants but the first have new hash ids, and
+    `own_hash_ids` maps each of these blocks to its hash id in the trace.
     """
 
     own_hash_ids: dict[int, int]
@@ -75,8 +75,9 @@ class Built(BuiltRequests, frozen=True):
 class PathEnds(NamedTuple):
     """Ends of the full-block paths of R requests, as nodes of a tree whose root is 0.
 
-    `above` is each node's parent, `blocks` its path's length; None where every node is one block.
-    `full_leaf` (R) is the end of each path; a path that is a prefix of another ends above.
+    `above`: each node's parent. `blocks`: length of the path to each node, in blocks; None where
+    every node is one block. `full_leaf` (R): the node where each path ends; the end of a path that
+    is a prefix of another one is an ancestor of the other's end.
     """
 
     above: Int32s
@@ -89,7 +90,7 @@ class Arranged:
 
     `rows` are columns in file order, as `Columns.arrays` returns them; they move to `requests`,
     which starts empty. `order` has the file's rows by arrival. `in_ms`: the format's times are in
-    ms, and may be epoch seconds by mistake.
+    ms; times in seconds since 1970, written by mistake, are corrected.
     """
 
     def __init__(
@@ -124,9 +125,9 @@ class Arranged:
         self.full_blocks = np.minimum(blocks, inputs // block_size)
 
     def link(self, ends: PathEnds) -> tuple[Lineage, Int32s]:
-        """Add the columns of conversations and of cached blocks.
+        """Add the columns of conversations and of cached blocks to `requests`.
 
-        Return how conversations are known, and the request whose prompt contains each cached path.
+        Return how conversations are known, and each request's carrier (see `lineage.carriers`).
         """
         requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
@@ -157,9 +158,9 @@ class Arranged:
 
 
 def _cached_blocks(inputs: Int32s, outputs: Int32s, block_size: int) -> Int32s:
-    """Return how many blocks of each request an infinite cache holds after it.
+    """Return how many blocks each request leaves in an infinite cache.
 
-    The last sampled token has no KV, but every full block of the prompt has.
+    The last sampled token has no KV; every full block of the prompt counts.
     """
     cached = np.empty_like(inputs)
     for part in stretches(len(inputs)):
@@ -169,9 +170,9 @@ def _cached_blocks(inputs: Int32s, outputs: Int32s, block_size: int) -> Int32s:
 
 
 def build(columns: Columns, reader_notes: list[str], in_ms: bool = False) -> Built:
-    """Sort by arrival (stably), link conversations, carry outputs and follow reuse.
+    """Return the trace, sorted by arrival (stably), with conversations, carried outputs and reuse.
 
-    Empties `columns`: sorted columns are copies.
+    Empties `columns`, as sorting copies each column.
     """
     arranged = Arranged(columns.taken(), columns.block_size, columns.options, {}, in_ms=in_ms)
     requests, trie, full_blocks = arranged.requests, columns.trie, arranged.full_blocks
@@ -203,7 +204,7 @@ def build(columns: Columns, reader_notes: list[str], in_ms: bool = False) -> Bui
 
 
 def _own_hash_ids(columns: Columns) -> dict[int, int]:
-    """Return the trace's own hash ids of first blocks renamed for their tenant, by block."""
+    """Return, by block, the trace's hash ids of first blocks that got new ids for a tenant."""
     if not columns.own_ids:
         return {}
     first = np.flatnonzero(columns.trie.parent[1:] == 0) + 1
@@ -215,7 +216,7 @@ def _own_hash_ids(columns: Columns) -> dict[int, int]:
 def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
     """Return the row of each request's predecessor in its session by time, -1 for none.
 
-    `session` is in file order, -1 without one; `order` has the rows by time.
+    `session` is in file order, -1 without a session; `order` has the rows by time.
     """
     timed = order[session[order] >= 0]
     grouped = timed[np.argsort(session[timed], kind="stable")]
@@ -226,7 +227,7 @@ def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
 
 
 def _previous_of_chat(chat_id: Int64s) -> Int32s:
-    """Return the previous request with the same chat id, -1 for none; requests are by arrival.
+    """Return, for each request by arrival, the previous request with its chat id (-1: none).
 
     In a trace with turn numbers, a repeated chat id names a conversation.
     """
@@ -238,7 +239,7 @@ def _previous_of_chat(chat_id: Int64s) -> Int32s:
 def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOptions) -> list[str]:
     """Move sessions with clocks of their own to random starts, if a rate is stated; return notes.
 
-    From then on, the trace's own clock times their requests.
+    The new arrival times are on the trace's own clock.
     """
     clock = _numbered(rows["clock"])
     session = _numbered(rows["session"])
@@ -257,7 +258,7 @@ def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOption
 
 
 def _numbered(first_row: Int32s) -> Int32s:
-    """Return group numbers from 0 in file order; `first_row` is a group's first row (-1: none)."""
+    """Return each row's group, numbered from 0 by the group's `first_row` (-1: no group)."""
     groups = np.unique(first_row[first_row >= 0])
     if not len(groups):
         return np.full_like(first_row, -1)
@@ -306,7 +307,7 @@ def _parent_notes(
 ) -> list[str]:
     """Return notes that count the parent ids that cannot be followed, by reason.
 
-    Impossible ones come with their first request; missing ones only above a share of all.
+    Each reason names its first request; missing parents are noted above a share of _MISSING.
     """
     lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
     reasons = {"the request itself": lost.itself, "later than the request": lost.later}

@@ -1,13 +1,13 @@
-"""How sessions are timed (clocks of their own) and what their rows hold (all or what is new).
+"""Sessions with clocks of their own, and sessions whose rows hold only the new part of a prompt.
 
-A trace whose sessions are timed by clocks of their own says when each request comes within its
-session, not when sessions begin, and so not how many are open at a time. One of three signs shows
-it: its format says so, its sessions begin with a request without a time, or all of them begin at
-one instant.
+Where each session has a clock of its own, the trace says when a request arrives within its session,
+but not when the session begins, nor how many sessions are open at a time. Such clocks show in one
+of three ways: the format says so, sessions begin with a request without a time, or all sessions
+begin at one instant.
 
-A row of a session holds its whole prompt, or only what is new since the session's previous row;
-earlier rows then complete it. Rows of the second kind repeat no block of their session and do not
-grow.
+A row of a session holds the whole prompt, or only the tokens after those of the session's previous
+row; earlier rows then complete the prompt. Rows of new tokens repeat no block of their session, and
+do not get longer from row to row.
 Source: ai-dynamo/aiperf (Mooncake sessions); ai-dynamo/aisimulate (TraceFileFormat::MooncakeDelta).
 """
 
@@ -68,10 +68,10 @@ def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: st
 
 
 def complete_sessions(columns: Columns, where: str) -> str:
-    """Begin each row of a session with the blocks of the rows before it; return a note.
+    """Prepend to each row the blocks of earlier rows of its session and tenant; return a note.
 
-    A row's tokens fill whole blocks: the next row begins with a new block. Raises InputError for
-    sessions longer than a request may be.
+    Each row begins with a new block, so its predecessor's tokens count as whole blocks. Raises
+    InputError for sessions longer than a request may be.
     """
     rows, size = columns.arrays(), columns.block_size
     sessions, tenants = rows["session"].tolist(), rows["tenant"].tolist()
@@ -110,7 +110,7 @@ def complete_sessions(columns: Columns, where: str) -> str:
 
 
 def correct_epoch(rows: MutableMapping[str, NDArray[Any]]) -> list[str]:
-    """Correct arrivals that are in s since 1970 but were read as ms; return notes about it."""
+    """Correct arrivals that are in s since 1970 but were read as ms; return notes on it."""
     first = float(rows["arrival_s"].min()) * 1000
     if not _EPOCH_S[0] <= first < _EPOCH_S[1]:
         return []
@@ -127,7 +127,7 @@ rarer starts would take long: learners are refitted by time."""
 class SessionStarts(Struct, frozen=True):
     """A Poisson process by which sessions without a common clock begin.
 
-    `open_sessions`: how many are open when a request arrives, its own included, on average.
+    `open_sessions`: mean number of sessions open when a request arrives, its own included.
     """
 
     sessions_per_s: float
@@ -136,7 +136,7 @@ class SessionStarts(Struct, frozen=True):
 
 
 def other_starts(arrival_s: Float64s, clock: Int32s) -> Iterator[SessionStarts]:
-    """Yield other Poisson starts for sessions without a common clock, from rarer to denser.
+    """Yield alternative Poisson starts for sessions without a common clock, by rising rate.
 
     `clock` numbers the sessions from 0, -1 for a request on the trace's clock. Yields nothing where
     fewer than two sessions have a clock, or where the median session lasts 0 s (one request).
@@ -167,8 +167,8 @@ def begin_together(arrival_s: Float64s, session: Int32s) -> bool:
 def placed(arrival_s: Float64s, clock: Int32s, sessions_per_s: float, seed: int) -> Float64s:
     """Return arrivals (s) with session starts moved to a Poisson process.
 
-    `clock` numbers the sessions from 0 in order of their new starts, the first at the earliest
-    arrival; requests with -1 keep their arrival.
+    `clock` numbers the sessions from 0; they start in this order, session 0 at the trace's earliest
+    arrival. Requests with -1 keep their arrival.
     """
     own = clock >= 0
     begin_s, _ = session_span(arrival_s[own], clock[own])

@@ -1,6 +1,6 @@
 """Canonical requests, gathered as columns in file order; block paths go straight into the trie.
 
-Only the trie grows with the number of accesses: of a path, just its last block is kept.
+Only the trie grows with the number of accesses: columns keep just the last block of each path.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_k
 class RequestBatch:
     """A batch of requests as arrays, one per field that `check` examines.
 
-    Path k is ids[starts[k]:starts[k + 1]]. Requests without a turn have 0; those without an arrival
-    or a delay are left out of `arrivals_s` and `delays_s`. Raises BadLine or OverflowError where
-    `check` would reject a request.
+    Path k is ids[starts[k]:starts[k + 1]]. Requests without a turn have turn 0; requests without an
+    arrival or a delay are left out of `arrivals_s` and `delays_s`. Raises BadLine or OverflowError
+    where `check` would reject a request.
     """
 
     def __init__(self, records: Records) -> None:
@@ -133,7 +133,7 @@ class RequestBatch:
         return [each for each in values if each is not None] if None in values else values
 
     def is_sound(self, block_size: int) -> bool:
-        """Return True if `check` passes for every request; False if each has to be checked."""
+        """Return True if every request passes `check`; False if some may not."""
         inputs, outputs = self.input_tokens, self.output_tokens
         return bool(
             {*(self.field("block_size") or ())} <= {None, block_size}
@@ -150,7 +150,7 @@ class RequestBatch:
 
 
 def _numbered(values: list[Any]) -> tuple[list[Any], Int64s]:
-    """Return the distinct values, in order of appearance, and the number of each one."""
+    """Return the distinct values by first appearance, and each value's index among them."""
     distinct = list(dict.fromkeys(values))
     if len(distinct) == 1:
         return distinct, np.zeros(len(values), dtype=np.int64)
@@ -159,19 +159,18 @@ def _numbered(values: list[Any]) -> tuple[list[Any], Int64s]:
 
 
 def _nonempty(values: list[Any] | None) -> list[Any] | None:
-    """Return the values, with None for each 0 or empty one; None if no value remains."""
+    """Return the values, with None for 0 and for empty text; None if no value remains."""
     return [value or None for value in values] if values and any(values) else None
 
 
 def _spelled(values: list[Any] | None) -> list[str | None] | None:
-    """Return the values as text."""
     return values and [None if value is None else str(value) for value in values]
 
 
 def check(request: Request, block_size: int) -> None:
     """Raise BadLine if `request` cannot be used in a trace with blocks of `block_size`.
 
-    Its hash ids are decoded on the way, if they are not yet.
+    Decodes its hash ids, if they are still JSON text.
     """
     request.hash_ids = decoded(request.hash_ids)
     inputs, outputs = request.input_tokens, request.output_tokens
@@ -220,13 +219,13 @@ def _wrong_part(request: Request) -> str | None:
 
 
 class Gaps(Struct):
-    """Counts of requests that lack optional values, and of follow-up rows by how they begin.
+    """Counts of requests that lack optional values, and of follow-up rows by their first block.
 
     `short`: hash ids cover only a part of the prompt. `impossible`: measured values out of range.
-    `delayed`: no time, but a delay after the previous answer; `assumed`: that answer has no
-    duration. `following`: hashed requests after another one of their session. Of these, `repeating`
-    begin as the previous row or any session does; of the others, `growing` are at least as long as
-    each earlier row.
+    `delayed`: no time, but a delay after the previous answer; `assumed`: of these, the requests
+    whose previous answer has no duration. `following`: hashed follow-up requests of a session. Of
+    these, `repeating` have the first block of their session's previous request, or of any session's
+    first; of the others, `growing` are at least as long as all earlier ones of their session.
     """
 
     requests: int = 0
@@ -244,19 +243,19 @@ class Gaps(Struct):
 class Interner(Protocol):
     """Destination of a trace's paths: a `Trie`, or files from which tries are made later.
 
-    `count` is the number of blocks in memory, plus the root; later steps take `request_bytes` of
-    memory per request.
+    `count`: blocks in memory, root included. `request_bytes`: memory that later steps need per
+    request.
     """
 
     count: int
     request_bytes: int
 
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
-        """Take each path ids[starts[k]:starts[k + 1]], and return its last block."""
+        """Add the paths ids[starts[k]:starts[k + 1]]; return the last block of each."""
 
 
 class PartTree(NamedTuple):
-    """Tree of prompt parts, the root first: parent, kind and end of each as in `PromptParts`."""
+    """Tree of prompt parts, the root first: parent, kind, end (token) as in `PromptParts`."""
 
     above: Int32s
     kind: Int32s
@@ -266,7 +265,7 @@ class PartTree(NamedTuple):
 class Columns:
     """The requests of one trace as columns in file order, after the checks common to all formats.
 
-    Requests become columns a field at a time: request by request takes several times as long.
+    Requests are appended field by field: one by one takes several times as long.
     `isolated`: hash ids already differ between tenants, as the block numbers of a stored trace do.
     Paths go to the `interner`, a new trie by default.
     """
@@ -313,7 +312,7 @@ class Columns:
 
     @property
     def block_size(self) -> int:
-        """Block size of the first request with hashes or a stated size; else the reader's."""
+        """Block size of the first request with hashes or a size; else the option or default."""
         return self._settled_block_size or self._fallback_block_size
 
     def add(self, records: Records) -> None:
@@ -361,14 +360,14 @@ class Columns:
         }
 
     def taken(self) -> dict[str, NDArray[Any]]:
-        """Return the columns as `arrays` does, and release their memory: no path can be added."""
+        """Move the columns out, as `arrays` returns them: no request can be added any more."""
         arrays = self.arrays()
         self._columns.clear()
         self.trie.close()
         return arrays
 
     def _sound_batch(self, records: Records) -> RequestBatch | None:
-        """Return the requests if all of them can be used; None if each has to be checked."""
+        """Return the requests if all of them can be used; None if some may not."""
         try:
             batch = RequestBatch(records)
         except (BadLine, OverflowError):
@@ -461,17 +460,17 @@ class Columns:
         self._extend("parts", np.where(last > 0, last, NONE))
 
     def _extend_values(self, name: str, values: list[str | None] | None) -> None:
-        """Append names as numbers, in order of first appearance; None: no request has one."""
+        """Append each request's name as its number; `values` is None where no request has one."""
         if values is not None:
             self._extend_named(name, *_numbered(values))
 
     def _extend_named(self, name: str, values: list[str | None], number: Int64s) -> None:
-        """Append `values[number]` to a column, as the trace's numbers of these values."""
+        """Append the column's numbers of the names values[k], for each k in `number`."""
         numbers = [NONE if x is None else self._number_of(name, x) for x in values]
         self._extend(name, np.array(numbers)[number])
 
     def _number_of(self, name: str, value: str) -> int:
-        """Return a value's number in a named column; types after MOST_TYPES share one number."""
+        """Return a name's number in its column; types after the first MOST_TYPES share one."""
         known = self.names[name]
         if name == "type" and len(known) >= MOST_TYPES and value not in known:
             value = FURTHER_TYPES
@@ -495,7 +494,7 @@ class Columns:
         self._extend(name, np.array(possible))
 
     def _append_paths(self, batch: RequestBatch) -> None:
-        """Intern the paths in the trie, and append each one's last block."""
+        """Intern the paths in the trie, and append last block and length of each path."""
         starts, ids, blocks = batch.starts, batch.ids, batch.blocks
         self._require_room(self._interner, len(ids), "blocks")
         for row, scope in enumerate(batch.field("scope") or ()):
@@ -509,7 +508,7 @@ class Columns:
         self._count_hashed(blocks, batch.input_tokens)
 
     def _require_room(self, interner: Interner, more: int, what: str) -> None:
-        """Raise InputError where `more` entries could exceed INT32_MAX; `what` names them."""
+        """Raise InputError where `more` entries could exceed INT32_MAX; `what`: their name."""
         if interner.count + more > INT32_MAX:
             raise InputError(
                 f"more than {INT32_MAX:,} distinct {what}",
@@ -523,7 +522,7 @@ class Columns:
         self.gaps.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
 
     def _compare_turns(self, batch: RequestBatch) -> None:
-        """Count follow-up rows that repeat their session, and rows that grow."""
+        """Count `following`, `repeating` and `growing` requests, see `Gaps`."""
         inputs, gaps = batch.input_tokens.tolist(), self.gaps
         for row, session in enumerate(batch.field("session_id") or ()):
             if session is None or not batch.blocks[row]:
@@ -560,7 +559,7 @@ class Columns:
         self._count_hashed(blocks, inputs)
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
-        """Rename first blocks for all tenants but the first, and append tenant numbers."""
+        """Give first blocks of tenants but the first new ids unless isolated; append tenants."""
         count = len(batch)
         before = len(self) - count
         columns = [
@@ -626,12 +625,12 @@ class Columns:
                 arrival_s.append(float(arrival_s[-1]) if arrival_s else 0.0)
 
     def _extend(self, name: str, values: NDArray[Any]) -> None:
-        """Append numbers of the latest requests, which fit the column's type."""
+        """Append values of the latest requests, all of which fit the column's type."""
         column = self._filled(name, len(self) - len(values))
         column.frombytes(values.astype(column.typecode).tobytes())
 
     def _filled(self, name: str, requests: int | None = None) -> array[Any]:
-        """Return a column filled up to this number of requests (default: all of them)."""
+        """Return a column, padded with missing entries up to `requests` (None: all of them)."""
         column = self._columns[name]
         missing = (len(self) if requests is None else requests) - len(column)
         if missing > 0:

@@ -17,13 +17,14 @@ _NUMBER = re.compile(r"-\d+(?=\.[^.]*$)")
 
 
 class Follower:
-    """Reader of the whole lines added to a file since the last call; unfinished lines wait.
+    """Reader of the whole lines added to a file since the last call.
 
     A replaced (rotated) file is read to its end, then the new one from its beginning. A truncated
     file is read from its beginning again, even if it has outgrown its former size. In a folder,
     files are read in order of name, as a recording writes them. `switches` counts changes to
-    another file, `recordings` those to another recording: in a folder, a name that differs in more
-    than its final number. A line longer than MAX_LINE_BYTES is dropped.
+    another file, `recordings` changes to another recording: in a folder, to a name that differs in
+    more than its final number. A line without a line feed is kept for the next call; a line longer
+    than MAX_LINE_BYTES is dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +36,7 @@ class Follower:
         self._too_long = False
 
     def lines(self) -> list[bytes]:
-        """Return new whole lines without their line feeds, from at most CHUNK_BYTES."""
+        """Return the new whole lines, without line feeds; reads at most CHUNK_BYTES."""
         if self._file is None and not self._open_next():
             return []
         data = self._read()
@@ -52,7 +53,7 @@ class Follower:
             self._file = None
 
     def _read(self) -> bytes:
-        """Return the bytes after those read so far; none if the file was truncated."""
+        """Return up to CHUNK_BYTES new bytes; none if the file was truncated."""
         assert self._file is not None  # noqa: S101  (`lines` opened it)
         data = b"" if self._is_truncated() else self._file.read(CHUNK_BYTES)
         self._last = (self._last + data[-LAST_BYTES:])[-LAST_BYTES:]
@@ -75,7 +76,7 @@ class Follower:
         return [line for line in whole if line.strip() and len(line) <= MAX_LINE_BYTES]
 
     def _files(self) -> list[Path]:
-        """Return the files to read, in order."""
+        """Return the files to read, in order of name."""
         if not self.path.is_dir():
             return [self.path]
         return sorted(each for each in self.path.glob("*.jsonl") if each.is_file())
@@ -93,7 +94,7 @@ class Follower:
         return self._after(self._current) is not None
 
     def _after(self, current: Path | None) -> Path | None:
-        """Return the file after `current`, or the one to begin with for None; None without any."""
+        """Return the file after `current` (None: the file to begin with); None if none exists."""
         files = self._files()
         if current is None:
             latest = [each for each in files if _recording(each) == _recording(files[-1])]
@@ -101,7 +102,7 @@ class Follower:
         return next((each for each in files if each.name > current.name), None)
 
     def _open_next(self) -> bool:
-        """Open the next file, or the same path again after a rotation; return False without one."""
+        """Open the next file, or the same path after a rotation; return False if none exists."""
         following = self._after(self._current) or self._current
         if following is None:
             return False

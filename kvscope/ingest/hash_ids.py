@@ -1,8 +1,8 @@
-"""Identifiers and hash ids as signed 64-bit numbers; those of many prompts at once.
+"""Identifiers and hash ids as signed 64-bit numbers.
 
-Integers stay what they are, strings become digests. JSON arrays of integers are read by a kernel.
-Anything else (strings, integers beyond 64 bits, lists of other formats) is decoded prompt by
-prompt by msgspec, which also names every defect.
+Integers stay as they are, strings become digests. A kernel parses JSON arrays of integers, many
+prompts at once. Anything else (strings, integers beyond 64 bits, lists of other formats) is decoded
+prompt by prompt by msgspec, which also names every defect.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def key(identifier: Identifier) -> int:
 
 
 def keys(identifiers: Sequence[Identifier | None]) -> Int64s:
-    """Return the keys of identifiers, NO_ID where there is none."""
+    """Return the 64-bit numbers of identifiers, NO_ID for None."""
     if identifiers.count(None) == len(identifiers):  # the usual case, and a fast one
         return np.full(len(identifiers), NO_ID)
     numbers = [NO_ID if identifier is None else identifier for identifier in identifiers]
@@ -73,7 +73,7 @@ def keys(identifiers: Sequence[Identifier | None]) -> Int64s:
 
 
 def decoded(hash_ids: HashIds) -> list[Identifier] | None:
-    """Return the hash ids as a list; raise BadLine for anything but a list of ids."""
+    """Return the hash ids as a list; raise BadLine for too many, or for no list of ids."""
     if not isinstance(hash_ids, msgspec.Raw):
         if hash_ids is not None and len(hash_ids) > MAX_HASH_IDS:
             raise BadLine(_TOO_MANY)
@@ -91,7 +91,7 @@ def decoded(hash_ids: HashIds) -> list[Identifier] | None:
 
 
 def gathered(prompts: Sequence[HashIds]) -> IdPaths:
-    """Return the hash ids of all prompts as 64-bit numbers; raise BadLine for invalid ones."""
+    """Return offsets and 64-bit hash ids of all prompts; raise BadLine for invalid ids."""
     try:
         text = b"\n".join(prompts) + b"\n"  # type: ignore[arg-type]  # lists raise
     except TypeError:
@@ -113,8 +113,8 @@ def _gathered_singly(prompts: Sequence[HashIds]) -> IdPaths:
 def parse(text: NDArray[np.uint8], starts: Int64s, ids: Int64s) -> int:
     """Fill `starts` and `ids`; return the number of ids, or -1 if `text` has anything unusual.
 
-    `text` has a line per prompt, len(starts) - 1 of them, each with its line feed: nothing, or
-    valid JSON. Usual are arrays of integers from -2^63 to 2^64 - 1; those from 2^63 on wrap around.
+    `text` has len(starts) - 1 lines, one per prompt, each with its line feed: empty or valid JSON.
+    Usual: up to MAX_HASH_IDS integers from -2^63 to 2^64 - 1; integers from 2^63 on wrap around.
     """
     count = line = 0
     at = np.uint64(0)  # whether an index is negative would take a third of the time to find out

@@ -1,7 +1,6 @@
-"""The limits of what kvscope reads (docs/reliability.md), so that hostile files end in one line.
+"""Limits of what kvscope reads (docs/reliability.md): a hostile file ends in a one-line error.
 
-A line beyond a limit of lines is refused like any other that cannot be used; a limit of files
-refuses the file.
+A line beyond a limit on lines counts as unusable; a file beyond a limit on files is refused.
 """
 
 from __future__ import annotations

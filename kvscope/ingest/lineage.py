@@ -20,8 +20,8 @@ SHARED_HEAD_CONTINUATIONS = 4
 def parents_by_id(chat_id: Int64s, parent_chat_id: Int64s, none: int) -> Int32s:
     """Return each request's parent: the last earlier request with the parent's chat id.
 
-    A parent that is missing or does not come earlier is no parent, so cycles cannot arise:
-    `impossible_parents` counts them.
+    Without such an earlier request there is no parent, so cycles cannot arise; see
+    `impossible_parents`. `none` is the id that stands for no parent.
     """
     parent = np.full(len(chat_id), -1, dtype=np.int32)
     if (parent_chat_id == none).all():
@@ -46,7 +46,7 @@ def parents_by_id(chat_id: Int64s, parent_chat_id: Int64s, none: int) -> Int32s:
 
 @kernel
 def _find_last_earlier(code: Int32s, parent_code: Int32s, last: Int32s, parent: Int32s) -> None:
-    """Fill `parent`, and `last`: the latest request of each code."""
+    """Fill `parent`, and `last`: the latest request of each code (a dense number of a chat id)."""
     for request in range(len(code)):
         if parent_code[request] >= 0:
             parent[request] = last[parent_code[request]]
@@ -84,7 +84,7 @@ def impossible_parents(
 def parents_by_prefix(
     block_parent: Int32s, full_leaf: Int32s, input_tokens: Int32s, output_tokens: Int32s
 ) -> Int32s:
-    """Return each request's parent: the longest earlier prompt that it extends.
+    """Return each request's parent: the earlier request with the longest prompt that it extends.
 
     The parent is the earlier request with the longest full-block path that is a proper prefix of
     the request's own and whose history (input and output) is no longer than the request's input;
@@ -119,13 +119,13 @@ def _find_longest_prefix(
     shortest: Int64s,
     parent: Int32s,
 ) -> None:
-    """Fill `parent` in O(n log n), n being requests and their blocks, whatever their shape.
+    """Fill `parent` in O(n log n), n being requests plus blocks, for any shape of the trie.
 
-    The requests whose path ends at a block form a stack, the most recent first: `last_end` and
-    `older_end`. A request that is older than another of its stack and no shorter in history cannot
-    be found and leaves it, so histories get shorter down the stack and a search may skip by `jump`,
-    which leads down by numbers of places that double. The `shortest` history at a block saves the
-    search of a stack without a candidate.
+    The requests whose path ends at a block form a stack with the most recent on top: `last_end` is
+    the top, `older_end` the next one down. A request leaves the stack once a later one has a
+    history no longer than its own: it cannot become a parent any more. So histories get shorter
+    down the stack, and a search skips down by `jump`, over distances that double. `shortest`, the
+    least history at a block, saves the search of a stack without a candidate.
 
     Source: Myers, An applicative random-access stack (Information Processing Letters 17, 1983).
     """
@@ -188,7 +188,7 @@ def carried_outputs(
     input_tokens: Int32s,
     output_tokens: Int32s,
 ) -> tuple[Int32s, Int32s]:
-    """Return last block and length of each cached path, with outputs that a child's prompt has."""
+    """Return last block and length (blocks) of each request's cached path, see `carriers`."""
     carrier, blocks = carriers(
         block_parent, None, block_size, parent, full_leaf, full_blocks, input_tokens, output_tokens
     )
@@ -209,11 +209,10 @@ def carriers(
     """Return the request whose prompt contains each cached path, and the path's length in blocks.
 
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
-    KV yet. The first child whose prompt contains the whole history identifies them.
+    KV yet. The first child whose prompt contains the whole history identifies the output blocks;
+    without such a child, the path is that of the request's own prompt.
 
-    `above` is the parent of each node of a tree with root 0, in which the `full_leaf` lie; a path
-    that is a prefix of another must end above it. `above_blocks` is the length of each node's path
-    in blocks; None where each node is one block, so that a step up is one block less.
+    `above`, `above_blocks` and `full_leaf` are the fields of `PathEnds`.
     """
     carrier = np.arange(len(parent), dtype=np.int32)
     blocks = full_blocks.copy()
@@ -239,7 +238,7 @@ def _find_carriers(
     carrier: Int32s,
     blocks: Int32s,
 ) -> None:
-    """Set `carrier` and `blocks` of each request by its first child that contains its outputs."""
+    """Set `carrier` and `blocks` of requests whose output blocks are in a child's prompt."""
     for child in range(len(parent)):
         request = parent[child]
         if request < 0 or blocks[request] > full_blocks[request]:
@@ -259,7 +258,7 @@ def _find_carriers(
 
 
 def ends_at(block_parent: Int32s, leaf: Int32s, steps: Int32s) -> Int32s:
-    """Return the ancestor that lies `steps` blocks above each `leaf`."""
+    """Return the ancestor steps[k] blocks above each leaf[k]."""
     above = np.empty_like(leaf)
     _climb_steps(block_parent, leaf, steps, above)
     return above

@@ -80,7 +80,7 @@ class Ingested(Struct, frozen=True):
 
 
 class IngestOptions(Struct, frozen=True):
-    """How to ingest: `format` forced or None, `max_bad` the share of unusable lines tolerated."""
+    """How to ingest: `format` None detects it; `max_bad` is the tolerated share of bad lines."""
 
     name: str | None = None
     format: str | None = None
@@ -98,10 +98,10 @@ def ingest(
 ) -> Ingested:
     """Store the trace at `path` (`-`: standard input), unless it is stored already.
 
-    With default reading options, a stored trace of the same content is reused even if its options
-    differ. `advance` gets the number of bytes read; `foresee` gets a new trace with hashes before
-    it is written, to start work that runs alongside. Raises InputError where the trace cannot be
-    read or too many of its lines are bad; then the store is as it was.
+    Without a format and with default reading options, a stored trace of the same content is reused
+    even if its options differ. `advance` gets the bytes read since its last call; `foresee` is
+    called with a new trace that has hashes before it is written, to start work that runs alongside.
+    Raises InputError, and stores nothing, if the trace cannot be read or has too many bad lines.
     """
     options = options or IngestOptions()
     known = _known_before_reading(stores, path, options)
@@ -152,8 +152,8 @@ def vetted(
 ) -> Turns:
     """Check a trace that was read; return whether rows of sessions hold whole prompts.
 
-    Raises InputError where too many of its lines are bad, where it is `cut` and `strict` is set,
-    and where it holds no requests, with the counts of `left_out`.
+    Raises InputError if too many of its lines are bad, if `cut` says where it is cut and `strict`
+    is set, and if it holds no requests (the message counts the lines `left_out`, by reason).
     """
     if cut and (options.strict or not gaps.requests):
         raise InputError(cut, where=path, remedy="copy or write it again")
@@ -172,7 +172,7 @@ def read_columns(
 ) -> tuple[Columns, TraceFormat, Rejects, dict[str, Span]]:
     """Read `source`; return columns, reader, rejected lines, and first and last time per file.
 
-    Of a source without any usable line only the beginning is read.
+    Stops after HOPELESS_LINES lines if none of them is usable.
     """
     rejects = Rejects(source.path, options.strict, source.place)
     reader = chosen(options.read)
@@ -186,9 +186,9 @@ def read_columns(
 def _with_spans(
     batches: Iterable[Records], source: Source, spans: dict[str, Span]
 ) -> Iterator[Records]:
-    """Yield the records, and note in `spans` the first and last arrival of each of several files.
+    """Yield the records; with several files, note each file's first and last arrival in `spans`.
 
-    Requests that are timed by a clock of their own do not count.
+    Requests timed by a session's own clock do not count.
     """
     for records in batches:
         yield records
@@ -198,7 +198,7 @@ def _with_spans(
 
 
 def _times_by_file(records: Records, source: Source) -> Iterator[tuple[str, list[float]]]:
-    """Yield each file with its arrivals, without requests that are timed by clocks of their own."""
+    """Yield each file and its arrivals (s), without requests timed by a session's own clock."""
     times = (
         (source.place(line)[0], x.arrival_s)
         for line, requests in records
@@ -210,7 +210,7 @@ def _times_by_file(records: Records, source: Source) -> Iterator[tuple[str, list
 
 
 def overlap_notes(spans: dict[str, Span], rows: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Return notes on files that overlap in time; `rows` are the columns of requests."""
+    """Return notes on files that overlap in time; `rows` has the columns of all requests."""
     in_order = sorted(spans, key=spans.__getitem__)
     pairs = [
         (file, later) for file, later in pairwise(in_order) if spans[later][0] < spans[file][1]
@@ -256,7 +256,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
 def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
     """Return a trie's blocks in runs: chains of consecutive hash ids with equal reuse counts.
 
-    The columns are those of the first block of each run, and its number of `blocks`.
+    Each run has the columns of its first block, and its number of `blocks`.
     """
     parent, ids = trie.parent, trie.hash_id
     begins = np.ones(trie.count - 1, dtype=np.bool_)  # of the blocks from 1 on
@@ -277,7 +277,7 @@ def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
 
 
 def write_reuses(store: Store, trace: Trace, runs: ReusedRuns) -> None:
-    """Append runs of reuse to those that the trace has already."""
+    """Append runs of reuse to the stored runs of the trace."""
     columns: dict[str, NDArray[Any]] = {
         "request": runs.request,
         "prev": runs.previous,
@@ -353,7 +353,7 @@ def write_requests(
 
 
 def _stated(requests: Mapping[str, NDArray[Any]], names: Iterable[str]) -> Bools:
-    """Return whether each request has a value in any of these columns."""
+    """Return whether each request has a value in any of the columns `names`."""
     stated = np.zeros(len(requests["request"]), dtype=np.bool_)
     for name in names:
         stated |= requests[name] != NONE
@@ -361,7 +361,7 @@ def _stated(requests: Mapping[str, NDArray[Any]], names: Iterable[str]) -> Bools
 
 
 def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> Trace | None:
-    """Return the stored trace with the same content, looked for only if one has the file's size."""
+    """Return what `_known` does; None for standard input, or if no stored trace has the size."""
     if not (stores.exists() and _is_file(path)):
         return None
     with stores.reading() as store:
@@ -372,7 +372,7 @@ def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> 
 
 
 def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | None:
-    """Return the stored trace with this content and options; default options match any options."""
+    """Return the stored trace with this content and options; default options match any."""
     content = source.drain()
     if not stores.exists():
         return None
@@ -385,7 +385,7 @@ def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | No
 
 
 def format_of(source: Source, options: IngestOptions) -> type[TraceFormat]:
-    """Return the format that the user states, or else the one that the first lines show."""
+    """Return the format that the user states, else the format detected in the first lines."""
     if options.format:
         return registry.by_name(options.format)
     return registry.detect(source.head, source.path)
@@ -415,7 +415,6 @@ def refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: Inge
 
 
 def _remedy(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions) -> str:
-    """Return the remedy for a trace with too many bad lines; nothing was stored."""
     line = rejects.lines[0][0]
     commonest = max(rejects.reasons, key=rejects.reasons.__getitem__)
     if commonest == TEXT_PROMPTS:

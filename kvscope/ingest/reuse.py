@@ -17,8 +17,8 @@ class ReusedRuns(Struct, frozen=True):
     """Reuse along the paths of R requests, as K runs of blocks in order of request and depth.
 
     Run k: blocks [depth[k], depth[k] + blocks[k]) of the path of request[k] were last touched by
-    previous[k]. Runs need few rows because a request touches a whole path, so the blocks that one
-    request touched last are contiguous in any later path.
+    request previous[k]. Runs are few because a request touches a whole path, so the blocks that it
+    was the last to touch are contiguous in any later path.
     """
 
     request: Int32s
@@ -33,17 +33,17 @@ class ReusedRuns(Struct, frozen=True):
         return ReusedRuns(self.request[kept], self.previous[kept], self.depth[kept], blocks[kept])
 
     def counts(self, requests: int) -> Int32s:
-        """Return how many leading blocks of each path were touched before."""
+        """Return, for each of `requests` paths, how many leading blocks were touched before."""
         return np.bincount(self.request, self.blocks, minlength=requests).astype(np.int32)
 
 
 class TraceReuse(Struct, frozen=True):
     """Reuse in an infinite cache, for a trace with R requests and N blocks.
 
-    `touched` are runs over all blocks that requests leave cached, `runs` over their prompts alone.
+    `touched`: runs over all blocks that requests leave cached, `runs`: over their prompts' blocks.
     Per block (N + 1 entries, the root's first): the `first` and `last` request that touched it (-1:
     never a full block), and `reuses`, the number of prompts that found it cached. Per request:
-    `ideal_blocks`, leading blocks hit.
+    `ideal_blocks`, the number of leading blocks hit.
     """
 
     touched: ReusedRuns
@@ -54,10 +54,10 @@ class TraceReuse(Struct, frozen=True):
     ideal_blocks: Int32s
 
     def groups(self) -> dict[str, NDArray[Any]]:
-        """Return the blocks that were a full block of some prompt, counted in G groups.
+        """Return the number of blocks with equal first request, last request and reuses, in groups.
 
-        A group has its number of `blocks`, which share first request, last request and reuses;
-        several groups may agree in these.
+        A group is a run of block numbers, so several groups may be equal but for `blocks`. Blocks
+        that were never a full block of a prompt are left out.
         """
         differs = np.ones(len(self.first), dtype=np.bool_)
         differs[1:] = False
@@ -78,8 +78,8 @@ class TraceReuse(Struct, frozen=True):
 def touches(block_parent: Int32s, leaf: Int32s, length: Int32s) -> ReusedRuns:
     """Return which earlier request last touched the blocks of each path.
 
-    Path r has `length[r]` blocks and ends at `leaf[r]`, in a trie of N blocks whose `block_parent`
-    has N + 1 entries.
+    Path r has `length[r]` blocks and ends at `leaf[r]`, in a trie whose N blocks have their parents
+    in `block_parent` (N + 1 entries, the root's first).
     """
     last = np.full(len(block_parent), -1, dtype=np.int32)
     uncounted = np.zeros(0, dtype=np.int32)
@@ -94,10 +94,10 @@ def trace_reuse(
     carried_leaf: Int32s,
     carried_blocks: Int32s,
 ) -> TraceReuse:
-    """Follow every request down its path and return the earlier requests that touched it.
+    """Return the reuse of a trace, by following each request down its path in order of arrival.
 
-    Request r leaves `carried_blocks[r]` cached, up to `carried_leaf[r]`; the first `full_blocks[r]`
-    of them are its prompt's.
+    Request r leaves `carried_blocks[r]` blocks cached, a path that ends at `carried_leaf[r]`; the
+    first `full_blocks[r]` of them are its prompt's full blocks.
     """
     first, last = (np.full(len(block_parent), -1, dtype=np.int32) for _ in range(2))
     reuses = np.zeros(len(block_parent), dtype=np.int32)
@@ -124,7 +124,7 @@ def _followed(
     first: Int32s,
     reuses: Int32s,
 ) -> ReusedRuns:
-    """Return the runs of paths; fill `last`, and `first` and `reuses` unless they are empty."""
+    """Return the runs of all paths; fill `last`, and `first` and `reuses` unless empty."""
     requests, longest = len(leaf), int(length.max(initial=0))
     above, end = unsigned(block_parent), unsigned(leaf)
     path = np.empty(longest + 1, dtype=np.uint32)
@@ -153,7 +153,7 @@ def _follow(
     path: UInt32s,
     runs: Int32s,
 ) -> tuple[int, int]:
-    """Follow requests from `begin` on while runs have room; return (next request, run count)."""
+    """Follow requests from `begin` on while `runs` has room; return (next request, run count)."""
     for request in range(begin, len(leaf)):
         end = length[request]
         if count + end > runs.shape[1]:

@@ -1,7 +1,7 @@
 """Bytes of a trace: a file, several files or standard input, hashed while they are read.
 
-Files are plain, gzip or zstd. Those of a folder, or that match a pattern, count as one file, whose
-lines are numbered on from one to the next; `Source.place` names a line's own file.
+Files are plain, gzip or zstd. The files of a folder, or of a pattern, are read as one file with
+lines numbered throughout; `Source.place` returns the file that a line is in.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ _LINE_FEED = ord("\n")
 
 
 class Lines(NamedTuple):
-    """Whole lines with their line feeds, the last of a file perhaps without.
+    """Whole lines with their line feeds; the last line of a trace may lack its line feed.
 
-    Lines are numbered from 1: `first` is the number of the first one. `text` is None for a line
-    that is too long.
+    `first` is the number of the first line, from 1. `text` is None for a line that is too long.
     """
 
     first: int
@@ -107,9 +106,9 @@ class Source:
             chunk = self._read(_CHUNK_BYTES)
 
     def lines(self) -> Iterator[Lines]:
-        """Yield whole lines, a chunk's at a time; one longer than MAX_LINE_BYTES by itself.
+        """Yield the whole lines of one chunk after another, without a byte order mark.
 
-        A byte order mark is cut off.
+        A line longer than MAX_LINE_BYTES comes alone, with None as its text.
         """
         first, parts, size = 1, list[bytes](), 0  # of the line that goes on in the next chunk
         offset = 0
@@ -147,11 +146,11 @@ class Source:
 
     @property
     def has_several_files(self) -> bool:
-        """Return True once a file of several is read."""
+        """Return True once a file is read that is one of several."""
         return bool(self._files)
 
     def place(self, line: int) -> tuple[str, int]:
-        """Return the file that a line read so far lies in, and its number there."""
+        """Return the file that a line read so far is in, and the line's number in that file."""
         at = bisect_right(self._files, line, key=lambda file: file[0]) - 1
         if at < 0:
             return self.path, line
@@ -170,7 +169,7 @@ class Source:
         return self.content_hash()
 
     def _read(self, size: int) -> bytes:
-        """Return `size` bytes, or fewer at the end."""
+        """Return `size` decompressed bytes, or fewer at the end."""
         parts = []
         try:
             while size and (part := self._stream.read1(size)):
@@ -210,7 +209,7 @@ class Source:
             )
 
     def _check_lines(self, line: int, size: int) -> None:
-        """Raise InputError for too many lines, and for one of `size` bytes that has no end."""
+        """Raise InputError for too many lines, or too many bytes (`size`) without a line feed."""
         if line > MAX_REQUESTS:
             raise InputError(
                 f"more than {MAX_REQUESTS:,} lines",
@@ -230,7 +229,7 @@ class Source:
 
 
 class _Counted(io.RawIOBase):
-    """A raw stream that reports how far it was read."""
+    """A raw stream that counts the bytes read from disk, and reports them to `advance`."""
 
     def __init__(self, raw: BinaryIO, advance: Callable[[int], None] | None) -> None:
         self._inner = raw
@@ -256,9 +255,9 @@ class _Counted(io.RawIOBase):
 
 
 class _Joined(ChunkReader):
-    """Decompressed files one after another, with a line feed between where the first lacks one.
+    """Decompressed files one after another; a file without a final line feed is given one.
 
-    `begins` has the offset of the first byte and the path of each file opened so far.
+    `begins`: offset of the first byte, and path, of each file opened but not yet seen by `Source`.
     """
 
     def __init__(self, files: list[str]) -> None:
@@ -328,7 +327,7 @@ def _opened(path: str) -> BinaryIO:
 
 
 def _decompressed(raw: _Counted) -> io.BufferedIOBase:
-    """Return a stream that raises EOFError at a cut in compressed data, after all data before."""
+    """Return a decompressed stream; where its data is cut, it ends in EOFError."""
     buffered = io.BufferedReader(raw, buffer_size=_CHUNK_BYTES)
     magic = buffered.peek(4)[:4]
     if magic.startswith(_GZIP):

@@ -1,4 +1,4 @@
-"""A time range of a stored trace as a trace of its own: every command and page takes it."""
+"""A time range of a stored trace, stored as a trace of its own for all commands and pages."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def ingest_range(
 ) -> Trace:
     """Return the trace of the requests that arrive from `from_s` until before `until_s`.
 
-    Times count from the trace's start; None is its start or its end. The range is stored under a
-    name of its own, unless it is stored already. Turns keep their numbers; a turn whose previous
-    one is outside begins a conversation. Inferred conversations are inferred again. `advance` gets
-    the number of requests read. Raises UsageError for a range that is empty or holds no request.
+    Times (s) count from the trace's start; None is its start or its end. The whole range is `trace`
+    itself; any other one is stored under a name of its own, unless it is stored already. Turns keep
+    their numbers; a turn whose previous turn is outside the range begins a conversation. Inferred
+    conversations are inferred again. `advance` gets the number of requests read since its last
+    call. Raises UsageError for a range that is empty or holds no request.
     """
     check_range(from_s, until_s)
     first_s, end_s = from_s or 0.0, until_s

@@ -1,7 +1,7 @@
-"""Intern paths of hash ids as nodes of a prefix trie: which block is which.
+"""Prefix trie of blocks: it numbers each block of the paths of hash ids that it interns.
 
 Two requests share a block only if everything before it is the same too, so a block is the pair
-(parent block, hash id). That holds for content-hashed and for prefix-chained traces alike.
+(parent block, hash id), both in content-hashed and in prefix-chained traces.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _FIRST_SLOTS = 1 << 16
 class Trie:
     """A growing prefix trie; block 0 is the root, blocks are numbered from 1 as they appear.
 
-    Most blocks have one child, so the first child is a pointer and only the others go through a
-    hash table: on real traces that is one lookup in twelve.
+    Most blocks have one child, so each block points to its first child, and only further children
+    are in a hash table: on real traces one lookup in twelve.
     """
 
     request_bytes = 400
@@ -63,9 +63,9 @@ class Trie:
         return leaf
 
     def match(self, starts: Int64s, ids: Int64s) -> tuple[Int32s, Int32s]:
-        """Return the last block of each path that the trie has already, and that block's depth + 1.
+        """Return the last block of each path's longest prefix in the trie, and the prefix's length.
 
-        Both are 0 where it has none of the path.
+        Both are 0 where the trie lacks the path's first block. The length is in blocks.
         """
         last, depth = np.zeros((2, len(starts) - 1), dtype=np.int32)
         _match(starts, ids, *self._blocks(), last, depth)
@@ -132,7 +132,7 @@ def _intern(
     elsewhere: int,
     leaf: Int32s,
 ) -> tuple[int, int]:
-    """Walk every path down the trie and add what is new; return (blocks, blocks in the table)."""
+    """Add the new blocks of all paths and fill `leaf`; return (blocks, blocks in the table)."""
     mask = np.uint64(len(slots) - 1)
     for k in range(len(starts) - 1):
         above = np.uint32(0)
@@ -169,7 +169,7 @@ def _match(
     last: Int32s,
     depth: Int32s,
 ) -> None:
-    """Walk down every path to its last block in the trie."""
+    """Fill `last` and `depth` with the end and length of each path's prefix in the trie."""
     mask = np.uint64(len(slots) - 1)
     for k in range(len(starts) - 1):
         above = np.uint32(0)

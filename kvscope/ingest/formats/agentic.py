@@ -1,8 +1,9 @@
 """Agentic Mooncake, version 2: a header, then one request per line with its dependencies.
 
-Hash ids mean something only within their play. Of several dependencies the request that ends last
-is followed, after its end. In traces made of weka sessions every play starts at 0. Source:
-ai-dynamo/aisimulate, crates/core (AgenticMooncakeHeader, AgenticMooncakeRow, version 2).
+A play is a group of sessions; hash ids are comparable only within a play. A request waits for the
+end of one request: of its dependencies, the one that ends last. In traces made from weka sessions
+every play starts at 0. Source: ai-dynamo/aisimulate, crates/core (AgenticMooncakeHeader,
+AgenticMooncakeRow, version 2).
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class AgenticMooncake(RowFormat):
         )
 
     def _waits_for(self, row: _AgenticRow) -> _WaitsFor | None:
-        """Return the dependency on a request's end whose request ends last."""
+        """Return, of the dependencies on the end of a request, that whose request ends last."""
         ends = [each for each in row.dependencies or () if each.trigger == _AFTER_END]
 
         def ended_ms(dependency: _WaitsFor) -> float:

@@ -3,16 +3,16 @@
 Block ids follow from lengths: each prompt repeats the beginning of its session's previous prompt,
 and the rest is new.
 
-A round of TraceLab states the engine's split into cached prefix and new input, and its output with
-reasoning; rounds of a session come in their order. A round is sent at its latest user message or
-tool result. Source: ai-dynamo/aiperf, src/aiperf/dataset/loader/_tracelab_convert.py, commit
-018a03f; uw-syfi/TraceLab, example_sessions/derived/README.md, commit 0b8a262.
+A round of TraceLab states its prompt's cached prefix and new input, and its output with reasoning;
+a session's rounds are in order. A round is sent at its latest user message or tool result. Source:
+ai-dynamo/aiperf, src/aiperf/dataset/loader/_tracelab_convert.py, commit 018a03f; uw-syfi/TraceLab,
+example_sessions/derived/README.md, commit 0b8a262.
 
 Transcripts of coding agents (Claude Code's session files, Codex's rollouts) hold the usage of each
-call, and text, which is not read. A session appends, so a call repeats the previous prompt. A
-shorter call (a compacted history) repeats what the provider found in its cache, and so does a call
-to Anthropic that misses blocks too young to have expired. A call is sent at the latest user message
-or tool result before its answer.
+call, and text, which is not read. A session appends, so a call repeats the whole previous prompt.
+Two kinds of calls repeat only the tokens that the provider reports as cached: calls with a shorter
+prompt (a compacted history), and calls to Anthropic before the previous prompt's cache expires. A
+call is sent at the latest user message or tool result before its answer.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _TraceLabRow(msgspec.Struct, gc=False):
 
 
 class TraceLab(_Rounds):
-    """TraceLab JSONL, a round a line."""
+    """TraceLab JSONL, one round per line."""
 
     name = "tracelab"
     summary = "TraceLab agent rounds: blocks follow from reported prefixes"
@@ -114,7 +114,7 @@ class TraceLab(_Rounds):
 
 
 def _times(events: list[_TimingEvent]) -> tuple[float | None, float | None]:
-    """Return when a round is sent (s since 1970), and the time until its last output."""
+    """Return when a round is sent (s since 1970), and the time (s) until its last output."""
     inputs_s, outputs_s = _moments(events, _INPUT_EVENTS), _moments(events, _OUTPUT_EVENTS)
     if not inputs_s and not outputs_s:
         return None, None
@@ -146,7 +146,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Transcript(_Rounds):
-    """Reader of calls that remembers each session's last send time and prompt length."""
+    """Reader of calls, which remembers each session's last call: prompt length and time."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -201,7 +201,7 @@ class _ClaudeRow(msgspec.Struct, gc=False):
 
 
 class ClaudeCode(_Transcript):
-    """Session files of Claude Code, one a session: `~/.claude/projects/*/*.jsonl`."""
+    """Session files of Claude Code, one per session: `~/.claude/projects/*/*.jsonl`."""
 
     name = "claude-code"
     summary = "Claude Code transcripts: usage per call; blocks follow from lengths"
@@ -217,11 +217,11 @@ class ClaudeCode(_Transcript):
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:  # noqa: ARG003
-        """Return no fields: the ignored ones hold no times or lengths of calls."""
+        """Return no fields: the unread fields hold no times or lengths of calls."""
         return []
 
     def all_notes(self) -> list[str]:
-        """Return the notes on the trace, with the tokens written to the provider's cache."""
+        """Return the notes on the trace, one of them on tokens written to the provider's cache."""
         short, long = (
             self._writes.ephemeral_5m_input_tokens,
             self._writes.ephemeral_1h_input_tokens,
@@ -274,7 +274,7 @@ _INPUTS = frozenset({"function_call_output", "custom_tool_call_output", "user_me
 
 
 class Codex(_Transcript):
-    """Rollouts of Codex, one a session: `~/.codex/sessions/**/rollout-*.jsonl`."""
+    """Rollouts of Codex, one per session: `~/.codex/sessions/**/rollout-*.jsonl`."""
 
     name = "codex"
     summary = "Codex rollouts: usage per call; blocks follow from lengths"

@@ -22,7 +22,7 @@ _SPELLED = {
 class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     """A line as it is written; unknown fields are ignored.
 
-    It has all fields of a `Request` and is used as one: a conversion would take as long as
+    It has all attributes of a `Request` and is used as such: a conversion would take as long as
     decoding.
     """
 
@@ -73,10 +73,10 @@ class Bailian(RowFormat):
 
 
 class BailianExport(LineExporter):
-    """A Bailian line per request; inferred parents are written as if they were given.
+    """Export of one Bailian line per request.
 
-    Also lost: ids that were strings (their digests are written), cache salts (their numbers are
-    written), original block hashes, and whether a stated parent was missing from the trace.
+    Lost: that parents were inferred, or stated but missing from the trace; session ids (parents are
+    written), string ids (digests are written), cache salts (numbers are written), block hashes.
     """
 
     name = Bailian.name

@@ -1,8 +1,8 @@
 """The contract of a trace format: what one file in this folder has to provide.
 
 A format recognizes its traces by their first bytes and reads them as canonical requests. Most
-formats are lines of text: they subclass `LineFormat` and write only `parse`. The loop around it,
-defects, interning, lineage and the store are the same for all formats and live elsewhere.
+formats are lines of text: they subclass `LineFormat` and implement only `parse`. The loop over
+lines, defects, interning, lineage and the store are the same for all formats and live elsewhere.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ _LONGEST_REASON = 300
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True):
-    """One request as any trace may have it; everything but the token counts may be missing.
+    """A request of a trace of any format; everything but the token counts may be missing.
 
     `hash_ids` name the prompt's blocks from the first on, with or without a partial last one; JSON
     formats leave them undecoded, and `msgspec.Raw()` means None.
     `parent_chat_id` is ROOT where the trace says that there is no parent, None where it says
-    nothing. `scope` marks ids that mean something only inside one session. Requests that differ in
-    `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without `arrival_s` arrives
-    `delay_s` after its predecessor in its session, or with the line before it. Times of requests
-    with the same `clock` are relative to each other only; None is the trace's clock.
+    nothing. Hash ids of different `scope` (a session, a play) never match. Requests that
+    differ in `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without
+    `arrival_s` arrives `delay_s` after the answer of its predecessor in its session, or with the
+    line before it. Only times of the same `clock` are comparable; None is the trace's clock.
 
     Measured values: the `worker` (engine, replica) that served the request; from its arrival, the
     times to first token, to admission and to last token; prompt tokens found in the cache.
     `delay_s` is the time that a user or a tool took, for closed loops, kept even if the arrival is
-    known. It counts from the end of the session's previous request, or of the one whose `chat_id`
-    is `waits_for`. The messages begin with those of the first `repeated_tokens` of the parent's
-    prompt, whatever the chat template made of them. `parts` of the prompt are as `kvscope hash`
-    finds them. `retention` has the client's directives on the lifetime of its blocks.
+    known. It counts from the end of the session's previous request, or of the request with
+    `chat_id` `waits_for`. `repeated_tokens`: tokens of the parent's prompt whose messages this
+    prompt's messages repeat, even if a chat template renders them otherwise. `parts` of the prompt
+    are as `kvscope hash` finds them. `retention`: the client's directives on its blocks' lifetime.
     """
 
     input_tokens: int
@@ -108,7 +108,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
 
 
 class Service(TypedDict, total=False):
-    """Fields of `Request` that a log states about serving, apart from prompt and lengths."""
+    """Fields of `Request` that a serving log states, apart from prompt and lengths."""
 
     arrival_s: float | None
     session_id: Identifier | None
@@ -122,9 +122,9 @@ class Service(TypedDict, total=False):
 
 
 class BadLine(Exception):
-    """A line that cannot be used; the message is the reason that the user reads, with the value.
+    """A line that cannot be used; the message is the reason for the user, with the bad value.
 
-    `private` is that message with a description in place of the value, for logs with prompts.
+    `private` is the message with a description in place of the value, for logs with prompts.
     """
 
     def __init__(self, reason: str, *value: object) -> None:
@@ -148,7 +148,7 @@ class Records(Struct):
     """Consecutive records (lines of text, rows of a table) of a trace.
 
     Usable record k has the number lines[k] and the `requests` from ends[k - 1] to before ends[k].
-    `refused` has the numbers of the others, each with the reason.
+    `refused` has the number of each unusable record, and the reason.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -205,7 +205,7 @@ class ReadOptions(Struct, frozen=True):
     def fingerprint(self, *, places_sessions: bool = True) -> str:
         """Return the text that stands for these options in a content hash.
 
-        Options that the format (see TraceFormat) ignores do not count, nor does an unused seed.
+        It leaves out options that the format (see TraceFormat) ignores, and a seed without a rate.
         """
         arrivals = self.session_arrivals if places_sessions else None
         stated = f"{self.block_size}/{arrivals}/{self.seed if arrivals is not None else 0}"
@@ -213,11 +213,11 @@ class ReadOptions(Struct, frozen=True):
 
 
 class Rejects(Struct):
-    """Lines that could not be used, counted by kind of reason; none is dropped silently.
+    """Unusable lines, counted by kind of reason, so that none is dropped silently.
 
-    `accepted + count` is the number of lines read, blank lines and headers aside. `lines` holds the
-    first `limit` of them as (line, reason). `place` returns a line's file and its number there, for
-    traces of several files.
+    `accepted` and `count` are the numbers of usable and unusable lines; blank lines and headers do
+    not count. `lines` holds the first `limit` unusable lines as (line, reason). `place` returns a
+    line's file and its number in that file, for traces of several files.
     """
 
     path: str
@@ -231,11 +231,11 @@ class Rejects(Struct):
 
     @property
     def is_hopeless(self) -> bool:
-        """True once `HOPELESS_LINES` lines have been read and none of them can be used."""
+        """True once `HOPELESS_LINES` lines have been read and none of them is usable."""
         return not self.accepted and self.count >= HOPELESS_LINES
 
     def reject(self, line: int, reason: str) -> None:
-        """Record a line as unusable, in file order; in strict mode raise InputError."""
+        """Record the next unusable line, in file order; in strict mode raise InputError."""
         if len(reason) > _LONGEST_REASON:
             reason = f"{reason[: _LONGEST_REASON - 1]}…"
         if self.strict:
@@ -251,13 +251,13 @@ class Rejects(Struct):
         return "{}:{}".format(*self.where_exactly(line))
 
     def where_exactly(self, line: int) -> tuple[str, int]:
-        """Return the file of a line, and its number there."""
+        """Return the file of a line, and the line's number in that file."""
         return self.place(line) if self.place else (self.path, line)
 
     def in_words(self) -> list[str]:
-        """Return a line of text with the count, then one for each kind of reason, commonest first.
+        """Return a line of text with the count, then one for each of the commonest kinds of reason.
 
-        Each kind is shown once, by its first line. Nothing is returned if every line can be used.
+        A kind is shown by its first line; rarer kinds share a line. Empty if every line is usable.
         """
         if not self.count:
             return []
@@ -277,7 +277,7 @@ class Rejects(Struct):
 
 
 def described(value: object) -> str:
-    """Describe a value without quoting it: logs hold prompts, messages must not."""
+    """Describe a value without quoting it, as logs hold prompts and messages must not."""
     if isinstance(value, str | bytes):
         return f"text of {len(value):,} characters"
     if isinstance(value, Mapping):
@@ -290,46 +290,46 @@ def described(value: object) -> str:
 
 
 def named(value: object) -> str:
-    """Return a value as it is if it is one word; else its description."""
+    """Return a value as it is if it is one word; else its description by `described`."""
     is_word = isinstance(value, str) and _FIELD.fullmatch(value)
     return str(value) if is_word else described(value)
 
 
 def field_names(names: Sequence[str]) -> str:
-    """Return the first few field names for a message; of names that may be log text, the length."""
+    """Return the first few field names for a message; names that may be log text are described."""
     shown = map(named, names[:_MOST_NAMES])
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{', '.join(shown)}{more}"
 
 
 def unread_notes(names: Iterable[str]) -> list[str]:
-    """Return a note that names the fields of times, sessions, lengths and hashes in `names`."""
+    """Return a note on unread `names` that look like times, sessions, lengths or hashes."""
     telling = sorted(name for name in names if _TELLING.search(name))
     return [f"fields not read: {field_names(telling)}"] if telling else []
 
 
 def counted(left_out: Mapping[str, int]) -> list[str]:
-    """Return a line of text for each reason to leave requests out, the commonest first."""
+    """Return a line of text with the count of each reason in `left_out`, commonest first."""
     return [f"left out: {count:,} {reason}" for reason, count in Counter(left_out).most_common()]
 
 
 def _kind(reason: str) -> str:
-    """Return a reason without its place and its value."""
+    """Return a reason without the place and the value that it names."""
     return reason.split(" - at ", 1)[0].split(":", 1)[0]
 
 
 class TraceFormat(ABC):
     """A trace format: class methods recognize it, and one instance reads one trace.
 
-    A reader may keep state between lines. `left_out` counts by reason lines without a request to a
-    model. Where the trace ends too early, `cut` says where and what is left out.
+    A reader may keep state between lines. `left_out` counts, by reason, records that are no request
+    to a model. Where the trace ends too early, `cut` says where and what is left out.
 
     JSON lines are recognized by their keys: `marks` are alternatives, each a text of required keys
     with blanks between them. Abilities are declared: `has_hashes` is False for formats that have
-    only lengths, `places_sessions` is True for those that use `session_arrivals` and `seed`,
-    `has_deltas` for those whose sessions may hold only what is new, `in_ms` for those whose times
-    may be written in seconds by mistake. `fields` are the names that its records have at least or
-    usually, for messages about files of no known format.
+    only lengths, `places_sessions` is True for formats that use `session_arrivals` and `seed`,
+    `has_deltas` for formats whose rows may hold only the new part of a prompt, `in_ms` for formats
+    in ms whose times may be in seconds by mistake. `fields`: names that most records have, for
+    messages about files of no known format.
     """
 
     name: ClassVar[str]
@@ -353,13 +353,13 @@ class TraceFormat(ABC):
     def recognizes(cls, head: bytes) -> bool:
         """Return True if a trace that begins with `head` (up to 64 KiB) is of this format.
 
-        Where several do, the first of the registry reads it.
+        Of several formats that recognize a trace, the first in the registry reads it.
         """
         return is_marked(cls.marks, common_keys(head))
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:  # noqa: ARG003  (readers of fields override it)
-        """Return the fields in `head` that are ignored, in order of name."""
+        """Return the unread fields in `head`, in order of name."""
         return []
 
     def all_notes(self) -> list[str]:
@@ -367,13 +367,13 @@ class TraceFormat(ABC):
         return [*self.notes, *counted(self.left_out), *([self.cut] if self.cut else [])]
 
     def note(self, text: str) -> None:
-        """Note `text` about the trace as a whole, once."""
+        """Add `text` to the notes on the trace, unless they have it."""
         if text not in self.notes:
             self.notes.append(text)
 
     @abstractmethod
     def records(self, source: Source) -> Iterator[Records]:
-        """Yield all records in file order, numbered from 1, some megabytes of them at a time."""
+        """Yield all records in file order, numbered from 1, some megabytes at a time."""
 
 
 class LineFormat(TraceFormat):
@@ -381,9 +381,9 @@ class LineFormat(TraceFormat):
 
     @abstractmethod
     def parse(self, line: bytes) -> Sequence[Request] | None:
-        """Return the requests that `line` holds, or None where it is no record (a header).
+        """Return the requests of a line, or None for a line that is no record (a header).
 
-        Raises BadLine, or any of msgspec's errors, with the reason.
+        Raises one of the errors UNUSABLE with the reason.
         """
 
     def is_cut(self, line: bytes) -> bool:
@@ -437,8 +437,8 @@ def is_marked(marks: Sequence[str], keys: frozenset[str]) -> bool:
 def common_keys(head: bytes) -> frozenset[str]:
     """Return the keys that at least half of the JSON objects in `head`, one per line, carry.
 
-    A vote, so that neither a broken line nor a stray one decides. Where no line is whole, as with
-    one line longer than `head`, the keys are those in its beginning.
+    Half, so that neither a broken line nor a stray one decides. Without any whole object, as with a
+    line longer than `head`, return the keys in the beginning of the first line.
     """
     lines = head.removeprefix(_UTF8_BOM).split(b"\n")
     objects = [keys for keys in map(_keys, lines) if keys]
@@ -456,7 +456,7 @@ def _keys(line: bytes) -> frozenset[str]:
 
 
 def _keys_of_beginning(line: bytes) -> Iterator[str]:
-    """Yield the outermost keys of an object that may break off anywhere."""
+    """Yield the outermost keys of a JSON object that may be cut off anywhere."""
     if not line.lstrip().startswith(b"{"):
         return
     depth = 0
@@ -499,7 +499,7 @@ def moment(value: object, name: str) -> float | None:
 
 
 def _iso(text: str) -> float | None:
-    """Return seconds since 1970, None for another notation. Raises OverflowError."""
+    """Return seconds since 1970, None for text that is not ISO 8601. Raises OverflowError."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -508,10 +508,10 @@ def _iso(text: str) -> float | None:
 
 
 def between(start_s: float | None, end_s: float | None) -> float | None:
-    """Return the time between two moments, None where one is missing or they are reversed."""
+    """Return the time (s) between two moments; None if one is missing or they are reversed."""
     return None if start_s is None or end_s is None or end_s < start_s else end_s - start_s
 
 
 def in_seconds(ms: float | None) -> float | None:
-    """Return milliseconds in s."""
+    """Return milliseconds in s, None for None."""
     return None if ms is None else ms / 1000

@@ -1,7 +1,7 @@
 """Dynamo's request traces: JSON lines of events, one for the end of each request.
 
-Its files have each event beside the time since the file was opened. Hashes are chained and cover
-the prompt with its last partial block. Source: ai-dynamo/dynamo, dynamo-llm 1.4.1,
+In Dynamo's files a line holds an `event` and the time since the file was opened. Hashes are chained
+and cover the prompt with its last partial block. Source: ai-dynamo/dynamo, dynamo-llm 1.4.1,
 lib/llm/src/request_trace (types.rs, replay.rs) and lib/llm/src/telemetry/jsonl.rs.
 """
 
@@ -36,7 +36,7 @@ class _DynamoWorker(msgspec.Struct, gc=False):
     decode_dp_rank: int | None = None
 
     def name(self) -> Identifier | None:
-        """Return the prefill worker, or else the decode worker, with its rank unless that is 0."""
+        """Return the prefill worker, else the decode worker, with its rank unless the rank is 0."""
         worker, rank = self.prefill_worker_id, self.prefill_dp_rank
         if worker is None:
             worker, rank = self.decode_worker_id, self.decode_dp_rank

@@ -26,10 +26,10 @@ _directives = msgspec.json.Decoder(Directives).decode
 def rows(
     store: Store, trace: Trace, first_request: int = 0, after: int | None = None
 ) -> Iterator[list[Request]]:
-    """Yield the requests of `trace` in order of arrival, in chunks: all, or those in a range.
+    """Yield the requests of `trace` from `first_request` to before `after` (None: all), in chunks.
 
-    Blocks are named by their numbers in the trie, unique in the trace. Chat ids are the trace's own
-    if every request has one, otherwise request numbers; a cache salt is its number.
+    Hash ids are the blocks' numbers in the trie, unique in the trace. Chat ids are the trace's own
+    if every request has a different one, else request numbers; cache salts are numbers.
     """
     after = trace.requests if after is None else after
     block_parent, parts = load_block_parents(store, trace), load_parts(store, trace)
@@ -57,7 +57,7 @@ def rows(
 def as_traced(
     store: Store, trace: Trace, first_request: int = 0, after: int | None = None
 ) -> Iterator[list[Request]]:
-    """Yield the requests as a trace has them: without parents where these were inferred."""
+    """Yield `rows` with parents as traced: None where inferred, ROOT where a request has none."""
     for requests in rows(store, trace, first_request, after):
         for request in requests:
             if trace.lineage != "given":
@@ -70,8 +70,8 @@ def as_traced(
 class Exporter(ABC):
     """A format in which traces are written; its docstring says what it cannot carry.
 
-    Abilities are declared: `is_text` is True where the output may go to a terminal or a pipe of
-    lines, `needs_hashes` where a trace that has only lengths cannot be written.
+    Abilities are declared: `is_text` is True for a format of lines, which may go to a terminal or a
+    pipe, `needs_hashes` for a format that cannot hold a trace of lengths alone.
     """
 
     name: ClassVar[str]
@@ -82,7 +82,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
-        """Write all of `trace` to `stream`, some thousand requests in memory at a time.
+        """Write all of `trace` to `stream`, with some thousand requests in memory at a time.
 
         `advance` gets the number of requests written since its last call.
         """
@@ -110,7 +110,7 @@ def stated(line: Mapping[str, object]) -> dict[str, object]:
 
 
 def milliseconds(seconds: float | None) -> int | float | None:
-    """Return the number of ms that divided by 1,000 is exactly `seconds`, if there is one."""
+    """Return `seconds` in ms, exact when divided by 1,000 again if possible; None for None."""
     if seconds is None:
         return None
     nearest = round(seconds * 1000)

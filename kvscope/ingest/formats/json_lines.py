@@ -44,7 +44,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
         return self.lora_name or self.lora_id
 
     def __post_init__(self) -> None:
-        """Convert the times; most rows have none, for which no call is made."""
+        """Convert times from ms to s, without a call for missing times, as most rows have none."""
         if self.ttft_s is not None:
             self.ttft_s = in_seconds(self.ttft_s)
         if self.queue_s is not None:
@@ -54,7 +54,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
 
 
 class RowFormat(LineFormat):
-    """A format whose lines are a `row` each, a struct whose `hash_ids` stay JSON text."""
+    """A format whose lines are decoded as the struct `row`, with `hash_ids` as JSON text."""
 
     row: ClassVar[type[msgspec.Struct]]
     redundant: ClassVar[frozenset[str]] = frozenset()  # fields that repeat what others say
@@ -65,7 +65,7 @@ class RowFormat(LineFormat):
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:
-        """Return the keys of lines in `head` that are no fields of `row`, in order of name."""
+        """Return the keys in `head` that are neither in `row` nor redundant, in order of name."""
         known = {field.encode_name for field in msgspec.structs.fields(cls.row)}
         return sorted(common_keys(head) - known - cls.redundant)
 
@@ -73,10 +73,10 @@ class RowFormat(LineFormat):
     def request(self, row: Any) -> Request | None:
         """Return the request of a line, None for a header, a tool's event and the like.
 
-        Raises BadLine with the reason if it cannot be used.
+        Raises BadLine with the reason if the line cannot be used.
         """
 
     def parse(self, line: bytes) -> Sequence[Request] | None:
-        """Return the line's request, None where it has none."""
+        """Return the line's request as a tuple of one, None for a line without a request."""
         request = self.request(self._decode(line))
         return None if request is None else (request,)

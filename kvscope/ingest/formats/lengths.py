@@ -97,12 +97,12 @@ class LengthsCsv(LineFormat):
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:
-        """Return the columns that the reader ignores, in order of name."""
+        """Return the columns that are not read, in order of name."""
         known = {*_TIME, *_INPUTS, *_OUTPUTS, *_TYPE, *_SESSION, *_MODEL}
         return sorted(name for name in csv_header(head) if _plain(name) not in known)
 
     def is_cut(self, line: bytes) -> bool:
-        """Return True for fewer columns than the header has; a cut number cannot be recognized."""
+        """Return True for fewer columns than in the header; a cut number goes unnoticed."""
         return line.count(b",") < len(self._header) - 1
 
     def _is_header(self, fields: list[str]) -> bool:
@@ -128,7 +128,7 @@ class LengthsCsv(LineFormat):
         self._header = header
 
     def _arrival_s(self, text: str) -> float:
-        """Return the arrival in s: a number as written, a date since the trace's first one."""
+        """Return the arrival in s: a number as written, a date minus the trace's first date."""
         if _DECIMAL.fullmatch(text):
             self._require_kind("seconds", text)
             return float(text)
@@ -146,7 +146,7 @@ class LengthsCsv(LineFormat):
 
 
 def csv_fields(line: bytes) -> list[str]:
-    """Return the fields of a line of CSV. Raises BadLine and UnicodeDecodeError."""
+    """Return the fields of a CSV line. Raises BadLine or UnicodeDecodeError if it is none."""
     text = line.decode().rstrip("\r")
     if '"' not in text:
         return [field.strip() for field in text.split(",")]
@@ -158,13 +158,13 @@ def csv_fields(line: bytes) -> list[str]:
 
 
 def csv_header(head: bytes) -> list[str]:
-    """Return the fields of the first line of a table that begins with `head`."""
+    """Return the fields of the first line in `head` that is not blank; empty if it is no CSV."""
     lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return _header(next((line for line in lines if line.strip()), b""))
 
 
 def _header(line: bytes) -> list[str]:
-    """Return the names of the columns, none where the line is no CSV."""
+    """Return the names of the columns; empty where the line is no CSV."""
     try:
         return csv_fields(line)
     except (BadLine, UnicodeDecodeError):
@@ -172,7 +172,7 @@ def _header(line: bytes) -> list[str]:
 
 
 def _column(header: list[str], names: Sequence[str]) -> int | None:
-    """Return the position of the first column with one of `names`."""
+    """Return the position of the first column with one of `names`, None if none has."""
     return next((index for index, name in enumerate(header) if _plain(name) in names), None)
 
 

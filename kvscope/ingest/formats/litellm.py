@@ -1,8 +1,8 @@
 """LiteLLM's logging payloads and spend logs: lengths, times and what the provider cached.
 
-A payload is a JSON line. A row of the table of spend logs is one too, or a line of CSV; its flags
-and objects are strings. Failed calls, calls without a prompt and answers from LiteLLM's own cache
-never reached an engine and are left out. Source: litellm 1.110.2, types/utils.py (CallTypes,
+A payload is a JSON line. A row of the spend-log table is a JSON line or a CSV line, with flags and
+objects as strings. Failed calls, calls without a prompt and answers from LiteLLM's own cache never
+reached an engine and are left out. Source: litellm 1.110.2, types/utils.py (CallTypes,
 StandardLoggingPayload) and proxy/_types.py (SpendLogsPayload).
 """
 
@@ -38,7 +38,7 @@ _UNCACHED = frozenset({"", "none", "false"})
 
 
 class TokenDetails(msgspec.Struct, gc=False):
-    """The part of a prompt that the server found in its cache."""
+    """Details of a prompt's tokens: how many the server found in its cache."""
 
     cached_tokens: int | None = None
 
@@ -66,7 +66,7 @@ _metadata_of = msgspec.json.Decoder(_Metadata).decode
 
 
 class Payload(msgspec.Struct, gc=False, kw_only=True):
-    """A payload, prompt and answer aside."""
+    """A logging payload without prompt and answer."""
 
     startTime: Any = None  # noqa: N815
     endTime: Any = None  # noqa: N815
@@ -95,7 +95,7 @@ class Payload(msgspec.Struct, gc=False, kw_only=True):
         return "calls answered by LiteLLM's own cache" if cached else None
 
     def service(self) -> Service:
-        """Return times, ids and cached tokens. Raises BadLine for invalid times."""
+        """Return times (s), ids and cached tokens. Raises BadLine for invalid times."""
         start_s = moment(self.startTime, "startTime")
         end_s = moment(self.endTime, "endTime")
         first_s = moment(self.completionStartTime, "completionStartTime")
@@ -140,7 +140,7 @@ class LiteLlmPayloads(RowFormat):
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines are payloads, or hold them, or a table of them begins."""
+        """Return True if the lines are or hold payloads, or are CSV with a payload's columns."""
         keys = common_keys(head) or {*csv_header(head)}
         return {"startTime", "prompt_tokens"} <= keys or "standard_logging_object" in keys
 
@@ -149,7 +149,7 @@ class LiteLlmPayloads(RowFormat):
         self._header: list[str] = []
 
     def parse(self, line: bytes) -> Sequence[Request] | None:
-        """Return the request of a JSON line, or of a line of CSV below its header."""
+        """Return the request of a JSON line, or of a CSV line below the header."""
         if line.lstrip().startswith(b"{"):
             return super().parse(line)
         fields = csv_fields(line)
@@ -165,7 +165,7 @@ class LiteLlmPayloads(RowFormat):
         return None if request is None else (request,)
 
     def is_cut(self, line: bytes) -> bool:
-        """Return True for the beginning of a line: of JSON, or of CSV with too few commas."""
+        """Return True for cut JSON, or for a CSV line with fewer columns than the header."""
         commas = len(self._header) - 1
         return line.count(b",") < commas if self._header else super().is_cut(line)
 

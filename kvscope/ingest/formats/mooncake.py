@@ -148,7 +148,7 @@ def _ms(timestamp: float | str | None) -> float | None:
 
 
 def _whole_prompt(hash_ids: msgspec.Raw) -> HashIds:
-    """Return the ids of the whole prompt, also where they are listed by its parts, in order."""
+    """Return the prompt's hash ids; an object of parts with ids each is joined in order."""
     text = bytes(hash_ids)
     if not text.startswith(b"{"):
         return hash_ids
@@ -156,7 +156,7 @@ def _whole_prompt(hash_ids: msgspec.Raw) -> HashIds:
 
 
 def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None) -> _Number | None:
-    """Return the value under either name; raise BadLine if both are there and differ."""
+    """Return the value under either name, None if neither has one; BadLine if they differ."""
     if other is None:
         return value
     if value is not None and value != other:
@@ -167,10 +167,10 @@ def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None)
 
 
 class MooncakeExport(LineExporter):
-    """Times, lengths and blocks: no conversations, turns, users, types, models or measured times.
+    """Export of arrivals, lengths and blocks; all other fields are lost.
 
-    Conversations can be inferred again from the prompts. Times that are no whole milliseconds are
-    written as fractions of one, exact to a float's last place.
+    Conversations can be inferred again from the prompts. Times are written in ms, with a fraction
+    where they need it, exact to a float's last place.
     """
 
     name = Mooncake.name

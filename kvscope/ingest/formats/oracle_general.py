@@ -22,13 +22,13 @@ NEVER = -1
 
 
 class OracleGeneralExport(Exporter):
-    """Block accesses and when each block is accessed next, in whole seconds.
+    """Export of block accesses: time in whole seconds, block, and number of its next access.
 
     Lost: which accesses make up a request, lengths, outputs, conversations, users, types, and
     fractions of a second. Objects have size 1, so capacities are in blocks; a partial last block is
-    an object like any other.
+    an object like any other. Accesses (virtual times) are numbered from 1.
 
-    Source: libCacheSim, the trace type oracleGeneral. Its virtual times count accesses from 1.
+    Source: libCacheSim, the trace type oracleGeneral.
     """
 
     name = "oracleGeneral"
@@ -74,10 +74,11 @@ def _find_next_access(
     length: Int32s,
     following: Int64s,
 ) -> None:
-    """Fill `following` with each block's next access; vtime[r] is request r's first access.
+    """Fill `following` with the number of each block access's next access (vtime).
 
-    The blocks of the k-th path, from starts[k] on, are touched next in runs runs[k] to runs[k + 1]:
-    `length` blocks from `depth` on by `request`, at the same depth in both paths.
+    Path k's accesses begin at following[starts[k]]. Runs runs[k] to before runs[k + 1] say what
+    touches its blocks next: request[run], the `length` blocks from `depth` on, at the same depths.
+    vtime[r] is the number of request r's first access.
     """
     for k in range(len(starts) - 1):
         for run in range(runs[k], runs[k + 1]):

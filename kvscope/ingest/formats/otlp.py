@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of LLM requests as OTLP JSON, an export request or a span a line.
+"""OpenTelemetry spans of LLM requests as OTLP JSON: a line is an export request or a span.
 
-Spans with a number of input tokens are requests; all others are left out, as is the second span of
-a request that a client library and an instrumentation of it both record. vLLM's spans count prompt
-and completion tokens and have latencies in seconds. Source: OpenTelemetry GenAI semantic
+Spans with a number of input tokens are requests; other spans are left out. If a client library and
+its instrumentation both record a request, the second span is left out too. vLLM's spans count
+prompt and completion tokens and have latencies in seconds. Source: OpenTelemetry GenAI semantic
 conventions (gen_ai.usage.*); OpenInference (llm.token_count.*); OTLP's JSON encoding;
 vLLM 0.32.0, vllm/tracing/utils.py and vllm/v1/engine/output_processor.py.
 """
@@ -94,12 +94,12 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
         return code in {2, "STATUS_CODE_ERROR"}
 
     def values(self) -> Values:
-        """Return attributes of the span and its events; the span's own win. Raises BadLine."""
+        """Return the attributes of events and span; the span's override. Raises BadLine."""
         events = (each for event in self.events for each in event.attributes)
         return {each.key: _plain(each.value) for each in (*events, *self.attributes)}
 
     def service(self, values: Values) -> Service:
-        """Return times, ids and cached tokens. Raises BadLine for invalid times."""
+        """Return times (s), ids and cached tokens. Raises BadLine for invalid times."""
         start_s = _seconds(self.start_time_unix_nano)
         end_s = _seconds(self.end_time_unix_nano)
         duration_s = _number(values, _DURATION)
@@ -159,7 +159,7 @@ def _seconds(unix_nano: int | str | None) -> float | None:
 
 
 def _whole(value: Any) -> int:
-    """Return a whole number; OTLP's JSON writes those of 64 bits as strings."""
+    """Return a whole number, also from a string, as OTLP's JSON writes 64-bit integers."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -170,7 +170,7 @@ def _whole(value: Any) -> int:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return the plain value of OTLP's AnyValue."""
+    """Return the plain value of OTLP's AnyValue, None for an unknown kind."""
     if depth > MAX_NESTING:
         raise BadLine(TOO_DEEP)
     if not isinstance(value, dict):
@@ -196,7 +196,7 @@ def _count(values: Values, names: Sequence[str]) -> int | None:
 
 
 def _number(values: Values, names: Sequence[str]) -> float | None:
-    """Return the first of the attributes called `names` that is a number from 0 on."""
+    """Return the first value under `names` that is a finite number from 0 on, else None."""
     numbers = (values.get(name) for name in names)
     return next(
         (x for x in numbers if isinstance(x, int | float) and 0 <= x < float("inf")),
@@ -209,9 +209,9 @@ def _text(values: Values, names: Sequence[str]) -> str | None:
 
 
 class CachedBeside:
-    """Providers whose instrumentation counts cached tokens apart from input tokens.
+    """Providers whose instrumentation does not count cached tokens as input tokens.
 
-    They are recognized by a span with more cached than input tokens. Source: OpenTelemetry semantic
+    A provider shows by a span with more cached than input tokens. Source: OpenTelemetry semantic
     conventions for Anthropic (input_tokens excludes cached tokens in its API).
     """
 
@@ -219,14 +219,14 @@ class CachedBeside:
         self._providers: set[str | None] = set()
 
     def learn(self, head: bytes) -> None:
-        """Find providers that count cached tokens apart, in the first lines of a trace."""
+        """Find such providers in `head`, the first bytes of a trace."""
         for line in head.split(b"\n")[:-1]:
             with suppress(*UNUSABLE):
                 for span in spans_of(line):
                     self.input_tokens(span.values())
 
     def input_tokens(self, values: Values) -> tuple[int | None, bool]:
-        """Return the length of a prompt, and whether cached tokens were added to it."""
+        """Return a prompt's tokens (None: not stated), and whether cached ones were added."""
         inputs = _count(values, _INPUTS)
         cached = (_count(values, _CACHED) or 0) + (_count(values, _WRITTEN) or 0)
         if inputs is None or not cached:
@@ -242,7 +242,7 @@ class RecordedTwice:
     """Finds the second spans of requests that two instrumentations have recorded.
 
     Both spans have the same trace, model and number of input tokens, and one lies within the time
-    of the other. Only the most recent first spans are remembered.
+    of the other. Remembers a bounded number of first spans, the most recent.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Parquet files with the canonical columns: kvscope's own export, or anyone's; or with Baseten's.
+"""Parquet files with the canonical columns (as kvscope exports them), or with Baseten's columns.
 
 DuckDB reads them, not polars: on a damaged file polars may abort the whole process. DuckDB
-allocates some 430 bytes for each element that a list in the index announces, before it reads the
-first: so kvscope counts them first, or a file of 150 bytes could take any amount of memory.
+allocates some 430 bytes for each element that a list in the index (footer) announces, before it
+reads the elements. So kvscope counts them first: a file of 150 bytes could take any memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_index(path: str) -> bytes:
 
 
 def listed_elements(index: bytes) -> int:
-    """Return how many elements the lists and maps of an index announce, up to where it is cut.
+    """Return how many elements lists and maps of an index announce, up to any damage in it.
 
     Source: Apache Thrift, doc/specs/thrift-compact-protocol.md.
     """
@@ -76,7 +76,7 @@ def listed_elements(index: bytes) -> int:
 
 
 class _Walk:
-    """A walk through values of Thrift's compact protocol, which counts elements of lists."""
+    """A walk through values of Thrift's compact protocol; `listed` counts announced elements."""
 
     def __init__(self, data: bytes) -> None:
         self.listed = 0
@@ -215,7 +215,7 @@ class Parquet(TraceFormat):
 
 
 def _files(source: Source) -> Iterator[Source]:
-    """Yield the source, or each of its files alone: every Parquet file ends with its own index."""
+    """Yield the source, or each of its several files: each Parquet file has its own index."""
     files = [] if source.path == STANDARD_STREAM else files_of(source.path)
     if len(files) <= 1:
         yield source
@@ -252,7 +252,7 @@ def _is_plain_file(path: str) -> bool:
 
 
 def _batches(path: str, shown: str, reader: Parquet) -> Iterator[list[dict[str, object]]]:
-    """Yield the rows in batches, with the columns that are read; errors name the file `shown`.
+    """Yield rows in batches, with the columns that kvscope reads; errors name the file `shown`.
 
     The `reader` notes unread columns that seem to hold times, sessions, lengths or hashes.
     """
@@ -312,9 +312,9 @@ def _columns(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -> se
 
 
 def _refuse_nested(names: Sequence[str], kinds: Sequence[DuckDBPyType], shown: str) -> None:
-    """Raise InputError for a column of other things than plain values or lists of them.
+    """Raise InputError for a column that is neither of plain values nor of lists of plain values.
 
-    DuckDB takes time for such a column that doubles with every few levels.
+    DuckDB's time for nested columns doubles with every few levels.
     """
     for name, kind in zip(names, kinds, strict=True):
         inner = str(kind).removesuffix("[]")
@@ -325,7 +325,7 @@ def _refuse_nested(names: Sequence[str], kinds: Sequence[DuckDBPyType], shown: s
 
 
 def _cut(name: str, kind: DuckDBPyType) -> str:
-    """Return SQL that reads a column, with values cut just beyond the length that is refused."""
+    """Return SQL that reads a column, with texts and lists cut just above their limits."""
     text = str(kind).lower()
     if text in _NUMBERS:
         return name
@@ -338,7 +338,7 @@ def _cut(name: str, kind: DuckDBPyType) -> str:
 
 
 def _next_batch(rows: duckdb.DuckDBPyConnection, names: list[str]) -> list[dict[str, object]]:
-    """Return the next rows: fewer where they have many hash ids, none at the end."""
+    """Return the next rows: fewer rows if they have many hash ids, none at the end."""
     batch: list[dict[str, object]] = []
     ids = 0
     while len(batch) < _ROWS_AT_ONCE and ids < MAX_HASH_IDS and (some := rows.fetchmany(_FEW)):
@@ -385,10 +385,10 @@ def _require_lengths(present: Sequence[str], shown: str) -> None:
 
 
 class ParquetExport(Exporter):
-    """Every canonical column, except inferred parents: reading infers them again.
+    """Export of every canonical column but session and scope: given parents link the turns.
 
-    Lost: ids that were strings (their digests are written), cache salts (their numbers are
-    written), and the original block hashes.
+    Lost: inferred parents (reading infers them again), string ids (digests are written), cache
+    salts (numbers are written), and the original block hashes.
     """
 
     name = Parquet.name

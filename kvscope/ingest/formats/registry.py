@@ -1,4 +1,4 @@
-"""Every trace format kvscope reads and writes; a new one is a file here and a line below."""
+"""Every trace format that kvscope reads and writes; a new format is a file and a line here."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _named(name: str, known: Mapping[str, T], kind: str, where: str) -> T:
 def detect(head: bytes, path: str) -> type[TraceFormat]:
     """Return the first format that recognizes `head`, the first bytes of the trace at `path`.
 
-    Raises InputError if none does; it says what the file looks like and which format is nearest.
+    Raises InputError if none does; the message says what the file looks like.
     """
     if not head.strip():
         raise InputError("the trace is empty", where=path)
@@ -113,7 +113,7 @@ def recognized(head: bytes) -> type[TraceFormat] | None:
 
 
 def _description(head: bytes) -> tuple[str, str]:
-    """Describe a file of no known format; return the description and the remedy."""
+    """Return the description of a file of no known format, and the remedy."""
     text = head.decode("utf-8-sig", errors="replace").lstrip()
     see = "see `kvscope formats`"
     if "\0" in text:
@@ -135,7 +135,7 @@ def _description(head: bytes) -> tuple[str, str]:
 
 
 def _nearest(names: list[str], candidates: Sequence[type[TraceFormat]]) -> str | None:
-    """Return a hint: text is not read, or fields that the nearest format also needs; or None."""
+    """Return a hint: text is not read, or what the nearest format needs; None without a hint."""
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):
         return f"kvscope reads block hashes, never text: {TEXT}"
@@ -169,8 +169,8 @@ def exporter(to: str, path: str) -> Exporter:
 def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | None = None) -> None:
     """Write `trace` to `path` (`-`: standard output) in the format called `to`.
 
-    `advance` gets the number of requests written. Raises as `exporter`, and InputError for a trace
-    that the format cannot hold.
+    `advance` gets the number of requests written since its last call. Raises the errors of
+    `exporter`, and InputError for a trace that the format cannot hold or that is damaged.
     """
     chosen = exporter(to, path)
     if chosen.needs_hashes and not trace.has_hashes:

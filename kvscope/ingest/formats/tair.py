@@ -1,7 +1,7 @@
 """Tair KVCache's optimizer traces: JSON lines of dialog turns, lookups and writes.
 
-A dialog turn has lengths, a lookup its full blocks only, and a write repeats what a lookup has
-missed. Source: alibaba/tair-kvcache, kv_cache_manager/optimizer/trace_converter
+A dialog turn has lengths, a lookup its full blocks only. A write repeats the blocks that a lookup
+missed, and is left out. Source: alibaba/tair-kvcache, kv_cache_manager/optimizer/trace_converter
 (optimizer_schema_trace.h, optimizer_schema_converter.cc), commit f6aa2b2.
 """
 
@@ -27,7 +27,7 @@ class _TairRow(msgspec.Struct, gc=False):
 
 
 class Tair(RowFormat):
-    """Tair KVCache's optimizer schema; each instance counts as a separate model."""
+    """Tair KVCache's optimizer schema; an instance counts as a model, so it shares no blocks."""
 
     name = "tair"
     summary = "Tair KVCache optimizer traces: times in us, blocks of 16 tokens"

@@ -1,9 +1,9 @@
 """The Weka format: agent sessions, one JSON object per line, with sub-agents nested in it.
 
-The times of a sub-agent's requests count from its own start as kv-cache-tester writes them, and
-from the session's start in the corpora that SemiAnalysis publishes. A session whose nested times
-are all at or after their sub-agent's is read in the second way: a sub-agent's first request follows
-its start at once, so times from its own start begin near 0. Each session is judged by itself.
+Times of a sub-agent's requests count from the sub-agent's start (as kv-cache-tester writes them) or
+from the session's start (in the corpora that SemiAnalysis publishes). They count from the session's
+start if no nested time is before its sub-agent's: a sub-agent's first request follows at once, so
+times from the sub-agent's start would begin near 0. Each session is judged by itself.
 
 Source: callanjfox/kv-cache-tester; the rule is that of ai-dynamo/aisimulate, pull request 115,
 which applies it to a whole corpus.
@@ -93,7 +93,7 @@ class Weka(LineFormat):
 
 
 def _nested_times(entries: Sequence[_Entry], depth: int = 2) -> Iterator[tuple[float, float]]:
-    """Yield, for each entry in a sub-agent, the sub-agent's time and the entry's.
+    """Yield, for each entry in a sub-agent, the sub-agent's time and the entry's time (s).
 
     `entries` are at a `depth` of the line's JSON. Raises BadLine beyond MAX_NESTING.
     """
@@ -121,7 +121,7 @@ class _Unfolded:
         )
 
     def requests(self) -> Iterator[Request]:
-        """Yield each request; raise BadLine if one of them cannot be used."""
+        """Yield each request; raise BadLine at a request that cannot be used."""
         yield from self._of(self._session.requests, _MAIN, self._start_s, "$.requests")
 
     def _of(
