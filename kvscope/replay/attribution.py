@@ -1,4 +1,4 @@
-"""Why each input token missed: every missed token of every request has one cause.
+"""Why input tokens missed: one cause for each missed token of each request.
 
 From its head on, a prompt consists of stretches: hits, tokens that earlier requests had written to
 this cache, tokens computed elsewhere, new tokens, and tokens that no prefix cache can hit. All
@@ -29,13 +29,13 @@ NO_REQUEST = -1
 
 
 class Lookups(Struct, frozen=True):
-    """Leading blocks of R prompts that a cache held, and the requests that last touched them.
+    """Numbers of leading blocks of R prompts that a cache held, and the requests that used them.
 
-    `hit` blocks hit; `undrafted` would have hit without a drafter, `kept` without eviction; `seen`
-    had been written before. `shared_with` is the last request to touch the deepest block seen,
-    `last_use` the last one to touch the first evicted block (-1: none); `written_blocks` were
-    written since `last_use`. In a cache of `needed_blocks`, LRU would have kept all blocks seen (0:
-    all hit, or not known).
+    `hit` blocks hit; `undrafted` would have hit without a speculative drafter, `kept` without
+    eviction; earlier requests had written `seen`. The last request to touch the deepest block seen
+    is `shared_with`, to touch the first evicted block `last_use` (-1: none). `written_blocks` were
+    written since `last_use`. LRU with `needed_blocks` would have kept all blocks seen (0: all hit,
+    or not known).
     """
 
     hit: Int32s
@@ -55,10 +55,10 @@ def look_up(
     undrafted_blocks: Int32s | None = None,
     kept_blocks: Int32s | None = None,
 ) -> Lookups:
-    """Return what a cache held of each prompt, given the leading blocks that hit (`hit_blocks`, R).
+    """Return the blocks of each prompt that a cache held; `hit_blocks` (R) leading ones hit.
 
-    LRU's `distances` give `needed_blocks`. `undrafted_blocks` would have hit without a drafter
-    (default: `hit_blocks`), `kept_blocks` without eviction (default: all blocks written before).
+    `needed_blocks` are known only with LRU's `distances`. `undrafted_blocks` would have hit without
+    a drafter (default: `hit_blocks`), `kept_blocks` without eviction (default: all written before).
     """
     requests = len(steps.leaf)
     seen = np.zeros(requests, dtype=np.int32)
@@ -84,16 +84,16 @@ def look_up(
 
 
 def computed(steps: Walk, rejected: Bools) -> Walk:
-    """Return the walk in which `rejected` requests look up nothing and leave nothing."""
+    """Return `steps` in which `rejected` requests look up no blocks and leave none cached."""
     columns = ("leaf", "length", "look", "anonymous")
     return steps._replace(**{name: np.where(rejected, 0, getattr(steps, name)) for name in columns})
 
 
 class Elsewhere(Struct, frozen=True):
-    """The leading blocks of R prompts that were computed where this cache could not use them.
+    """Leading blocks of R prompts that earlier requests have too, if `cause` is ignored.
 
-    `cause` is the reason. `request` last touched the deepest of a prompt's `blocks` there (-1:
-    none).
+    `cause` is why such blocks miss: computed on another worker or under another salt, adapter or
+    model, or not yet ("in-flight"). `request` last touched the deepest of the `blocks` (-1: none).
     """
 
     cause: Cause
@@ -102,13 +102,13 @@ class Elsewhere(Struct, frozen=True):
 
 
 def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
-    """Return each prompt's leading blocks computed before, in a trie that ignores `cause`."""
+    """Return the leading blocks that earlier requests have too; the trie ignores `cause`."""
     known = look_up(steps, hit_blocks)
     return Elsewhere(cause, known.seen, known.shared_with)
 
 
 def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[Elsewhere, ...]:
-    """Return the leading blocks computed under another salt, adapter or model, each in turn."""
+    """Return leading blocks computed before, ignoring salts, then adapters too, then models too."""
     shared = np.zeros(len(steps.leaf), dtype=np.int32)
     levels: tuple[tuple[Cause, Int32s, Int32s], ...] = (
         ("salt", tenants.salt, _pairs(tenants.model, tenants.adapter)),
@@ -149,7 +149,7 @@ def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
 
 
 class CacheLookups(Struct, frozen=True):
-    """What one cache held of R prompts, and the requests that it `rejected`.
+    """The blocks of R prompts that a cache held, and a mask of requests that it `rejected`.
 
     `submitted` has the leading blocks that earlier requests (rejected ones left out) share with a
     prompt, whether or not they had been computed at its look-up.
@@ -171,10 +171,10 @@ def cache_lookups(
     undrafted_blocks: Int32s | None = None,
     kept_blocks: Int32s | None = None,
 ) -> CacheLookups:
-    """Return what a cache held of each prompt, given the leading blocks that each hit.
+    """Return the blocks of each prompt that a cache held, given the leading blocks that hit.
 
-    LRU's `distances` give `needed_blocks`. In an engine, `rejected` requests write nothing, and
-    only the first `written_blocks` of a prompt had been computed at its look-up; of these,
+    `needed_blocks` are known only with LRU's `distances`. In an engine, `rejected` requests write
+    no blocks, and only the first `written_blocks` of a prompt had been computed at its look-up;
     `undrafted_blocks` would have hit without a drafter, and `kept_blocks` without eviction.
     """
     steps = walk(prompts, definition)
@@ -199,7 +199,7 @@ def cache_lookups(
 def lru_cache_lookups(
     prompts: PromptPaths, definition: HitDefinition, capacity_blocks: int | None
 ) -> CacheLookups:
-    """Return what an LRU cache of this capacity held of each prompt; None: an infinite one."""
+    """Return the blocks of each prompt that an LRU cache held; None is an infinite capacity."""
     distances = lru_distances(prompts, definition)
     capacity = distances.live if capacity_blocks is None else capacity_blocks
     hit_blocks = lru_hit_blocks(distances, len(prompts.leaf), capacity)
@@ -209,7 +209,7 @@ def lru_cache_lookups(
 def by_worker(
     prompts: Prompts, worker: Int32s, served: Callable[[Prompts], CacheLookups]
 ) -> CacheLookups:
-    """Return what the caches held of each prompt, one cache per worker (`worker`, R entries)."""
+    """Return the blocks of each prompt that its worker's cache held; `served` replays a worker."""
     requests = len(prompts.leaf)
     whole = CacheLookups(
         Lookups(
@@ -271,9 +271,9 @@ class Attribution(Struct, frozen=True):
     """The causes of all missed tokens of R requests; each array has R entries, in tokens.
 
     `tokens` has an array per cause; they add up to `input_tokens` - `hit_tokens`. The first
-    `shared_tokens` of a prompt were written to its cache before; `elsewhere` has blocks computed
-    where this cache could not use them. The first `common_tokens` equal the previous turn's (-1: no
-    previous turn). `heads` are places in shared heads that change with time.
+    `shared_tokens` of a prompt were written to its cache before; `elsewhere` has blocks that this
+    cache could not use. The first `common_tokens` equal the previous turn's (-1: no previous turn).
+    `heads` are places in shared heads that change with time.
     """
 
     input_tokens: Int64s
@@ -302,9 +302,9 @@ def attribute(
 ) -> Attribution:
     """Return the cause of every missed token.
 
-    `several`: `cached` covers the caches of several workers. `tenants` is None where all requests
-    have the same tenant. `repeated_tokens` (R entries) are the leading tokens of the previous
-    turn's prompt that the messages of a request repeat; None where unknown.
+    `several`: `cached` is of workers with a cache each. `tenants` is None where all requests
+    have the same tenant. `repeated_tokens` (R entries) is the number of leading tokens of the
+    previous turn's prompt that the messages of a request repeat; None where unknown.
     """
     steps, size = walk(prompts, definition), prompts.block_size
     lookups, rejected = cached.lookups, cached.rejected

@@ -57,9 +57,10 @@ class Landmark(Struct, frozen=True):
 
 
 class Caching(Struct, frozen=True):
-    """LRU's hit rates at every capacity: `lru` in the weight of `definition`, exact.
+    """LRU's hit rates at every capacity: the exact curve `lru` in the weight of `definition`.
 
-    `lru_by_token` is the exact curve under `misses_definition`.
+    `asked` are capacities that the user named. `misses` at these and at the landmarks count tokens
+    under `misses_definition`, as does the exact curve `lru_by_token`.
     """
 
     definition: HitDefinition
@@ -88,15 +89,15 @@ class Caching(Struct, frozen=True):
 
 
 class LayoutCapacity(SessionStarts, frozen=True):
-    """The capacity that LRU needs for 90 % of the ideal hits at another rate of session starts."""
+    """Other start times of sessions, and the blocks with which LRU gets 90 % of the ideal hits."""
 
     capacity_blocks: int
 
 
 def caching(paths: PathFacts, definition: HitDefinition, named: Sequence[int]) -> Caching:
-    """Return LRU's curve, ideal rates by definition, and the causes of misses at the landmarks.
+    """Return LRU's curve, ideal rates by definition, and the causes of misses at some capacities.
 
-    `named` are further capacities to show, in blocks.
+    The capacities reach a share of the ideal rate (`LANDMARKS`), or are `named` (blocks).
     """
     block_size = paths.block_size
     # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.

@@ -1,7 +1,7 @@
-"""Heads of prompts that change with time: a date, an hour, a counter that all requests share.
+"""Shared heads of prompts that change with time: a date, an hour, a counter.
 
-Where requests branch off a shared prefix, each branch of such a head is used for one period of the
-clock, and never again. Blocks behind the change are computed again in each period.
+The block that holds the date has one content in each period of the clock, and no content recurs.
+This block and all blocks behind it are computed again in each period.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class HeadChange(Struct, frozen=True):
 
 
 class ChangingHeads(Struct, frozen=True):
-    """The `changes` of a trace, and the blocks that each of R requests could have reused.
+    """The `changes` of a trace, and the blocks that R requests would have reused without them.
 
-    `change` is the index of the costliest change in a prompt (NO_CHANGE for none). Without it,
-    earlier requests would have computed the first `end` blocks: the length that requests of several
-    periods share (contents behind the change may differ), or the previous turn's.
+    `change` is the index of the costliest change in each prompt (NO_CHANGE: none). Without this
+    change the first `end` blocks would have been computed before: as many as requests of several
+    periods share (contents behind the change may differ), or those of the previous turn.
     """
 
     changes: tuple[HeadChange, ...]
@@ -60,9 +60,9 @@ def changing_heads(
 ) -> ChangingHeads:
     """Return the places where shared heads change with time, and the blocks that requests lose.
 
-    `common` are the leading blocks that each path shares with its previous turn's (`parent`, -1:
-    none), else 0. Hashes do not tell whether contents behind a change are equal: blocks shared by
-    the requests of one period count up to the length shared in earlier periods.
+    `common` is the number of leading blocks that a path shares with its previous turn (0 where
+    `parent` is -1: none). Hashes do not show whether contents behind a change are equal: blocks
+    shared by the requests of one period count up to the length shared in earlier periods.
     """
     requests = len(steps.leaf)
     entered = np.zeros(len(steps.block_parent), dtype=np.int32)
@@ -108,7 +108,7 @@ def _ends(
 ) -> Int32s:
     """Return the leading blocks that each request would have reused if a block had not changed.
 
-    That block is at depth `own`; each request, in order of arrival, has `block` there.
+    The block at depth `own` changes; `block` is its content in each `request`, by arrival.
     """
     reach = np.minimum(shared[request], steps.look[request])
     _, first, value = np.unique(block, return_index=True, return_inverse=True)
@@ -197,7 +197,7 @@ def _purity(group: Int64s, label: Int64s) -> float:
 
 
 def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s]:
-    """Return (request, block) pairs: blocks below tested ones and not in the previous turn."""
+    """Return (request, block) pairs: children of tested blocks, not in the previous turn."""
     nothing = np.empty(0, dtype=np.int32)
     count = _write_choices(steps, common, tested, nothing, nothing)
     request, block = np.empty((2, count), dtype=np.int32)
@@ -209,7 +209,7 @@ def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s
 def _write_choices(
     steps: Walk, common: Int32s, tested: Bools, request: Int32s, block: Int32s
 ) -> int:
-    """Fill `request` and `block` with pairs of `_choices` that fit; return the number of all."""
+    """Fill `request` and `block` with as many pairs as fit; return the number of all pairs."""
     block_parent, leaf, length, _, _ = steps
     count = 0
     for number in range(len(leaf)):
@@ -229,10 +229,10 @@ def _write_choices(
 def _count_entries(
     steps: Walk, common: Int32s, entered: Int32s, depth: Int32s, shared_to: Int32s
 ) -> None:
-    """Fill `entered`: the number of requests that touch a block which their previous turn did not.
+    """Fill `entered`: the number of requests with a block that their previous turns do not have.
 
-    `depth` is the blocks from the head to each block, `shared_to` those to the deepest block on its
-    path that at least two such requests touch.
+    `depth` is the number of blocks from the head to each block, `shared_to` that to the deepest
+    block on its path that at least two such requests have.
     """
     block_parent, leaf, length, _, _ = steps
     for number in range(len(leaf)):

@@ -21,7 +21,7 @@ MOST_GROUPS = 6
 
 
 class PushedOut(Struct, frozen=True):
-    """The evicted `tokens` for which the requests of the group `name` are responsible."""
+    """A group's evicted `tokens` that the requests of the group `name` pushed out."""
 
     name: str
     tokens: int
@@ -32,8 +32,8 @@ class GroupLosses(Struct, frozen=True):
 
     `evicted_by` adds up to `evicted_tokens`: a request's evicted tokens are divided among the
     groups by the blocks that each wrote to the cache since the first evicted block was last used.
-    In a cache of its own with `quota_blocks`, the group's share of the blocks by input tokens, it
-    hits `quota_hit_tokens`; null with several workers.
+    `quota_blocks` is the group's share of the cache by input tokens; in a cache of its own with
+    that capacity, the group hits `quota_hit_tokens`. Both are null with several workers.
     """
 
     name: str
@@ -47,9 +47,9 @@ class GroupLosses(Struct, frozen=True):
 
 
 def grouped(prompts: Prompts, by: By) -> tuple[Int32s, tuple[str, ...]]:
-    """Return each request's group (R), and the groups' names; small groups are merged into one.
+    """Return each request's group (R), and the names of the groups, at most MOST_GROUPS.
 
-    Merged groups have the fewest input tokens. Raises UsageError for less than two groups.
+    The groups with the fewest input tokens are merged. Raises UsageError for fewer than two groups.
     """
     if by == "type":
         types = [name.rpartition(" ")[0] for name in prompts.categories]
@@ -84,10 +84,10 @@ def group_losses(
     worker: Int32s,
     alone: tuple[int, Callable[[Prompts, int], CacheLookups]] | None,
 ) -> tuple[GroupLosses, ...]:
-    """Return what each group of requests hits and loses, the group that loses most first.
+    """Return the hits and evicted tokens of each group, the most evicted first; () without groups.
 
-    `worker` (R entries) served each request from a cache of its own. `alone` is the blocks of the
-    one cache, and a function that replays requests in a cache of N blocks. Empty without `groups`.
+    `worker` (R) has the worker of each request; each has a cache. `alone` is the capacity of the
+    only cache in blocks, and a function that replays requests in a cache of N blocks; else None.
     """
     if groups is None:
         return ()
@@ -131,7 +131,7 @@ def pushed_out(
 ) -> Float64s:
     """Return the evicted tokens of each group (rows) by the group that evicted them (columns).
 
-    If nothing was written since the last use (concurrent requests), the request's own group counts.
+    If no block was written since the last use (concurrent requests), the group evicted its own.
     """
     steps, evicted = walk(prompts, definition), causes.tokens["evicted"]
     written = np.maximum(steps.length - causes.lookups.hit, 0) + steps.anonymous

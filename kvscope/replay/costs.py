@@ -21,7 +21,7 @@ class Costs(NamedTuple):
 
 
 def costs(profile: LatencyProfile) -> Costs:
-    """Return the costs of a replica with this profile; without decode costs, prefill's stand in."""
+    """Return the costs of a replica; prefill costs stand in where a profile has no decode costs."""
     decode = (profile.base_s, profile.per_token_s, profile.per_token_pair_s)
     if profile.decode_base_s is not None:
         decode = (
@@ -36,7 +36,7 @@ def costs(profile: LatencyProfile) -> Costs:
 
 @callable_in_kernels
 def prefill_s(costs: Costs, uncached: int, cached: int) -> float:
-    """Return the seconds of a prefill: `LatencyProfile.ttft_s`."""
+    """Return the seconds of a prefill, as `LatencyProfile.ttft_s` does."""
     read = max(costs.floor_s, costs.prefill_token_s * uncached)
     return costs.base_s + read + costs.prefill_pair_s * uncached * (cached + uncached / 2)
 

@@ -23,8 +23,8 @@ Events = tuple[Int64s, Int64s, Int64s]
 class HitCurve(Struct, frozen=True):
     """LRU's hits as a function of capacity: exact at every whole number of blocks.
 
-    Of `total` look-ups, `hits` (in the definition's weight) hit at the capacities `knots`; both
-    int64 and ascending. Between two knots the curve is a straight line, before the first it is 0.
+    Of `total` look-ups (in the definition's weight), `hits` hit at the capacities `knots` in
+    blocks; both int64 and ascending from 0. Between two knots the curve is a straight line.
     """
 
     definition: HitDefinition
@@ -115,9 +115,9 @@ def bends(
 
 
 def bent(steepening: Iterable[NDArray[Any]]) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield the knots of a curve and its hits there, for each range of capacities in order.
+    """Yield knots of a curve and the hits at these, for each range of capacities in order.
 
-    A range has an entry for each capacity, counted from 0: the change of the curve's slope there.
+    `steepening` has the change of the curve's slope at each capacity, cut into ranges, from 0 on.
     """
     begin = last = hits = slope = 0
     for each in steepening:
@@ -135,7 +135,7 @@ def bent(steepening: Iterable[NDArray[Any]]) -> Iterator[tuple[Int64s, Int64s]]:
 
 
 def first_counted(prompts: PromptLengths, definition: HitDefinition) -> int:
-    """Return the first request that is counted, after the warm-up."""
+    """Return the number of the first request after the warm-up: it and later ones are counted."""
     return int(len(prompts.blocks) * definition.warmup)
 
 
@@ -145,7 +145,7 @@ def _block_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) ->
 
 
 def _token_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
-    """Weigh a block by its tokens; a partial last one weighs less and is split off."""
+    """Return `_block_events` weighted by tokens; a partial last block is an event of its own."""
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     size = prompts.block_size
     deepest = runs.depth[counted] + blocks - 1
@@ -160,14 +160,14 @@ def _token_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) ->
 
 
 def _request_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
-    """Count a request as a hit if its first block hits."""
+    """Return an event for each request whose first block is reused: it hits if that block hits."""
     distance = runs.distance[counted & (runs.depth == 0)]
     ones = np.ones_like(distance)
     return distance, ones, ones
 
 
 def looked_up(prompts: PromptLengths, definition: HitDefinition) -> Int64s:
-    """Return what each request looks up, in the definition's weight: tokens, blocks or 1 (R)."""
+    """Return the amount that each request looks up: tokens, blocks or 1, by the weight (R)."""
     if definition.weight == "request":
         return np.ones(len(prompts.blocks), dtype=np.int64)
     blocks = prompts.blocks if definition.partial else prompts.full_blocks

@@ -1,4 +1,4 @@
-"""Traces made of a trace: some requests, other times, tenants that share no block."""
+"""Traces derived from a trace: some of its requests, other arrival times, isolated tenants."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
 
 
 def retimed(prompts: Prompts, arrival_s: Float64s) -> tuple[Prompts, Int64s]:
-    """Return the trace with these arrivals, numbered anew in their order, and the old numbers."""
+    """Return the trace with other arrivals, renumbered in their order, and the old numbers."""
     order = np.argsort(arrival_s, kind="stable")
     request = np.full(len(order) + 1, -1, dtype=np.int32)  # the last entry: no parent
     request[order] = np.arange(len(order), dtype=np.int32)
@@ -143,7 +143,7 @@ def _tenants(prompts: Prompts, by: Tenant) -> Int32s:
 def _write_salted(
     block_parent: Int32s, leaf: Int32s, starts: Int64s, tenant: Int32s, ids: Int64s
 ) -> None:
-    """Fill `ids`: the path to each leaf, its first block renamed by its tenant."""
+    """Fill `ids` with the blocks to each leaf; the first block gets another id for each tenant."""
     for k in range(len(leaf)):
         write_path(block_parent, leaf[k], ids, starts[k], starts[k + 1])
         if starts[k] < starts[k + 1]:

@@ -51,8 +51,8 @@ class CauseTotal(Struct, frozen=True):
 class PoolHits(Struct, frozen=True):
     """LRU's hits in the KV pools of a deployment, and the causes of misses, as in `explain`.
 
-    The engine is simulated where kvscope can. `router` assigns requests to `workers` where there
-    are several, unless the trace names the worker of each request.
+    The engine is simulated if kvscope supports it. With several `workers`, `router` assigns
+    requests to them; else, or if the trace names the worker of each request, it is None.
     """
 
     token_hit_rate: float
@@ -75,7 +75,7 @@ class RequestCause(Struct, frozen=True):
 
 
 class ComputedBy(Struct, frozen=True):
-    """The last `request` to use missed tokens elsewhere, and the `cause` of the miss here."""
+    """The last earlier `request` that used the missed tokens, and the `cause` of the miss."""
 
     cause: Cause
     request: int
@@ -94,9 +94,9 @@ class ExplainedRequest(Struct, frozen=True):
     The first `shared_tokens` had been computed before; `shared_with` is the last request to use the
     deepest of their blocks. The first `common_tokens` are also in `previous_turn`. `last_use` is
     the last request to use the first evicted block, `idle_s` earlier; `written_blocks` were written
-    since, and LRU with `needed_blocks` keeps all evicted blocks. None: there is no such request or
-    value. `branches` are where most earlier prompts leave its path; `computed_by` are requests that
-    computed missed tokens elsewhere. `part` is the kind of the part in which its prefix breaks.
+    since, and LRU with `needed_blocks` keeps all evicted blocks. None: no such request, or unknown.
+    `branches` are points where most earlier prompts diverge from it, `computed_by` requests whose
+    tokens it could not use. `part` is the kind of the prompt part in which its prefix breaks.
     """
 
     request: int
@@ -124,11 +124,11 @@ class Finding(Struct, frozen=True):
     """An avoidable cause of misses: the tokens and requests that it costs, and its remedy.
 
     `needed_blocks` is the capacity with which LRU keeps at least half of the tokens; only for
-    evictions of an LRU cache. `at_token` is the median position where requests leave their history,
-    or where the block begins that changes every `period_s` seconds and had `values` contents.
-    `place` is what a diverged turn changed: it shortened the history, or changed the first prompt
-    of the conversation, or the history behind. `part` is the kind of parts in which most of the
-    tokens are lost (see `Part`); None where the trace names no parts.
+    evictions of an LRU cache. `at_token` is the median token at which prefixes break; for
+    `periodic`, the start of the block that changes every `period_s` seconds and had `values`
+    contents. `place` is the edit of a diverged turn: a shortened history, or a change in the first
+    prompt of the conversation or in the history after it. `part` is the kind of prompt part in
+    which most of the tokens are lost (see `Part`); None where the trace names no parts.
     """
 
     cause: Cause
@@ -150,9 +150,9 @@ class Observed(Struct, frozen=True):
     Hits were reported in the `trace`, or in a `validation` on an engine with `engine_blocks`.
 
     `observed_hit_tokens` = `predicted_hit_tokens` - `fewer_tokens` + `more_tokens` +
-    `unseen_tokens`. `fewer`: predicted, but missed. `more`: predicted as evicted, but hit.
-    `unseen`: hit, though no earlier request of the trace computed them: cached before it began.
-    `gaps` attribute the same tokens.
+    `unseen_tokens`. `fewer`: predicted, but missed. `more`: computed before and predicted to miss,
+    but hit. `unseen`: hit, though no earlier request of the trace computed them: cached before it
+    began. `gaps` has the same tokens by cause.
     """
 
     requests: int
@@ -189,7 +189,7 @@ def _are_reported(prompts: Prompts) -> bool:
 def observed_hits(
     prompts: Prompts, causes: Attribution, gaps: HitGaps, measured_blocks: int | None
 ) -> Observed:
-    """Return the observed hits against the predicted ones."""
+    """Return observed against predicted hits; a validation ran with `measured_blocks` KV blocks."""
     known, by_cause = gaps.known, {name: int(of.sum()) for name, of in gaps.tokens.items()}
     reported = _are_reported(prompts)
     return Observed(
@@ -268,8 +268,8 @@ def findings(
 ) -> tuple[Finding, ...]:
     """Return the causes with a remedy that cost at least 1 % of the input tokens, costliest first.
 
-    `broken` has where prompts break, by cause. `engine_block` is the tokens of an engine's block,
-    if known: a trace with larger blocks loses tokens that the engine does not.
+    `broken` has the breaks of prefixes by cause. `engine_block` is the block size (tokens) of an
+    engine, if known: where the trace's differs, `below-block` has no remedy.
     """
     lost = {**causes.tokens, **{cause: each.tokens for cause, each in broken.items()}}
     remedies = {**REMEDIES}
@@ -302,7 +302,7 @@ def _finding(
     remedy: str,
     broken: Break | None = None,
 ) -> Finding:
-    """Return the finding on the tokens `lost` (R) to a cause; `broken` is where prompts break."""
+    """Return the finding on the tokens `lost` (R) to a cause; `broken` are its breaks."""
     tokens, requests = int(lost.sum()), int(np.count_nonzero(lost))
     finding = Finding(cause, tokens, tokens / int(causes.input_tokens.sum()), requests, remedy)
     if not tokens or broken is None:
@@ -331,7 +331,7 @@ def _periodic(causes: Attribution, block_size: int, broken: Break) -> list[Findi
 
 
 def _diverged(prompts: Prompts, causes: Attribution, broken: Break) -> list[Finding]:
-    """Return a finding for each change of previous turns: shortened, first prompt, other edits."""
+    """Return a finding for each kind of edit: history shortened, first prompt changed, others."""
     shortened = prompts.input_tokens < prompts.input_tokens[prompts.parent]
     begun_with = prompts.full_blocks[prompts.conversation].astype(np.int64) * prompts.block_size
     first_prompt = causes.common_tokens < begun_with
@@ -368,7 +368,7 @@ def explained_request(
     gaps: HitGaps | None,
     broken: Mapping[Cause, Break],
 ) -> ExplainedRequest:
-    """Return why tokens of one request missed; `broken` is where prompts break."""
+    """Return why tokens of one request missed; `broken` has the breaks of prefixes by cause."""
     costliest = max(broken.values(), key=lambda each: int(each.tokens[request]))
     is_request = np.arange(len(prompts.leaf)) == request
     lookups, arrival_s = causes.lookups, prompts.arrival_s
@@ -415,7 +415,7 @@ def explained_request(
 
 
 def branches(steps: Walk, request: int, most: int) -> tuple[Branch, ...]:
-    """Return the most used branches off the path of `request`, up to `most`, by depth."""
+    """Return up to `most` branches off the path of `request`, those most used, by depth."""
     length = int(steps.length[request])
     path = np.empty(length, dtype=np.int32)
     write_path(steps.block_parent, int(steps.leaf[request]), path, 0, length)

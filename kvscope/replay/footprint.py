@@ -1,7 +1,7 @@
 """Memory that the work on a trace needs, estimated from the trace's shape before allocating it.
 
-The coefficients are bytes an entry, fitted to peaks of resident memory (docs/reliability.md): of
-requests, of distinct blocks, and of accesses, which are the blocks of all prompts together.
+The coefficients are bytes per request, per distinct block and per access (block of a prompt),
+fitted to peaks of resident memory (docs/reliability.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def analysis_bytes(trace: Trace) -> int:
 
 
 def fit_bytes(trace: Trace) -> int:
-    """Return the bytes that a fit needs, with one or two runs of reuse a request."""
+    """Return the bytes that `kvscope fit` needs, at one or two runs of reuse per request."""
     return 340 * trace.requests
 
 
@@ -42,8 +42,8 @@ def replays_bytes(trace: Trace) -> int:
 def drawn_replays_bytes(trace: Trace, sample_rate: float, following_bytes: int) -> int:
     """Return the bytes that replays of a dataset's sample need; only the sample is loaded.
 
-    The sample stays loaded while it is drawn, while shards are followed (`following_bytes`) and
-    while it is replayed; the sum is at most that of loading the whole trace.
+    Besides the loaded sample, the largest of three stages counts: drawing, the exact LRU curve of
+    all shards (`following_bytes`), replays. The sum is at most that of loading the whole trace.
     """
     loaded = _LOADED[0] * trace.requests + _LOADED[1] * trace.distinct_blocks
     replays = _replay_of_sample_bytes(trace, sample_rate)
@@ -79,7 +79,7 @@ def replay_bytes(traffic: Traffic) -> int:
 
 
 def fleet_bytes(traffic: Traffic, replicas: int, *, router_counts_blocks: bool = False) -> int:
-    """Return the bytes of a replay of a fleet's `replicas`, each with the state of a whole cache.
+    """Return the bytes of a replay of a fleet, each of `replicas` with the state of a whole cache.
 
     Counted from the arrays of the state; peaks of whole fleets were not fitted.
     """

@@ -1,7 +1,7 @@
 """Which request touched each block last, and which one will touch it next.
 
 A request touches its whole path, cached or not. So the last touch of a block does not depend on the
-policy or the capacity: it is found once a trace, and replays never look at single blocks for it.
+policy or the capacity: it is found once per trace, and replays need not look at single blocks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvscope.replay.traffic import Traffic
 class Segments(NamedTuple):
     """The paths of R requests, cut where the request that last touched the blocks changes.
 
-    Segment k, for k from `starts[r]` to `starts[r + 1]` - 1 and from the head of r's path on, ends
-    in front of depth `end[k]` with the block `block[k]`, begins where the one before ends, and was
-    last touched by request `previous[k]`. Deeper blocks of r's path were never touched before.
-    `owner` (N + 1 entries, the root's first) is the last request of the trace to touch each block,
-    or -1.
+    The segments of request r are numbered k, from `starts[r]` to `starts[r + 1]` - 1 and from the
+    head of its path on. Segment k begins where the previous one ends; its last block is `block[k]`
+    at depth `end[k]` - 1; request `previous[k]` touched it last. Deeper blocks of the path were
+    never touched before. `owner` (N + 1 entries, the root's first) is the last request of the trace
+    to touch each block, or -1.
     """
 
     starts: Int64s

@@ -55,8 +55,8 @@ class QueueTimes(Struct, frozen=True):
 
         In the window: mean of the last fifth of the requests less that of the first fifth, over the
         time between their mean arrivals. Since it was empty: mean waiting time of the last fifth,
-        over that time. The larger one counts; 0 with too few requests. An engine that serves a
-        share 1/(1 + g) of the work that arrives has a growth of g.
+        over the time until their mean arrival. The larger one counts; 0 for fewer than 5 requests
+        or no time in between. Growth is g if an engine serves 1/(1 + g) of the work.
         """
         part = len(self.ttft_s) // _PART
         if not part:
@@ -69,7 +69,7 @@ class QueueTimes(Struct, frozen=True):
         return max((last_s - first_s) / (end_s - start_s), until)
 
     def keeps_up(self, slo_s: float) -> bool:
-        """Return whether TTFT grows by at most GROWTH, or its mean at the end is within the SLO."""
+        """Return whether TTFT grows by at most GROWTH, or the last fifth's mean meets the SLO."""
         if self.growth <= GROWTH:
             return True
         return bool(self.ttft_s[-(len(self.ttft_s) // _PART) :].mean() <= slo_s)
@@ -158,7 +158,7 @@ def over_time(
 
 
 class LruAnywhere(Struct, frozen=True):
-    """LRU at any capacity, read off one pass over a trace, as exact as a replay."""
+    """LRU's results at any capacity from one pass over a trace, as exact as a replay's."""
 
     prompts: Prompts
     definition: HitDefinition
@@ -167,7 +167,7 @@ class LruAnywhere(Struct, frozen=True):
 
     @classmethod
     def over(cls, prompts: Prompts, definition: HitDefinition | None = None) -> Self:
-        """Make the pass over `prompts`. The definition must not be a flat one."""
+        """Return LRU's results on `prompts`; `definition` (default: standard) is not a flat one."""
         counted = definition or standard()
         distances = lru_distances(prompts, counted)
         return cls(prompts, counted, distances, lru_curve(prompts, counted, distances))
@@ -219,7 +219,7 @@ def _outcome(served: ServedRequests, which: slice | Int64s, slo_s: float | None)
 
 
 def _answered(queued_ttft_s: Float64s | None, which: slice | Int64s) -> Float64s | None:
-    """Return the TTFT of the requests with a first token; None without any, or without times."""
+    """Return the finite TTFTs (of requests with a token); None without any, or without times."""
     if queued_ttft_s is None:
         return None
     times = queued_ttft_s[which]
@@ -228,7 +228,7 @@ def _answered(queued_ttft_s: Float64s | None, which: slice | Int64s) -> Float64s
 
 
 def _excess(ttft_s: Float64s | None, slo_s: float | None) -> tuple[float | None, int | None]:
-    """Return the tail excess latency in ms and the number of requests that cause it."""
+    """Return the tail excess latency (ms) and the number of late requests; None without an SLO."""
     if ttft_s is None or slo_s is None:
         return None, None
     beyond = ttft_s[ttft_s > slo_s] - slo_s

@@ -24,8 +24,8 @@ def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
 def written_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
     """Return the leading blocks of each path that earlier requests had written (R entries).
 
-    A written block's ancestors were written too, so prefix look-ups and look-ups block by block
-    have the same result. Only the definition's `partial` and `outputs` matter.
+    All blocks in front of a written block were written too, so look-ups by prefix and block by
+    block have the same result. Only the definition's `partial` and `outputs` matter.
     """
     steps = walk(prompts, definition)
     blocks = np.zeros(len(steps.leaf), dtype=np.int32)
@@ -37,7 +37,7 @@ def written_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
 def ideal_rate_of(prompts: PromptLengths, definition: HitDefinition, blocks: Int32s) -> float:
     """Return the hit rate (0–1) of an infinite cache, without computing a curve.
 
-    `blocks` are the `ideal_blocks`, maybe of a definition with another weight and window.
+    `blocks` are the `ideal_blocks`; weight and window of their definition may differ.
     """
     counted = slice(first_counted(prompts, definition), None)
     total = int(looked_up(prompts, definition)[counted].sum())
@@ -47,7 +47,7 @@ def ideal_rate_of(prompts: PromptLengths, definition: HitDefinition, blocks: Int
 
 @kernel
 def _climb(steps: Walk, written: Bools, blocks: Int32s) -> None:
-    """Climb each path from its end to the first block that was written before.
+    """Fill `blocks` with written leading blocks: climb each path until a block was written before.
 
     Each block of the trie costs one step, however often it is reused.
     """
@@ -154,7 +154,7 @@ def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> I
 
 
 def at_capacity(known: MissReasons, curve: HitCurve, capacity_blocks: int) -> MissReasons:
-    """Return `known` at another capacity, which changes only the split into hits and evictions.
+    """Return `known` at another capacity: hits and evicted tokens change, their sum does not.
 
     `curve` has the tokens that hit, for the same requests and definition.
     """
@@ -170,7 +170,7 @@ def at_capacity(known: MissReasons, curve: HitCurve, capacity_blocks: int) -> Mi
 
 @kernel
 def _find_common(steps: Walk, parent: Int32s, common: Int32s) -> None:
-    """Fill `common`: climb each path and its previous turn's until they meet."""
+    """Fill `common`: climb each path and its previous turn's from equal depth until they meet."""
     block_parent, leaf, length, _, _ = steps
     for request in range(len(leaf)):
         before = parent[request]

@@ -27,8 +27,8 @@ Gap = Literal["routed", "in-flight", "evicted", "kept", "cached-before"]
 class HitGaps(Struct, frozen=True):
     """Observed hits of R requests, and why they differ from predicted ones (`tokens` by cause).
 
-    Observed hits are the predicted ones, less the first three causes, plus the other two.
-    `observed_tokens` are -1 where nothing was reported; such requests have no gap.
+    Observed hits are the predicted ones, less `routed`, `in-flight` and `evicted`, plus `kept` and
+    `cached-before`. `observed_tokens` are -1 where no hits were reported, and gaps 0.
     """
 
     observed_tokens: Int64s

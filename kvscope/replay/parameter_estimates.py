@@ -32,8 +32,8 @@ def estimate_parameters(
     """Return values for the parameters that follow from the trace, the profile and the SLO.
 
     `xi_tokens` and `slo_tokens` are the tokens that the profile prefills within the SLO. Parameters
-    of conversations are estimated from the first `share` of the requests. Costs per token and per
-    pair of tokens are the profile's if pairs cost something; else every block costs the same.
+    of conversations are estimated from the first `share` of the requests. Prefill costs per token
+    and per pair of tokens are the profile's if pairs cost time; else all blocks cost the same.
     """
     first = "from these requests" if share == 1 else f"from the first {share:.0%} of the requests"
     estimates = {
@@ -71,7 +71,7 @@ def bind(variant: Variant, estimates: Estimates) -> Policy:
 
 
 def used(variants: Sequence[Variant], estimates: Estimates) -> Estimates:
-    """Return the estimates that any variant uses, but for a guard's, which follow from the SLO."""
+    """Return the estimates that a variant uses, except a guard's, which follow from the SLO."""
     taken = {
         parameter.name
         for variant in variants

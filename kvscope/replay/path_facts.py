@@ -31,7 +31,7 @@ LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "
 
 
 def walked(definition: HitDefinition) -> HitDefinition:
-    """Return the definition without weight and window; those with equal results share one pass."""
+    """Return the definition without name, weight and window: equal ones share one pass."""
     return replace(definition, name="", weight="block", warmup=0.0)
 
 
@@ -41,7 +41,7 @@ def by_token(definition: HitDefinition) -> HitDefinition:
 
 
 def _writing(definition: HitDefinition) -> HitDefinition:
-    """Return a key that is equal for definitions under which requests write the same blocks."""
+    """Return a key, equal for definitions under which requests leave the same blocks cached."""
     return replace(walked(definition), flat=False, last_token_rule=False)
 
 
@@ -64,7 +64,7 @@ class Followed(Protocol):
 
 
 class PathFacts(Protocol):
-    """The paths of R requests, for facts derived from them; the trie may lie in several parts."""
+    """The paths of R requests, for curves, rates and deciles; the trie may be stored in parts."""
 
     @property
     def block_size(self) -> int:
@@ -73,7 +73,7 @@ class PathFacts(Protocol):
     def follow(
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> Followed:
-        """Walk all paths, for curves and misses under `curves`, and ideal rates under `ideals`."""
+        """Return curves and misses under the definitions `curves`, ideal rates under `ideals`."""
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return the counts of `decile_histogram`; `multi_turn` (R) marks later turns."""
@@ -93,7 +93,7 @@ def lengths_in_order(lengths: PromptLengths, order: Int64s) -> dict[str, Int32s]
 class FollowedTrace:
     """Curves, ideal rates and misses of a trace with a single trie; each is computed on first use.
 
-    `touched` are the reused runs with outputs carried, where they are known.
+    `touched` are the reused runs under outputs "carried"; None: to be computed.
     """
 
     def __init__(self, prompts: PromptPaths, touched: ReusedRuns | None = None) -> None:

@@ -34,7 +34,7 @@ Values = dict[type["Policy"], dict[str, list[float | str]]]
 
 
 class Variant(Struct, frozen=True):
-    """A policy with the parameter values that were chosen; others are estimated from the trace."""
+    """A policy with the parameter values and `leaves` that the user chose; others are estimated."""
 
     policy: type[Policy]
     given: Mapping[str, float] = field(default_factory=dict)
@@ -42,16 +42,16 @@ class Variant(Struct, frozen=True):
 
 
 def contenders(engine: str = VLLM, *, hybrid: bool = False) -> str:
-    """Return the policies that compete with LRU by default: those that the engine can run.
+    """Return the policies that compete with LRU by default (as for `--policy`).
 
-    In vLLM with kvscope's plugin, policies that take a guard, and for `hybrid` models vLLM's own
-    retention interval; SGLang runs others, by flags.
+    For `hybrid` models vLLM's retention interval alone; else in vLLM policies that take a guard, by
+    kvscope's plugin, in SGLang policies that it has flags for.
     """
     return LRU_RETENTION if hybrid else _CONTENDERS[engine]
 
 
 def parse_policies(text: str, where: str = "--policy") -> list[type[Policy]]:
-    """Return the policies in `lru,tlru,wa`, each once; `all` is every policy."""
+    """Return the policies in a text such as `lru,tlru,wa`, each once; `all` is every policy."""
     from kvscope.policies.registry import POLICIES
 
     if text == ALL:
@@ -99,7 +99,7 @@ def parameter_values(
     """Return the values of a policy's or router's parameter from a list such as `2k,4k`.
 
     Raises UsageError for a value in another form, and for an unknown parameter; the remedy names
-    the known ones and `others`.
+    the known parameters and `others`.
     """
     known = {parameter.name: parameter for parameter in owner.parameters}
     if name not in known:
@@ -121,7 +121,7 @@ def combinations(values: Mapping[str, Iterable[T]]) -> Iterator[dict[str, T]]:
 
 
 def _unit_of(name: str) -> tuple[Callable[[str], float], Callable[[float], str]]:
-    """Return the parser and the formatter of values of a parameter with this name."""
+    """Return the parser and the formatter for the unit in which a parameter's name ends."""
     return next((parse, write) for end, parse, write in _UNITS if name.endswith(end))
 
 

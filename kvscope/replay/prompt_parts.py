@@ -1,4 +1,4 @@
-"""The part of a prompt in which its prefix breaks: where it no longer repeats computed tokens.
+"""Prompt parts in which prefixes break, that is, stop repeating tokens computed before.
 
 Blocks locate a break only to a block. Among the parts in that block the first one counts, after
 skipping parts that end at the same token in both prompts.
@@ -40,7 +40,7 @@ class Break(Struct, frozen=True):
     kinds: tuple[str, ...]
 
     def part(self, tokens: Int64s) -> str | None:
-        """Return the kind of parts in which most of these tokens (R) were lost."""
+        """Return the known kind of parts in which most of these tokens (R) are lost, else None."""
         lost = np.bincount(self.kind + 1, tokens, minlength=len(self.kinds) + 1)[1:]
         return self.kinds[int(lost.argmax())] if lost.any() else None
 
@@ -102,7 +102,7 @@ def breaks(
 
 
 def part_totals(causes: Attribution, broken: Mapping[Cause, Break]) -> tuple[PartTotal, ...]:
-    """Return the kinds of parts in which prompts break, those with the most tokens first."""
+    """Return up to five kinds of parts, most lost tokens first; each loses more than NEGLIGIBLE."""
     inputs, names, totals = int(causes.input_tokens.sum()), tuple(broken), []
     at, kind, tokens = (
         np.stack([getattr(each, name) for each in broken.values()])
@@ -130,8 +130,8 @@ def parts_at(
 ) -> Int32s:
     """Return the kind of the part in which each `request` breaks, in the block from token `at` on.
 
-    Kinds are indices into `parts.kinds`, UNKNOWN, or BEHIND. `other` (-1: none) is the request with
-    which the prompt is compared. All arrays have K entries.
+    Kinds are indices into `parts.kinds`, UNKNOWN, or BEHIND if the prompt ends before. `other` (-1:
+    none) is the request to compare the prompt with. All arrays have K entries.
     """
     kind = np.empty(len(request), dtype=np.int32)
     _find_parts(
@@ -162,7 +162,7 @@ def _find_parts(
     block_size: int,
     broken: Int32s,
 ) -> None:
-    """Fill `broken` with the result of `parts_at`, walking each prompt's parts from the end."""
+    """Fill `broken` with the kinds that `parts_at` returns, from the last part of a prompt on."""
     for k in range(len(request)):
         broken[k] = UNKNOWN
         if request[k] < 0 or last[request[k]] == 0:

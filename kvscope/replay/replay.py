@@ -26,9 +26,9 @@ class Replay(Struct, frozen=True):
     """Hits and evictions of one policy at one capacity.
 
     `hit_blocks` (R entries) are the leading blocks that each request hits, capped by the last-token
-    rule; `evictions` counts blocks. `at_end` is the final state of the cache: of queue policies
-    whether each block is cached (N + 1 entries, the root's first), of others the depth at which
-    each request's run ends.
+    rule; `evictions` counts blocks. `at_end` is the final state of the cache: for queue policies a
+    mask of the cached blocks (N + 1 entries, the root's first), for others the depth at which each
+    request's run of cached blocks ends (R).
     """
 
     policy: Policy
@@ -42,11 +42,10 @@ class Tables(Struct, frozen=True):
     """The tables that a policy has learned, and the request from which on each one holds.
 
     Table k holds from request `since[k]` on; `since[0]` is 0. Its row for category c is
-    `values[rows[k, c]]`: tables share rows that are equal. `classes` (R entries) replace the
-    traffic's categories for policies with classes of their own, and `cuts` (R x P) its cuts for
-    policies that divide a path into parts: each class then has P + 1 categories, one for each part,
-    from the head on. `choose` returns the tables for one policy and capacity, where they depend on
-    these.
+    `values[rows[k, c]]`: tables share rows that are equal. For policies with classes of their own,
+    `classes` (R entries) replace the traffic's categories; for those that divide a path into P + 1
+    parts, `cuts` (R x P) replace its cuts, and each class has a category per part, from the head
+    on. Where tables depend on the policy's parameters and the capacity, `choose` returns them.
     """
 
     since: Int64s
@@ -80,7 +79,7 @@ class Tables(Struct, frozen=True):
         return table
 
     def periods(self) -> TablePeriods:
-        """Return the tables as kernels read them, the first one in force."""
+        """Return the tables in the form that kernels read, with the first one in force."""
         return TablePeriods(self.since, self.rows, self.values, self.at(0))
 
     def category(self, traffic: Traffic) -> Int32s:
@@ -148,8 +147,8 @@ def replay(
 
     A request is looked up, its path joins the cache, then the policy evicts down to the capacity.
     `history` saves work where one trace is replayed many times; `tables` are for policies that read
-    them. `mandatory`: other blocks are evicted before the request's own, as in caches that cannot
-    refuse an insertion; `Policy.makes_room` asks for the same.
+    them. `mandatory` evicts other blocks before the request's own, as caches do that cannot refuse
+    an insertion; policies with `makes_room` always do.
     """
     tables = tables.chosen(policy, capacity_blocks)
     traffic = tables.classified(policy, traffic)
@@ -174,7 +173,7 @@ def replay(
 
 
 def functions_of(policy: Policy) -> Referenced | None:
-    """Return the functions of a policy that kernels call by their addresses; None for others."""
+    """Return the functions that kernels call by their addresses; None but for a lane policy."""
     return referenced_functions(type(policy)) if isinstance(policy, LanePolicy) else None
 
 
@@ -193,7 +192,7 @@ def _empty_state(
 
 
 def kernel_of(policy: type[Policy]) -> Callable[..., int]:
-    """Return the kernel that replays a policy: one for each shape, and each queue policy's own."""
+    """Return the kernel that replays a policy: a queue, lane, next-use or key policy."""
     if issubclass(policy, QueuePolicy):
         return queues_kernel(policy)
     if issubclass(policy, LanePolicy):

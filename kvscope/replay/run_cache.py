@@ -27,7 +27,7 @@ _SOURCES = (
 
 
 class PendingRuns(Struct, frozen=True):
-    """Requested runs, each once: `known` are in the store, `missing` have to be replayed."""
+    """Requested runs without repeats: `known` are in the store, `missing` have to be replayed."""
 
     known: tuple[Run, ...]
     missing: tuple[ReplayRequest, ...]
@@ -41,7 +41,7 @@ class PendingRuns(Struct, frozen=True):
 def pending_runs(
     store: Store, trace: Trace, setting: RunSetting, requests: Sequence[ReplayRequest]
 ) -> PendingRuns:
-    """Return the requested runs: those that the store has from the same sources, and the rest."""
+    """Return the requested runs: those stored by the present kvscope sources, and the rest."""
     by_digest = {
         results.request_digest(
             request.policy.name,

@@ -31,8 +31,8 @@ SHARED_BY = 0.01  # of all requests: a subtree of more is no unit to sample, but
 class Sample(Struct, frozen=True):
     """Part of a trace: `prompts` are its requests with the ascending numbers `requests`.
 
-    `group` numbers the trie's subtree of each. `rate` is the requested share of the
-    `whole_requests`.
+    `group` numbers the subtree of the trie that each is in; subtrees are sampled as a whole. `rate`
+    is the share that was requested of the trace's `whole_requests`.
     """
 
     prompts: Prompts
@@ -82,7 +82,7 @@ def sampled(source: Sample, rate: float, part: int = 0) -> Sample:
 
 
 def is_drawn(group: Int64s, rate: float, part: int = 0) -> Bools:
-    """Return a mask of the requests in the sample, given the subtree of each (`group`)."""
+    """Return a mask of the requests in a sample of this rate; `group` has each one's subtree."""
     place = uniform(group, 0)
     return (part * rate <= place) & (place < (part + 1) * rate)
 
@@ -95,7 +95,7 @@ def nothing_left(requests: int, rate: float) -> UsageError:
 
 
 def shared_limit(requests: int) -> int:
-    """Return the most of a trace's `requests` that may share the first block of a subtree."""
+    """Return the most requests of a subtree, given the trace's; larger ones are cut below."""
     return max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * requests))
 
 
@@ -113,7 +113,7 @@ def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
 def _find_roots(
     block_parent: Int32s, leaf: Int32s, limit: int, requests: Int32s, root: Int32s
 ) -> None:
-    """Fill `requests`, the requests with each block, and `root`, the first block of its subtree."""
+    """Fill `requests`, the number with each block, and `root`, the first block of its subtree."""
     for block in leaf:
         requests[block] += 1
     for block in range(len(block_parent) - 1, 0, -1):  # children have higher numbers
@@ -146,8 +146,8 @@ class Estimate(Struct, frozen=True):
 class Anchor(Struct, frozen=True):
     """LRU's exact curve of the `whole` trace, and its stack distances (`runs`) on the sample.
 
-    `total` is what each sampled request looks up, in the weight of `definition`; requests from
-    `first` on are counted.
+    `total` is the amount that each sampled request looks up, in the weight of `definition`; sampled
+    requests from number `first` on are counted.
     """
 
     sample: Sample
@@ -195,7 +195,7 @@ class Anchor(Struct, frozen=True):
         return self._weighted(lru_hit_blocks(self.runs, len(self.sample.requests), capacity))
 
     def _wrong(self, capacity_blocks: int, counted: slice, asked: int) -> float:
-        """Return LRU's hit rate on the sample minus its exact one."""
+        """Return LRU's hit rate on the sample minus its exact one on the whole trace."""
         hits = float(self._lru_hits(capacity_blocks)[counted].sum())
         return hits / asked - float(self.whole.rate(capacity_blocks))
 
@@ -204,7 +204,7 @@ class Anchor(Struct, frozen=True):
 
 
 def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Estimate:
-    """Return an estimate from a sample of this rate, its error widened by the drift with size.
+    """Return an estimate from a sample of this rate, its error widened by its drift with size.
 
     `parts` are the estimates from the parts of the sample, each a sample of rate / PARTS. A policy
     may behave otherwise in a smaller cache (lfu counts requests that share a block, and a sample

@@ -82,9 +82,10 @@ def with_capacity_model(
 
 
 def with_tiers(setting: RunSetting, tiers: str | None, offload: str | None = None) -> RunSetting:
-    """Return the setting of an engine with tiers below its pool, by default the newest vLLM's.
+    """Return an engine's setting with `tiers` below its pool.
 
-    Raises UsageError for tiers that it cannot have.
+    `offload` is by default the newest vLLM's method. Raises UsageError unless there are one or two
+    tiers below the pool.
     """
     from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 
@@ -106,9 +107,9 @@ def engine_setting(
     max_num_batched_tokens: int | None = None,
     where: str = "--capacity-model engine",
 ) -> RunSetting:
-    """Return `setting` on an engine with these limits, by default vLLM's.
+    """Return `setting` on an engine with these limits (default: vLLM's).
 
-    Raises UsageError, naming the option `where`, if an engine cannot be replayed under `setting`.
+    Raises UsageError, naming the option `where`, for a sample and for another hit definition.
     """
     from kvscope.vllm_sim.settings import EngineSettings
 
@@ -139,11 +140,11 @@ def with_groups(
     trace_block: int,
     deployment: ResolvedDeployment | None,
 ) -> tuple[RunSetting, Model | None]:
-    """Return the setting for the deployment's engine version, and the model that sizes its blocks.
+    """Return the setting for the deployment's engine, and the model with the bytes of its blocks.
 
-    In a model whose layers are grouped, a block belongs to one group; `trace_block` is the tokens
-    of the trace's blocks. Other models and their settings stay the same, as does a cache without an
-    engine, which counts all layers as full attention. On SGLang's tree, block bytes are per GPU.
+    In an engine with a hybrid model, a block has the layers of one group. Other models stay the
+    same, as does a cache without an engine, which counts all layers as full attention.
+    `trace_block` is the tokens of the trace's blocks. On SGLang, block bytes are those of one GPU.
     """
     if deployment is not None and not setting.engine:
         setting = _of_engine(setting, deployment)
@@ -173,8 +174,8 @@ def tree_setting(
 ) -> RunSetting:
     """Return `setting` on a simulated SGLang that prefills in chunks of `max_num_batched_tokens`.
 
-    A setting with a sample or another hit definition stays the same: a cache of idle blocks. Raises
-    UsageError if that would leave out a host tier.
+    A setting with a sample or another hit definition stays the same, a cache of idle blocks; if
+    `engine` has a host tier (HiCache), raises UsageError instead.
     """
     whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
     if not (whole and setting.exact):
@@ -198,8 +199,8 @@ def policies_for(
 ) -> list[type[Policy]]:
     """Return the policies named in `text` (`--policy`); for `all` and None, those that can run.
 
-    On SGLang's tree None is all policies of SGLang. `hybrid`: the engine's model has several groups
-    of layers. Raises UsageError for a named policy that the capacity model cannot run.
+    On a simulated SGLang, None is all of its policies. `hybrid`: the engine's model has several
+    groups of layers. Raises UsageError for a named policy that the capacity model cannot run.
     """
     default = ALL if setting.on_tree else HYBRID if hybrid else REPLAYED
     named = parse_policies(text or default)

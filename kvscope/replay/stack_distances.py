@@ -25,9 +25,9 @@ from kvscope.replay.traffic import Walk, by_access, walk
 class LruDistances(Struct, frozen=True):
     """Where the blocks that a trace reuses stood in LRU's list, as runs.
 
-    Run k: request[k] found block depth[k] at place distance[k], the next block right behind it,
-    and so on for blocks[k] blocks. `live` is the length of the whole list at the end: a cache that
-    large never evicts.
+    Run k: request[k] found block depth[k] of its path at place distance[k] (from 1), the next
+    block right behind it, and so on for blocks[k] blocks. `live` is the length of the whole list at
+    the end: a cache that large never evicts.
     """
 
     request: Int32s
@@ -40,8 +40,8 @@ class LruDistances(Struct, frozen=True):
 def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
     """Return the stack distance of every block that is looked up again, in one pass over the trace.
 
-    Costs one query of a Fenwick tree over requests for each run, not for each access: the blocks
-    that one request was the last to touch are one stretch of any path.
+    This costs a query of a Fenwick tree over requests for each run, not for each access: blocks
+    that the same request touched last are one stretch of any path.
 
     Source: Mattson et al., IBM Systems Journal 1970 (stack algorithms); Bennett & Kruskal, IBM J.
     Res. Dev. 1975 (the tree); the runs are kvscope's own.
@@ -52,8 +52,8 @@ def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistanc
 def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
     """Return the distances in a cache without prefixes: every block an object, head to tail.
 
-    The blocks of a run then stand at one and the same place, since each block found moves to
-    the front and pushes the next one back; so every run has one block.
+    The blocks of a run would all have the same distance, since each block found moves to the front
+    and pushes the next one back; so every run has one block.
 
     Source: Bennett & Kruskal, IBM J. Res. Dev. 1975.
     """
@@ -68,7 +68,7 @@ def _distances(steps: Walk) -> LruDistances:
 
 
 def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
-    """Return the stack distances of the blocks that are looked up, of a whole trace's runs.
+    """Return the stack distances of all blocks looked up, given the runs of a whole trace.
 
     Each of R requests leaves `cached` blocks, and looks up the first `look` of them.
     """
@@ -78,8 +78,8 @@ def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
 class LruStack:
     """LRU's list over R requests, kept as the number of blocks that each request touched last.
 
-    A trace may come in stretches of time. Earlier requests then count as sums between the
-    requests whose blocks a stretch touches, so the cost of a stretch depends on its runs, not on R.
+    A trace may be processed in stretches of time. Requests before a stretch are then merged between
+    those whose blocks it touches, so its cost depends on its runs, not on R.
     Source: Niu et al., IPDPS 2012 (Parda: distances of a stretch, corrected by what is before it);
     to merge owners instead of accesses is kvscope's own.
     """
@@ -124,7 +124,6 @@ class LruStack:
 
 
 def _fenwick(amounts: Int64s) -> Int64s:
-    """Return the Fenwick tree of these amounts, one a place."""
     upto: Int64s = np.concatenate([[0], np.cumsum(amounts)])
     node = np.arange(len(upto))
     upto -= upto[node & (node - 1)]
@@ -143,7 +142,6 @@ def _count_to(tree: NDArray[Any], place: int) -> int:
 
 @callable_in_kernels
 def _add(tree: NDArray[Any], place: int, amount: int) -> None:
-    """Add to one place of a Fenwick tree."""
     node = place + 1
     while node < len(tree):
         tree[node] += amount
@@ -163,9 +161,9 @@ def _stack(
 ) -> int:
     """Fill the distance of each run's first block; return the length of LRU's list at the end.
 
-    `owned` is a Fenwick tree of the blocks that each request touched last, `previous` a place in
-    it; the stretch's own requests have places from `first_own` on. `fresh` is the number of blocks
-    that each request touches first, `live` the length of the list before.
+    `owned` is a Fenwick tree of the number of blocks that each request touched last, `previous` the
+    place of each run's in it; the stretch's own requests have places from `first_own` on. `fresh`
+    is the number of blocks that each request is the first to touch, `live` the length before.
     """
     run = 0
     for at in range(len(fresh)):

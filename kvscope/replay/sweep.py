@@ -2,8 +2,8 @@
 
 The workload's capacity model determines what a capacity bounds:
 
-- `cache`: requests come one after the other, and capacity bounds what is cached between them.
-- the same on SGLang (kvscope.sglang_sim), whose pool also holds the blocks of running requests.
+- `cache`: requests come one after the other, and capacity bounds the blocks cached between them.
+- `cache` on SGLang (kvscope.sglang_sim): its pool, which also holds blocks of running requests.
 - `engine` (kvscope.vllm_sim): vLLM's block pool, which also holds the blocks of running requests,
   with the tiers of its OffloadingConnector below (kvscope.replay.tiers) or alone.
 """
@@ -45,7 +45,7 @@ WINDOWS = 24  # that results over time are cut into, at most
 
 
 def make_run(workload: Workload, request: ReplayRequest) -> Run:
-    """Replay and measure one policy at one capacity.
+    """Return the run of one policy at one capacity: its replay, measured.
 
     Raises UsageError where the capacity model cannot run the policy.
     """
@@ -104,7 +104,7 @@ def sweep(
 def _estimated(
     workload: Workload, outcome: Outcome, hit_blocks: Int32s, request: ReplayRequest
 ) -> tuple[Outcome, float | None]:
-    """Return the outcome with the hit rate of the whole trace, and that rate's error."""
+    """Return the outcome with the whole trace's hit rate, and its error; None without a sample."""
     if workload.anchor is None:
         return outcome, None
     estimate = workload.anchor.estimate(hit_blocks, request.capacity_blocks)
@@ -131,7 +131,7 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 class ServedReplay(Struct, frozen=True):
     """How a replay served every request, and its other results; fields as in `Run`.
 
-    `engine` is the replay of a simulated vLLM; `rejected` marks requests that SGLang rejects.
+    `engine` is the replay of a simulated vLLM; `rejected` masks the requests that SGLang rejects.
     """
 
     served: ServedRequests
@@ -172,7 +172,7 @@ def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
 
 
 def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
-    """Return how a simulated SGLang serves each request."""
+    """Return the replay of a request on a simulated SGLang, with a host tier if it has one."""
     policy, blocks = request.policy, request.capacity_blocks
     pool, host = request.tiers or (Tier("hbm", blocks), workload.host_tier(blocks))
     done = workload.serve_tree(workload.traffic, policy, pool.capacity_blocks, host)
@@ -250,7 +250,7 @@ def chunk_blocks(engine: EngineSettings, block_size: int) -> int:
 
 
 def _tiered(request: ReplayRequest, done: EngineReplay, below: str) -> TieredReplay:
-    """Return the hits, reads and evictions of an engine and the tiers below it, in blocks."""
+    """Return an engine's hits, reads and evictions by tier; `below` is the CPU tier's policy."""
     loaded, read = cast("Int32s", done.loaded_blocks), cast("Int32s", done.read_blocks)
     copied, count = cast("Int32s", done.copied_blocks), len(request.tiers)
     hits, reads = (
@@ -299,9 +299,9 @@ def blocks_each(groups: KvGroups | None, block_size: int) -> int:
 def engine_of(
     setting: RunSetting, capacity_blocks: int, block_size: int, tiers: tuple[Tier, ...] = ()
 ) -> EngineSettings:
-    """Return the engine of a setting with `capacity_blocks` blocks of `block_size` tokens.
+    """Return the engine of a setting with a pool of `capacity_blocks` blocks of the trace.
 
-    `tiers` are its pool and the tiers below it, where the setting has tiers.
+    Such a block has `block_size` tokens. `tiers` are the pool and the tiers below, if any.
     """
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
@@ -333,7 +333,7 @@ def _served(
 
 
 def _by_request(workload: Workload, hit_blocks: Int32s) -> Int32s:
-    """Return hits by request: in a flat cache every access is replayed as a request."""
+    """Return the hit blocks of each request; a flat cache replays every access as a request."""
     if not workload.setting.definition.flat:
         return hit_blocks
     accesses = workload.request_traffic.length + workload.request_traffic.anonymous

@@ -70,7 +70,7 @@ WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
 
 
 class SharedPool(Struct, frozen=True):
-    """Files that all replicas share: all links' total bandwidth, and whether files are evicted."""
+    """Files that all replicas share: bandwidth of all links together; whether it evicts files."""
 
     bytes_per_s: float = math.inf
     evicts: bool = False
@@ -91,7 +91,7 @@ class SharedPool(Struct, frozen=True):
 class Tier(Struct, frozen=True):
     """One tier: its capacity, the time of a read, and the bandwidth of writes.
 
-    With a shared `pool`, times are those of one replica's link, and the capacity is the pool's.
+    With a shared `pool`, times are of one replica's link, and the capacity is of the whole pool.
     """
 
     name: str
@@ -102,11 +102,11 @@ class Tier(Struct, frozen=True):
 
 
 def parse_tiers(text: str, *, block_bytes: int | None = None) -> tuple[Tier, ...]:
-    """Return the tiers in `hbm=40GiB,dram=128GiB`, the first on top.
+    """Return the tiers in a text such as `hbm=40GiB,dram=128GiB`, the engine's pool first.
 
     A capacity is a size, which needs `block_bytes`, or a number of blocks (`5000blocks`). With
     `block_bytes` 0, for a trace not yet known, sizes stay bytes. Options are read and write (bytes
-    a second, `25GB/s`) and latency. Raises UsageError for text in another form, and for a lower
+    per second, `25GB/s`) and latency. Raises UsageError for text in another form, and for a lower
     tier with an unknown name and no `read`.
     """
     tiers: list[Tier] = []
@@ -119,7 +119,7 @@ def parse_tiers(text: str, *, block_bytes: int | None = None) -> tuple[Tier, ...
 
 
 def setting_tiers(setting: RunSetting) -> tuple[Tier, ...]:
-    """Return the tiers of a setting, none where it has only a pool."""
+    """Return the tiers of a setting, the pool first; () where it has only a pool."""
     return parse_tiers(setting.tiers, block_bytes=setting.block_bytes) if setting.tiers else ()
 
 
@@ -151,7 +151,7 @@ def offload_of(setting: RunSetting) -> OffloadSpec | None:
 
 
 def _sized(setting: RunSetting) -> tuple[OffloadSpec, int] | None:
-    """Return the offload tier of a setting and its bytes, None where either is unknown."""
+    """Return the offload tier of a setting, and its CPU memory (bytes); None if unknown."""
     spec = offload_of(setting)
     if spec is None or setting.block_bytes is None:
         return None

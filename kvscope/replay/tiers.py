@@ -31,12 +31,12 @@ class TieredReplay(Struct, frozen=True):
 
     @property
     def read_blocks(self) -> Int32s:
-        """The blocks that each request has copied from each tier."""
+        """The blocks copied from each tier for each request (R x T)."""
         return self.tier_hits if self.tier_reads is None else self.tier_reads
 
     @property
     def hit_blocks(self) -> Int32s:
-        """The leading blocks that each request hits in any tier."""
+        """The leading blocks that each request hits, in all tiers together (R)."""
         blocks: Int32s = self.tier_hits.sum(axis=1, dtype=np.int32)
         return blocks
 
@@ -44,8 +44,8 @@ class TieredReplay(Struct, frozen=True):
 def transfer_s(done: TieredReplay, block_bytes: int | None) -> Float64s:
     """Return the seconds that each request waits for blocks from slower tiers (R entries).
 
-    A tier with hits takes its latency once a request, then its bandwidth; reads of one
-    request follow each other and its prefill follows them. Requests do not slow each other down.
+    Each tier with hits adds its latency once per request, and the bytes over its bandwidth; prefill
+    follows all reads of a request. Requests do not slow each other down.
     Raises UsageError if a tier's bandwidth matters and `block_bytes` is None.
     """
     waits = np.zeros(len(done.tier_hits), dtype=np.float64)
@@ -55,7 +55,6 @@ def transfer_s(done: TieredReplay, block_bytes: int | None) -> Float64s:
 
 
 def _waits_s(tier: Tier, hits: Int32s, block_bytes: int | None) -> Float64s:
-    """Return the seconds that each request waits for its hits in one tier."""
     waits: Float64s = np.where(hits > 0, tier.read.latency_s, 0.0)
     if not math.isinf(tier.read.bytes_per_s):
         waits += hits * read_s(tier, 1, block_bytes)
@@ -90,7 +89,7 @@ def _copy_s(tier: Tier, bytes_per_s: float, blocks: int, block_bytes: int | None
 def tier_outcomes(
     done: TieredReplay, served: ServedRequests, block_bytes: int | None
 ) -> tuple[TierOutcome, ...]:
-    """Return each tier's hits and waits, of the requests that `served` counts, and evictions."""
+    """Return each tier's hits and waits (over the counted requests), and evictions (over all)."""
     prompts, counted = served.prompts, slice(served.first, None)
     inputs = prompts.input_tokens.astype(np.int64)
     total_tokens = int(inputs[counted].sum())

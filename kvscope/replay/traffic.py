@@ -1,4 +1,4 @@
-"""What a replay walks: each request's path, and the facts visible to policies, as columns."""
+"""Input of replays, as columns: the path of each request, and the facts visible to policies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvscope.policies.base import ENDS
 
 
 class Walk(NamedTuple):
-    """What each of R requests looks up and leaves cached, over a trie of N blocks.
+    """The blocks that each of R requests looks up and leaves cached, in a trie of N blocks.
 
-    Request r looks up the first `look[r]` blocks of the path of `length[r]` blocks that ends at
-    `leaf[r]`. It leaves the whole path cached, and `anonymous[r]` blocks below it that no request
-    can hit. `block_parent` (N + 1 entries) is the trie.
+    Request r has the path of `length[r]` blocks that ends at `leaf[r]`. It looks up the first
+    `look[r]` of them, and leaves all cached, with `anonymous[r]` further blocks that no request can
+    hit, such as unrepeated outputs. `block_parent` (N + 1 entries) is the trie.
     """
 
     block_parent: Int32s
@@ -34,7 +34,7 @@ class Traffic(NamedTuple):
 
     `parent[r]` is the previous turn, -1 without one; `next_prompt_tokens` the tokens that the next
     turn adds, for hindsight policies. `cuts` (R x P, ascending) are the depths that cut a path
-    into P + 1 parts, for policies whose table tells parts of a path apart; P is 0 for all others.
+    into P + 1 parts, for policies whose table has rows for these; P is 0 for all others.
     """
 
     block_size: int
@@ -80,7 +80,7 @@ def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
 
 
 class WalkLengths(NamedTuple):
-    """The lengths of a `Walk`."""
+    """The lengths of a `Walk`, without the trie and the paths."""
 
     length: Int32s
     look: Int32s
@@ -88,7 +88,7 @@ class WalkLengths(NamedTuple):
 
 
 def walk_lengths(prompts: PromptLengths, definition: HitDefinition) -> WalkLengths:
-    """Return the numbers of blocks that requests look up and leave cached (R entries each)."""
+    """Return the numbers of blocks that each request looks up and leaves cached."""
     size = prompts.block_size
     look = length = prompts.blocks
     anonymous = np.zeros_like(length)
@@ -153,7 +153,7 @@ def uncut(requests: int) -> Int32s:
 
 
 def next_prompts(parent: Int32s, input_tokens: Int32s, history_tokens: Int64s) -> Int64s:
-    """Return the tokens that each next turn really adds to its history; ENDS without a next turn.
+    """Return the tokens that each request's next turn adds to its history; ENDS without one.
 
     If several turns continue one request, the earliest counts. A truncated history adds 0.
     """
@@ -167,7 +167,7 @@ def next_prompts(parent: Int32s, input_tokens: Int32s, history_tokens: Int64s) -
 def by_access(steps: Walk) -> tuple[Walk, Int32s, Int32s]:
     """Return every access as a request of one block, for a cache that knows no prefixes.
 
-    The other two arrays are the request of each access, and the block's depth in it.
+    Return also the request that makes each access, and the depth of the block in its path.
     """
     accesses = steps.length + steps.anonymous
     request = np.repeat(np.arange(len(accesses), dtype=np.int32), accesses)

@@ -38,9 +38,9 @@ _APART_S = 1e6  # between requests of a trace without times
 
 
 class ReplayRequest(Struct, frozen=True):
-    """One replay to make: a policy with its parameters at a capacity, or above tiers.
+    """One replay to make: a policy with its parameters at a capacity.
 
-    The first of the tiers is the policy's pool; the capacity is the sum of theirs.
+    With `tiers`, the first is the policy's pool, and the capacity is that of all tiers together.
     """
 
     policy: Policy
@@ -49,7 +49,7 @@ class ReplayRequest(Struct, frozen=True):
 
     @classmethod
     def over(cls, policy: Policy, tiers: tuple[Tier, ...]) -> Self:
-        """Return the replay of a policy in the first of the tiers."""
+        """Return the replay of a policy in the first of `tiers`, above the others."""
         return cls(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
@@ -57,10 +57,10 @@ class Workload:
     """A trace under one setting; threads may replay it at the same time.
 
     `windows` cut the results over time. `prompts` are the replayed requests: the trace, isolated by
-    tenant where the setting says so, or a sample of it, with an `anchor` for the whole trace's
-    rates. `traffic` has them as the hit definition counts them. Without `in_parts`, a sample's
-    error leaves out the drift with sample size. Raises UsageError or InputError where the trace
-    cannot be isolated, or a sample cannot estimate the setting's hit rate.
+    tenant where the setting says so, or a sample of it, with an `anchor` to estimate the whole
+    trace's rates. `traffic` is their paths and facts under the hit definition. Without `in_parts`,
+    a sample's error leaves out the drift with sample size. Raises UsageError or InputError where
+    the trace cannot be isolated, or a sample cannot estimate the setting's hit rate.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Workload:
         engine: str | None = None,
         kv_groups: str = "",
     ) -> Workload:
-        """Return the same workload on an engine with this latency, these limits and groups.
+        """Return the same workload on an engine with this latency, these limits and layer groups.
 
         `engine` is as in `RunSetting`; None leaves the present one.
         """
@@ -110,9 +110,9 @@ class Workload:
         )
 
     def without_drafter(self, groups: KvGroups | None = None) -> Workload | None:
-        """Return the workload without a drafter, or None if no drafter shortens hits now.
+        """Return the workload without a speculative drafter; None if none shortens hits now.
 
-        `groups` are those of a hybrid model without a drafter; by default they stay.
+        `groups` are the layer groups of a hybrid model without a drafter (default: as now).
         """
         engine = parse_engine(self.setting.engine) if self.setting.engine else None
         if engine is None or not engine.drafts_in_pool:
@@ -144,7 +144,7 @@ class Workload:
 
     @cached_property
     def request_traffic(self) -> Traffic:
-        """The traffic by whole requests, also where the definition is flat."""
+        """The traffic with an entry per request, also where `traffic` (flat) has one per access."""
         definition = self.setting.definition
         if not definition.flat:
             return self.traffic
@@ -152,7 +152,7 @@ class Workload:
 
     @cached_property
     def history(self) -> TouchHistory:
-        """The order of touches in `traffic`."""
+        """The last and next touches of the blocks of `traffic`."""
         return touch_history(self.traffic)
 
     @cached_property
@@ -178,7 +178,7 @@ class Workload:
 
     @property
     def learned(self) -> int:
-        """Number of tables that `tables` has made; replays share them."""
+        """Number of results of `tables` so far, which replays share."""
         return len(self._tables)
 
     def tables(self, policy: Policy, served: Bools | None = None) -> Tables:
@@ -217,9 +217,9 @@ class Workload:
     def serve_tree(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int, tier: Tier | None = None
     ) -> TreeService:
-        """Serve traffic, or a part of it, on a simulated SGLang as the setting says.
+        """Return how a simulated SGLang with this setting serves the traffic, or a part of it.
 
-        Requests come one by one if the trace has no times. `tier` defaults to the host tier.
+        Requests come one by one if the trace has no times. `tier` defaults to `host_tier`.
         """
         arrival_s, setting = self.traffic.arrival_s, self.setting
         engine, tier = parse_engine(setting.engine), tier or self.host_tier(capacity_blocks)
@@ -244,7 +244,7 @@ class Workload:
         )
 
     def prepare(self, policies: Sequence[Policy]) -> None:
-        """Compute and compile what replays of `policies` share, before threads need it."""
+        """Compute and compile all that replays of `policies` share, before threads start."""
         _ = self.history, self.novelty
         for part in self.parts:
             part.prepare(policies)

@@ -1,4 +1,4 @@
-"""Replay of key policies, which give every block a number."""
+"""Replay of key policies, which evict the block with the lowest number (key) first."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Keys(NamedTuple):
     """The state of a key policy over R requests and N blocks.
 
     `heap` holds every run that may shrink, once, by the key of its deepest block. `uses` (N + 1, or
-    1 where the policy does not count) are the touches of each block, counted with `segments` and
-    `paths`. `clocks` (R) has the `Block.clock` at each request's touch. `clock` has the present
-    clock, then the heap size above which stale entries are dropped.
+    1 where the policy does not count) are the touches of each block since it was cached, counted
+    along `segments` and `paths`. `clocks` (R) has the `Block.clock` at each request's touch. The
+    two entries of `clock`: the present clock, the heap size above which stale entries are dropped.
     """
 
     runs: CachedRuns
@@ -84,7 +84,7 @@ def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: P
 def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a key policy.
 
-    The policy's key is compiled in, as it is called for each block.
+    The policy's key function is compiled into the kernel, as it is called for each block.
     """
     return replay_loop(keys_order(policy))
 
@@ -93,8 +93,8 @@ def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
 def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     """Return the eviction order of a key policy.
 
-    A heap entry is stale once later requests have taken over the whole run; under keys that grow
-    with time, its key may be too low.
+    A heap entry is stale once later requests have taken over the whole run. Where keys grow with
+    time (`rising`), an entry's key may be too low.
     """
     key_of = callable_in_kernels(policy.key)
     admits_turn = callable_in_kernels(policy.admits)
@@ -134,7 +134,7 @@ def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
 
     @callable_in_kernels
     def retable(state: Keys, traffic: Traffic, request: int, now: Now) -> None:
-        """Build the heap anew with the keys of another table."""
+        """Rebuild the heap with the keys of the table now in force."""
         heap, of = state.heap, state.runs.of
         count = heap.size[0]
         heap.size[0] = 0
@@ -160,10 +160,10 @@ def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     def evict_from(
         state: Keys, traffic: Traffic, request: int, most: int, key: float, now: Now
     ) -> int:
-        """Evict up to `most` of a run's deepest blocks, while they leave before the whole heap.
+        """Evict up to `most` blocks of a run, deepest first, while each precedes all others queued.
 
-        `key` is the deepest block's. As keys do not grow with depth, a block that leaves before the
-        heap is preceded by all deeper ones.
+        `key` is the deepest block's. As keys do not grow with depth, a block that precedes the
+        heap's entries does so after all deeper ones. Return the number of blocks evicted.
         """
         runs, heap = state.runs, state.heap
         first, evicted = runs.of[request, FIRST], 0
@@ -232,7 +232,7 @@ def drop_stale(state: Keys) -> None:
 
 @callable_in_kernels
 def count_uses(state: Keys, request: int) -> None:
-    """Count a touch of every block on a path, before the request takes it over; a new one has 1."""
+    """Count a touch of each block of a request's path, before its take-over; 1 if not cached."""
     segments, uses = state.segments, state.uses
     starts, blocks = state.paths.starts, state.paths.blocks
     head, end = starts[request], starts[request + 1]
@@ -259,7 +259,7 @@ def comes_before(heap: Heap, key: float, request: int, at: int) -> bool:
 
 @callable_in_kernels
 def precedes_all(heap: Heap, key: float, request: int) -> bool:
-    """Return whether (key, request) is lower than every entry."""
+    """Return whether (key, request) is lower than every entry of the heap."""
     return heap.size[0] == 0 or comes_before(heap, key, request, 0)
 
 
@@ -279,7 +279,7 @@ def put(heap: Heap, key: float, request: int) -> None:
 
 @callable_in_kernels
 def drop_lowest(heap: Heap) -> None:
-    """Remove the lowest entry."""
+    """Remove the lowest entry of a heap."""
     left = heap.size[0] - 1
     heap.size[0] = left
     key, request = heap.keys[left], int(heap.requests[left])

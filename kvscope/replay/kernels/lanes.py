@@ -1,4 +1,4 @@
-"""Replay of lane policies, which keep blocks in a few queues by recency."""
+"""Replay of lane policies, which keep blocks in a few queues (lanes), the least recent first."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Lanes(NamedTuple):
     """The state of a lane policy: `queues` has a set (bitset.py) of requests for each lane.
 
     `busy` has a bit for each lane, set where its queue may have members. `scored` (lanes x 3)
-    caches scores that change in steps: the request scored, its worth, and the time until which it
-    holds. `places` (R x 2) has the depth where the lane of each run's deepest block begins, and
-    that lane; `recent` the uncached tokens of recent requests (recent.py). The last four are flags
-    (0 or 1): `selects` if the policy does not admit every turn; the others are as in `LanePolicy`.
+    caches scores that change in steps: the request scored, its worth, and the time (s) until which
+    that holds. `places` (R x 2) has the depth where the lane of each run's deepest block begins,
+    and that lane; `recent` the uncached tokens of recent requests (recent.py). The last four are
+    flags (0 or 1): `selects` if the policy does not admit every turn, others as in `LanePolicy`.
     """
 
     runs: CachedRuns
@@ -74,7 +74,7 @@ def empty_lanes(policy: LanePolicy, traffic: Traffic, lanes: int) -> Lanes:
 
 
 class LaneFunctions(NamedTuple):
-    """The functions of a lane policy."""
+    """The functions of a lane policy, each called by its address; names as in `LanePolicy`."""
 
     admits: Function
     place: Function
@@ -86,7 +86,7 @@ class LaneFunctions(NamedTuple):
 
 @once
 def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
-    """Return the functions of a lane policy."""
+    """Return the functions of a lane policy, for calls by address."""
     return LaneFunctions(
         admits=Function(policy.admits, PathPolicy.admits),
         place=Function(policy.place, LanePolicy.place),
@@ -99,14 +99,15 @@ def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
 
 @once
 def referenced_functions(policy: type[LanePolicy]) -> Referenced:
-    """Return the functions of a lane policy as a reference for kernels."""
+    """Return the functions of a lane policy as one reference to pass to kernels."""
     return Referenced(lane_functions(policy))
 
 
 class Calls(NamedTuple):
     """How kernels call the functions of a lane policy.
 
-    With `steps`, a lane's score is kept until `next_step_s`, or until its oldest request changes.
+    With `steps`, a lane's score is kept until `next_step_s` or until its oldest request changes; if
+    that time is infinite, until the table changes. Else it is computed at each eviction.
     """
 
     admits: Callable[..., bool]
@@ -120,8 +121,8 @@ class Calls(NamedTuple):
 def calls_of(policy: type[LanePolicy]) -> Calls:
     """Return how kernels call a lane policy: by address, so that policies share a kernel.
 
-    Two kinds of policies would take a fifth longer or more, and are compiled in: those of a single
-    lane that admit every turn, and those whose scores change all the time.
+    Two kinds of policies, for which that takes at least 20 % longer, are compiled into kernels of
+    their own: a single lane that admits every turn, and scores that change all the time.
     """
     single = policy.lanes == 1 and not policy.by_category and policy.admits is LanePolicy.admits
     if single or not (policy.timeless or policy.stepwise):
@@ -155,7 +156,7 @@ def _compiled_in(
 
 @callable_in_kernels
 def no_step(state: Any, idle_s: float, now: Now) -> float:
-    """Return `idle_s`, the present idle time: a score holds for no time."""
+    """Return the present idle time `idle_s` as that of the next step: scores hold for no time."""
     return idle_s
 
 
@@ -212,7 +213,7 @@ def _lane_of(state: Lanes, request: int) -> int:
 
 @callable_in_kernels
 def _queue(state: Lanes, request: int) -> None:
-    """Add a request to the lane that its run ends in."""
+    """Add a request to the lane of its run's deepest block (`places`)."""
     lane = _lane_of(state, request)
     add(state.queues, words_for(len(state.places)), lane, request)
     state.busy[lane >> 6] |= _ONE << (np.uint64(lane) & _WORD)
@@ -246,7 +247,7 @@ def lanes_order(calls: Calls) -> EvictionOrder:
 
     @callable_in_kernels
     def enter(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
-        """Note the lane that a run ends in, and where it begins."""
+        """Store the lane of a run's deepest block, and the depth where that lane begins."""
         cuts, end = traffic.cuts, state.runs.of[request, END]
         part = cuts.shape[1]
         while part > 0 and end <= cuts[request, part - 1]:

@@ -20,9 +20,9 @@ from kvscope.replay.traffic import Traffic
 
 
 class Now(NamedTuple):
-    """What an eviction order may depend on besides its state.
+    """The arguments of an eviction order besides its state; `p` are the policy's parameters.
 
-    `functions` are those of the policy, where the order calls them by their addresses.
+    `table` is the learned table in force. `functions` are the policy's, for calls by address.
     """
 
     now_s: float
@@ -52,7 +52,7 @@ def take_table(tables: TablePeriods, period: int) -> None:
 
 @callable_in_kernels
 def advance_table(tables: TablePeriods, period: int, requests: int) -> int:
-    """Put in force the table for the last of the first `requests` requests; return its period."""
+    """Put the table that holds for request `requests` - 1 in force; return its period."""
     before = period
     while period + 1 < len(tables.since) and tables.since[period + 1] < requests:
         period += 1
@@ -63,7 +63,7 @@ def advance_table(tables: TablePeriods, period: int, requests: int) -> int:
 
 @callable_in_kernels
 def turn_of(traffic: Traffic, request: int, part: int = 0) -> Turn:
-    """Return a request as policies see it, with the category of a part of its path."""
+    """Return a request as policies see it, with the category of part number `part` of its path."""
     return Turn(
         request,
         traffic.arrival_s[request],
@@ -86,12 +86,12 @@ def observe_nothing(state: Any, number: int, uncached_tokens: int, now: Now) -> 
 class EvictionOrder(Struct, frozen=True, eq=False):
     """The functions that make an eviction order of paths, for the loops below.
 
-    They are called as (state, traffic, request, now): `admits` says whether the policy admits the
-    request, `touch` comes before a request takes its path over, `enter` after it, `join` queues its
+    They are called with (state, traffic, request, now): `admits` returns whether the policy admits
+    the request, `touch` precedes its take-over of its path, `enter` follows it, `join` queues its
     run, which may shrink, and `retable` follows a change of the policy's table. `expire` evicts a
     whole run, `evict` at most as many blocks as its last argument; both return the number of
-    blocks, 0 if nothing is left. `observe` gets (state, number, uncached tokens, now) after each
-    request; `number` counts the cache's requests from 0.
+    blocks evicted, 0 if none is left. `observe` is called with (state, number, uncached tokens,
+    now) after each request; `number` counts the cache's requests from 0.
     """
 
     admits: Callable[..., bool]
@@ -107,8 +107,8 @@ class EvictionOrder(Struct, frozen=True, eq=False):
 def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
     """Return the function that serves one request from one cache in this order.
 
-    It returns the leading blocks that the request hits, the size of the cache afterwards, and the
-    blocks evicted; `size` is the size before, `number` the number of requests served before.
+    It returns the leading blocks that the request hits, the cache's blocks afterwards, and the
+    blocks evicted; `size` is the cache's blocks before, `number` that of requests served before.
     """
     admits, touch, enter, join = order.admits, order.touch, order.enter, order.join
     evict, observe = order.evict, order.observe

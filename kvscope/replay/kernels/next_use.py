@@ -1,4 +1,4 @@
-"""Replay of next-use policies: one queue of runs, by the request that needs them next."""
+"""Replay of next-use policies (oracles): one queue of runs, by the request that hits them next."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _RANK, _SINCE = range(2)
 class NextUses(NamedTuple):
     """The state of a next-use policy over R requests.
 
-    Request q can hit its first `look[q]` blocks and needs the first `needed[q]`. `waits` (R x 2)
-    has the rank of each run's deepest block, and the depth from which on blocks have that rank. The
-    rank is r for the run of request r if the block is not hit again, 2 R - 1 - q if request q hits
-    it next, 3 R - 1 - q if q also needs it. `queue` is a set (bitset.py) of ranks, the least of
-    which is evicted first; `run_of` has the request of each rank.
+    Request q can hit its first `look[q]` blocks; the policy wants to keep the first `needed[q]`.
+    `waits` (R x 2) has the rank of each run's deepest block, and the depth from which on blocks
+    have that rank. If request q touches a block of request r's run next, its rank is 3 R - 1 - q
+    if q needs it, else 2 R - 1 - q if q can hit it, else r, as for blocks never touched again.
+    `queue` is a set (bitset.py) of ranks: the least is evicted first; `run_of` has their requests.
     """
 
     runs: CachedRuns
@@ -48,7 +48,7 @@ class NextUses(NamedTuple):
 
 
 def empty_next_uses(traffic: Traffic, needed: Int32s, future: NextTouches) -> NextUses:
-    """Return an empty cache for requests that need `needed` leading blocks each."""
+    """Return an empty cache; `needed` (R) is as in `NextUses`."""
     requests = len(traffic.leaf)
     return NextUses(
         empty_runs(traffic, leaf=True, climb=True),
@@ -69,7 +69,7 @@ def _admits(state: NextUses, traffic: Traffic, request: int, now: Now) -> bool:
 
 @callable_in_kernels
 def _enqueue(state: NextUses, request: int) -> None:
-    """Queue a run that may shrink."""
+    """Queue a run that may shrink, by the rank of its deepest block."""
     deepest, named = state.runs.of[request, END] - 1, state.runs.of[request, NAMED]
     requests = len(state.waits)
     rank, since = request, named

@@ -1,4 +1,4 @@
-"""Replay of queue policies: published algorithms on lists of blocks."""
+"""Replay of queue policies: published algorithms on lists of blocks, blind to prefixes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from kvscope.replay.traffic import Traffic
 
 
 class Queues(NamedTuple):
-    """The state of a queue policy.
+    """The state of a queue policy: `links` and `numbers` as in `QueuePolicy`, blocks `cached`.
 
-    `cached` has an entry for each block of the trie, root first, then for each anonymous block.
+    `cached` has an entry for each block of the trie, root first, then for each anonymous block (one
+    that no request can hit).
     """
 
     links: Int32s
@@ -50,9 +51,9 @@ def empty_lists(lists: int, blocks: int) -> Int32s:
 
 
 def empty_rings(rings: int, blocks: int, most: int) -> Int32s:
-    """Return empty rings of blocks 0 to `blocks` - 1 that each hold `most` at once.
+    """Return empty rings for blocks 0 to `blocks` - 1, each for up to `most` blocks at once.
 
-    They have at least twice the room, so that holes of forgotten blocks are seldom closed up.
+    They have more than twice the room, so that holes of removed blocks are seldom closed up.
     """
     room = 1 << (2 * most).bit_length()
     empty = np.zeros((rings + 1, max(SLOTS + room, blocks)), dtype=np.int32)
@@ -64,8 +65,8 @@ def empty_rings(rings: int, blocks: int, most: int) -> Int32s:
 def queues_server(policy: type[QueuePolicy]) -> Callable[..., tuple[int, int, int]]:
     """Return the function that serves one request from one cache of a queue policy.
 
-    It returns the leading blocks that the request hits, the size of the cache afterwards, and the
-    blocks evicted; `size` is the size before. Anonymous blocks are numbered from `nameless` on.
+    It returns the leading blocks that the request hits, the cache's blocks afterwards, and the
+    blocks evicted; `size` is the blocks before. Anonymous blocks are numbered from `nameless` on.
     """
     hit = callable_in_kernels(policy.hit)
     insert = callable_in_kernels(policy.insert)
@@ -120,7 +121,7 @@ def queues_server(policy: type[QueuePolicy]) -> Callable[..., tuple[int, int, in
 def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a queue policy.
 
-    Anonymous blocks get numbers beyond the trie's, each its own.
+    Each anonymous block has a number of its own, beyond those of the trie.
     """
     serve = queues_server(policy)
 

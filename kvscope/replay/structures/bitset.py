@@ -19,12 +19,12 @@ _UNKNOWN, _NONE = np.uint64(0), np.uint64(2**64 - 1)  # in place of one more tha
 
 @callable_in_kernels
 def words_for(members: int) -> int:
-    """Return how many words the lowest level of a set of 0 to `members` - 1 has."""
+    """Return the number of words in the lowest level of a set of 0 to `members` - 1."""
     return (members >> 6) + 1
 
 
 def empty_sets(sets: int, members: int) -> NDArray[np.uint64]:
-    """Return `sets` empty sets, one a row."""
+    """Return `sets` empty sets, one per row, for members 0 to `members` - 1."""
     words = words_for(members)
     upper = words_for(words)
     empty = np.zeros((sets, words + upper + words_for(upper) + 1), dtype=np.uint64)

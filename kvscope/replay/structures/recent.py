@@ -10,13 +10,13 @@ from kvscope.policies.base import RECENT
 
 
 def nothing_recent() -> Int64s:
-    """Return an empty ring of the latest requests, and as much room to sort them in."""
+    """Return an empty ring for the latest RECENT requests, and as much room to sort them in."""
     return np.zeros(2 * RECENT, dtype=np.int64)
 
 
 @callable_in_kernels
 def note_recent(recent: Int64s, request: int, uncached_tokens: int) -> None:
-    """Note the uncached tokens of a request in the ring, over the oldest entry."""
+    """Store the uncached tokens of a request in the ring, in place of the oldest entry."""
     recent[request % RECENT] = uncached_tokens
 
 
@@ -24,7 +24,7 @@ def note_recent(recent: Int64s, request: int, uncached_tokens: int) -> None:
 def sort_recent(recent: Int64s, requests: int) -> int:
     """Sort the ring's entries after `requests` requests into recent[RECENT:end]; return that end.
 
-    A shell sort: it needs no memory.
+    A shell sort, which allocates no memory.
     """
     count = min(requests, RECENT)
     for at in range(count):

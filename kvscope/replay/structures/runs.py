@@ -1,4 +1,4 @@
-"""What a prefix cache holds: one interval of depths for each request, instead of a node a block.
+"""The contents of a prefix cache: one interval of depths per request, not one node per block.
 
 A request touches a whole path. So the cached blocks that it was the last to touch are one run
 [first, end) of its path: later requests take its head, eviction takes its deep end. Everything the
@@ -25,10 +25,10 @@ class CachedRuns(NamedTuple):
 
     `of` has a row for each request: FIRST and END, depths; TIP, the run's deepest named block, or
     the block above the run once all named ones are evicted; NAMED, the depth from which on blocks
-    are anonymous, so that no run continues below them. `branches` has a column for each block, kept
-    up only where leaves alone may be evicted (`leaf`): CHILD_RUNS counts the runs of other requests
-    right below the block; WAITING is the request whose run ends there and cannot shrink before they
-    are gone. TIP is kept up only where `climb` is set.
+    are anonymous: never hit, so no run continues below. `branches` has a column for each block,
+    maintained only where leaves alone may be evicted (`leaf`): CHILD_RUNS counts the runs of other
+    requests right below the block; WAITING is the request whose run ends at the block and cannot
+    shrink before these are gone. TIP is maintained only where `climb` is set.
     """
 
     of: Int32s
@@ -50,7 +50,7 @@ def empty_runs(traffic: Traffic, leaf: bool, climb: bool) -> CachedRuns:
 
 @callable_in_kernels
 def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, int]:
-    """Take over a request's cached blocks from their runs; return how many are leading, and all."""
+    """Move a request's cached blocks to its run; return the number of leading ones, and of all."""
     of, branches, leaf = runs.of, runs.branches, runs.leaf
     leading, cached, start, above = 0, 0, 0, 0
     for k in range(segments.starts[request], segments.starts[request + 1]):
@@ -76,7 +76,7 @@ def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, 
 def may_shrink(runs: CachedRuns, request: int) -> bool:
     """Return whether a request's run, which is not empty, may shrink.
 
-    Not if other runs continue below its tip: the request is then noted as WAITING at the tip.
+    It may not if other runs continue below its tip: the request is then stored as WAITING there.
     """
     if not runs.leaf or runs.of[request, END] > runs.of[request, NAMED]:
         return True
@@ -91,7 +91,7 @@ def may_shrink(runs: CachedRuns, request: int) -> bool:
 def shrink(runs: CachedRuns, request: int, most: int, stop: int) -> int:
     """Evict up to `most` blocks of a run, deepest first, down to depth `stop`; return the number.
 
-    Where only leaves may be evicted, it ends early at a block that has a cached child.
+    Where only leaves may be evicted, eviction stops at a block that has a cached child.
     """
     of, leaf = runs.of, runs.leaf
     end = of[request, END]
