@@ -66,8 +66,8 @@ class Policy:
     before it inserts; under other policies a request's new blocks may be evicted at once.
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
     `scales`: a sample of the trace in a smaller cache behaves like the whole. `learner` names the
-    folder of kvscope/learning that fits the policy's table, if it reads one. `refit` is the one of
-    its `parameters` that sets the interval of fits.
+    folder of kvscope/learning that fits the policy's table, None without a table. `refit` is the
+    parameter that sets the interval between fits.
     """
 
     DOCUMENT: ClassVar[str] = "name summary source aliases hindsight leaves"
@@ -118,7 +118,7 @@ class Policy:
 
     @property
     def refit_every(self) -> float:
-        """The value of `refit`, in its unit; infinite for a policy without `refit`."""
+        """The value of `refit` (seconds or requests); infinite for a policy without `refit`."""
         return self.values[self.refit.name] if self.refit else float("inf")
 
 
@@ -166,7 +166,7 @@ REFIT = Parameter(
 
 
 class PathPolicy(Policy):
-    """A policy that evicts the blocks last touched by one request from the deep end.
+    """A policy that evicts the blocks last touched by the same request deepest first.
 
     All policies but queue algorithms are path policies, and can have a time to live.
     """
@@ -175,14 +175,14 @@ class PathPolicy(Policy):
 
     @staticmethod
     def admits(turn: Turn, p: Float64s, table: Table) -> bool:
-        """Return whether a request's new blocks enter the cache at all."""
+        """Return whether a request's new blocks enter the cache."""
         return True
 
 
 class LanePolicy(PathPolicy):
     """A policy of recency queues (lanes): evicts from the lane whose oldest block scores lowest.
 
-    Within a lane blocks are evicted by (request that touched them last, deepest first).
+    Within a lane, the blocks of the oldest request are evicted first, deepest first.
     """
 
     lanes: ClassVar[int] = 1
@@ -193,7 +193,7 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the depth where the lane of the block that ends at `end` begins, and that lane.
+        """Return (begin, lane): blocks of a path from depth `begin` to before `end` have this lane.
 
         The scores must not rank a request's shallow blocks below its deep ones.
         """
@@ -201,7 +201,7 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Table) -> float:
-        """Return the worth of a lane's oldest block, idle for `idle_s`; ties evict the older.
+        """Return the score of a lane's oldest block, idle for `idle_s`; ties evict the older block.
 
         `table` is the learner's, with a row for each category.
         """
@@ -219,7 +219,7 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def adapt(uncached_tokens: NDArray[np.int64], p: Float64s) -> None:
-        """Change `p` of an `adaptive` policy by recent requests' uncached tokens, ascending."""
+        """Change `p` of an `adaptive` policy by the sorted uncached tokens of recent requests."""
 
 
 class NextUsePolicy(PathPolicy):
@@ -235,7 +235,7 @@ class NextUsePolicy(PathPolicy):
     leaves = "leaf"
 
     def needed(self, input_tokens: Int32s, look: Int32s, block_size: int) -> Int32s:
-        """Return the leading blocks that each request needs, at most the `look` that it can hit."""
+        """Return how many leading blocks each request needs, of the `look` that it can hit."""
         return look
 
 
@@ -252,7 +252,7 @@ class KeyPolicy(PathPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Table
     ) -> float:
-        """Return the worth of a block that `turn` touched last; along a path it must not grow."""
+        """Return the score of a block that `turn` touched last; it must not grow with depth."""
         raise NotImplementedError
 
 

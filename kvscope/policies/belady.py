@@ -25,12 +25,12 @@ class Belady(NextUsePolicy):
 class TailBelady(NextUsePolicy):
     """Belady's rule, but evict first the blocks that the next request can recompute within xi.
 
-    Key (1 if the next request to hit the block needs it else 0, -that request, r, -d). A request
-    needs the blocks before token I - xi of its prompt: the others save no tail excess latency
-    (TEL). Where conversations share no blocks and a block holds one token, TEL is least. Elsewhere
-    two effects can keep it above the least: the last block that a request needs may save less than
-    a block of tokens, and a block that no request needs stays while a child of it is cached.
-    benchmarks.tel_bound bounds the difference.
+    Key (1 if the next request to hit the block needs it else 0, minus that request's number, r,
+    -d). A request needs the blocks before token I - xi of its prompt of I tokens: others save no
+    tail excess latency (TEL). Where conversations share no blocks and a block holds one token, TEL
+    is least. Elsewhere two effects can keep it above the least: the last block that a request needs
+    may save less than a block of tokens, and a block that no request needs stays while a child of
+    it is cached. benchmarks.tel_bound bounds the difference.
     Source: Tail-Optimized Caching for LLM Inference, Theorem 1; need by block is kvscope's own.
     """
 
@@ -40,7 +40,7 @@ class TailBelady(NextUsePolicy):
     parameters = (XI_TOKENS, TTL)
 
     def needed(self, input_tokens: Int32s, look: Int32s, block_size: int) -> Int32s:
-        """Return the blocks before token I - xi."""
+        """Return how many blocks that each request can hit start before token I - xi."""
         beyond_xi = np.maximum(input_tokens - self.values["xi_tokens"], 0)
         blocks: Int32s = np.minimum(look, np.ceil(beyond_xi / block_size)).astype(np.int32)
         return blocks

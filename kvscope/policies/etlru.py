@@ -13,13 +13,14 @@ _XI, _TURN_RATE, _DEATH_RATE = 0, 1, 2
 
 
 class Etlru(KeyPolicy):
-    """Expected tokens of a block that the next turn needs to stay within xi, times the turn's rate.
+    """Score a block by the expected tokens of it that the next turn needs, times the turn's rate.
 
-    Key: turn rate after the silence tau, times the block's tokens x with P(Q > xi - (L - x)). The
-    rate is pi * lambda with 1 / pi = 1 + mu / (lambda + mu) * (exp((lambda + mu) tau) - 1). As the
-    rates are common, dividing every key by exp(-(lambda + mu) now) keeps the order and makes the
-    keys grow with time, as `rising` promises. The table has a row per category, of equally likely
-    next prompts. Source: Tail-Optimized Caching for LLM Inference, Definition 1.
+    Key: the turn rate after the idle time tau, times the sum of P(Q > xi - (L - x)) over the
+    block's tokens x: the next turn needs those to stay within xi. The rate is pi * lambda with 1 /
+    pi = 1 + mu / (lambda + mu) * (exp((lambda + mu) tau) - 1). As the rates are common, dividing
+    every key by exp(-(lambda + mu) now) keeps the order and makes the keys grow with time, as
+    `rising` promises. The table has a row per category, of equally likely next prompts.
+    Source: Tail-Optimized Caching for LLM Inference, Definition 1.
     """
 
     name = "etlru"

@@ -28,22 +28,22 @@ _BEYOND = tuple(need**-0.5 - 1.0 for need in NEEDS)  # times the mean next promp
 
 
 class Gittins(LanePolicy):
-    """The highest rate of returns that keeping a block can reach, times the need for it.
+    """Score a block by the highest rate of returns that keeping it can reach, times its need.
 
     Key (index_c(t) * need, r, -d). index_c(t) is the Gittins index: the maximum over H of P(T <= t
     + H | T > t) / E[min(T - t, H) | T > t], T the time from a touch of a block of class c to its
     next touch, t the time since that touch. The class is known once the request has been served:
     how long the block had waited when the request touched it, or that it was new; how many tokens
-    of the prompt were new; and how many turns came before. Blocks with a short wait are popular, as
-    a system prompt or a passage that many requests contain; along a path waits grow, so a path is
-    cut into few parts. A guard chooses between this order, need alone, and LRU. The table has a row
-    for each lane of a class with the index at each age
+    of the prompt were new; and how many turns came before. Blocks with a short wait are popular,
+    such as a system prompt or a passage that many requests contain; along a path waits grow, so a
+    path is cut into few parts. A guard chooses between this order, need alone, and LRU. The table
+    has a row for each lane of a class with the index at each age
     (`kvscope.learning.returns.formulas.ages_of`).
     Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
-    one that starts x tokens behind it by a turn with Q > x: P(Q > x) = (1 + x / mean)^-2, the tail
+    one that starts x tokens later only by a turn of Q > x: P(Q > x) = (1 + x / mean)^-2, the tail
     of a Pareto distribution of the second kind (Lomax) with shape 2: next prompts are mostly short
     and at times very long. Such blocks are in three lanes, each with the need of its last block:
-    0.5, 0.1, and at the end P(Q > xi) or 0.01. At xi = 0 all blocks are needed: plain hits.
+    0.5, 0.1 and 0.01, but never below P(Q > xi). At xi = 0 all blocks are needed: plain hits.
     Within a lane only the oldest block is scored: exact as long as the index falls with age.
     Source: Gittins, Bandit processes and dynamic allocation indices (1979); need as in
     Tail-Optimized Caching for LLM Inference, section 3 and Definition 1. The product is our own.
@@ -63,12 +63,12 @@ class Gittins(LanePolicy):
 
     @property
     def guarded(self) -> bool:
-        """Always: tables are learned with a guard."""
+        """True: tables are always learned with a guard."""
         return True
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return where the last block's level of need begins, and the lane of class and level."""
+        """Return (begin, lane) of the block before `end`: a lane per class and level of need."""
         needed, begin, level = turn.history_tokens - p[_XI], 0, 0
         beyond = first_safe_depth(needed, block_size)
         while end > beyond and level < LEVELS - 1:

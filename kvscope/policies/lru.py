@@ -1,4 +1,4 @@
-"""Recency alone: LRU, with a time to live, with an admission threshold, with more windows kept."""
+"""LRU, alone and with a time to live, an admission threshold, or more windows kept."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _THRESHOLD = 0
 class ThresholdLru(Lru):
     """LRU that caches no new blocks of a turn whose history L is below a threshold.
 
-    Blocks that such a turn hits become recent all the same. With `guard` it caches all of them,
-    which is LRU, unless a shadow cache shows that it computes fewer tokens otherwise; the guard is
+    Blocks that such a turn hits become recent all the same. With `guard` all turns are cached, as
+    under LRU, unless a shadow cache shows that the threshold saves computed tokens; the guard is
     our own.
     Source: Tail-Optimized Caching for LLM Inference, section 5 (Threshold LRU).
     """

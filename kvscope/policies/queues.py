@@ -51,7 +51,7 @@ _HAND = 0
 
 
 class Sieve(QueuePolicy):
-    """Sweep a hand from old to young: it spares visited blocks once and evicts the first other.
+    """Sweep a hand from old to young: it spares visited blocks once and evicts the first unvisited.
 
     `numbers[0]` is the block at the hand plus 1; 0 sends it to the old end.
     Source: Zhang et al., NSDI'24, Algorithm 1.
@@ -156,14 +156,14 @@ _TARGET = 0
 
 
 class Arc(QueuePolicy):
-    """Two LRU lists, of blocks touched once and touched more often; ghosts move the border.
+    """Two LRU lists, of blocks touched once and touched more often; ghosts set their target sizes.
 
     `numbers[0]` is p of the paper, the target size of the first list: a returning ghost of the
     first list raises it, one of the second lowers it. Ghosts of the first list are remembered while
-    it and they are at most the capacity, all four lists while they are at most twice that. Differs
-    from the paper, which makes room before it inserts, in two points: all blocks of a request enter
-    first, and eviction follows; and REPLACE ignores the case |T1| = p for a ghost of the second
-    list.
+    that list and they are at most the capacity; ghosts of the second while all four lists are at
+    most twice the capacity. Differs from the paper, which makes room before it inserts, in two
+    points: all blocks of a request enter first, and eviction follows; and REPLACE ignores the case
+    |T1| = p for a ghost of the second list.
     Source: Megiddo & Modha, FAST'03, Figure 4.
     """
 
@@ -181,7 +181,7 @@ class Arc(QueuePolicy):
 
     @staticmethod
     def insert(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
-        """Let a ghost that returns move the border and join the frequent list; others are new."""
+        """Put a new block on the first list; a ghost moves the target, joins the frequent list."""
         ghosts = links[block, WHERE]
         if ghosts < 0:
             push(links, _ONCE, block)

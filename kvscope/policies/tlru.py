@@ -46,15 +46,12 @@ XI_PERCENTILE = Parameter(
 
 
 def first_safe_depth(needed_tokens: float, block_size: int) -> int:
-    """Return the depth from which on blocks start at or after `needed_tokens`: all TEL-safe."""
+    """Return the depth from which blocks start at or after `needed_tokens`, and so are TEL-safe."""
     return max(math.ceil(needed_tokens / block_size), 0)
 
 
 def safe_behind(depth: int, end: int) -> tuple[int, int]:
-    """Return where the lane of the block that ends at `end` begins, and the lane: safe or needed.
-
-    Blocks from `depth` on are safe.
-    """
+    """Return (begin, lane) of the block before depth `end`: safe from `depth` on, else needed."""
     return (depth, SAFE) if end > depth else (0, NEEDED)
 
 
@@ -66,7 +63,7 @@ class TLru(LanePolicy):
     leaves are evicted, so a head that conversations share stays as long as a tail needs it.
     Adaptive: every 256 requests xi moves to a percentile of the tokens that the latest 1,024
     requests computed, which is their TTFT percentile, as TTFT grows with these tokens. With `guard`
-    all lanes are worth the same, which is LRU, unless a shadow cache shows that the order above
+    all lanes score the same, which is LRU, unless a shadow cache shows that the order above
     computes fewer tokens beyond xi. The guard is our own.
     Source: Tail-Optimized Caching for LLM Inference, section 3 (T-LRU), section 5 (choice of xi).
     """
@@ -102,7 +99,7 @@ class TLru(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the lane of safe blocks from token L + Q - xi on, else that of needed ones."""
+        """Return (begin, lane) of the block before `end`, safe from token L + Q - xi on."""
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
         return safe_behind(first_safe_depth(needed, block_size), end)
 
@@ -137,7 +134,7 @@ class TLruEnd(TLru):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the safe lane for a conversation that ends, else that of T-LRU."""
+        """Return (0, safe) for a conversation that ends, else the same as T-LRU."""
         if turn.next_prompt_tokens == ENDS:
             return 0, SAFE
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
@@ -166,5 +163,5 @@ class TLruLength(TLru):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the lane of safe blocks from token L + Q - xi on, with the true Q."""
+        """Return the same as T-LRU with the next prompt's true Q; (0, safe) without a next turn."""
         return safe_behind(first_truly_safe_depth(turn, block_size, p[XI]), end)

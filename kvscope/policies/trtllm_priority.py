@@ -15,10 +15,11 @@ class TrtllmPriority(LanePolicy):
     """Evict the longest waiting block of the lowest priority (0–100, 35 without a directive).
 
     Key (priority, time at which the block joined its priority's queue, r, -d): the time of its last
-    touch, or, of a block whose time to live is over, that moment, with the default priority from
-    then on. A touch begins the time to live anew, with the priority of the request that touches.
-    A priority below the default holds for good: raised, a lane's oldest block would hide others.
-    Only leaves are evicted. TensorRT-LLM counts from the release of a block, not from its request.
+    touch, or for a block whose time to live is over, the time of this expiry, with the default
+    priority from then on. A touch begins the time to live anew, with the priority of the touching
+    request. A priority below the default does not expire: raised, a lane's oldest block would hide
+    others. Only leaves are evicted. TensorRT-LLM counts from the release of a block, not from its
+    request.
     Source: TensorRT-LLM, cpp/tensorrt_llm/batch_manager/evictionPolicy.cpp.
     """
 
@@ -32,12 +33,12 @@ class TrtllmPriority(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the lane of the class and of the part of the prompt."""
+        """Return (0, lane): the turn's category is that of its directives and prompt part."""
         return 0, turn.category
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
-        """Return the priority, less a fraction (0 to 1) that grows with the wait at it."""
+        """Return the priority, minus a fraction (0 to 1) that grows with the time in its queue."""
         level, ttl_s = table[lane, PRIORITY], table[lane, TTL_S]
         waited_s = idle_s
         if level > DEFAULT_PRIORITY and idle_s > ttl_s:

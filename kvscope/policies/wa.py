@@ -15,14 +15,14 @@ _GIVEN_SILENCE = 2
 
 
 class Wa(LanePolicy):
-    """Weigh each category's oldest block by the probability of its reuse within its lifetime.
+    """Score each category's oldest block by the probability of its reuse within its lifetime.
 
     Key (p_w (F_w(t + life_w) - F_w(t)), r, -d): w the category of the last touch, t the time since,
     F_w the category's distribution of reuse gaps (exponential), p_w the share of touches that are
-    followed by another. Within a category the older block is never worth more, so one recency
+    followed by another. Within a category an older block never has a higher key, so one recency
     queue a category suffices. The table has a row a category, see `reuse_rows`.
     With `given_silence`, the probability given no reuse until now: divided by 1 - p_w F_w(t).
-    With `guard` all categories are worth the same, which is LRU, unless a shadow cache shows that
+    With `guard` all categories score the same, which is LRU, unless a shadow cache shows that
     the order above computes fewer tokens. The guard is our own.
     Source: KVCache Cache in the Wild (ATC'25), section 4.2, Algorithm 1.
     """
@@ -48,7 +48,7 @@ class Wa(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the category's lane for all blocks."""
+        """Return (0, lane): all blocks of a request are in the lane of its category."""
         return 0, turn.category
 
     @staticmethod
@@ -64,7 +64,7 @@ class Wa(LanePolicy):
 
 
 def reuse_rows(p: Float64s, rate_per_s: Float64s, life_s: Float64s) -> Float64s:
-    """Return the table's rows (`...` × 4) for categories of this p, rate and life (`...`).
+    """Return the table's rows (`...` × 4) of categories with these p, rates and lives (`...`).
 
     The last column, computed here once, is the logarithm of the probability of a reuse within
     `life` right after a touch: for an exponential F, F(t + life) - F(t) = (1 - F(t)) F(life).

@@ -1,4 +1,4 @@
-"""Load balancers, which look at no prompt but its length: by order, by session or by load."""
+"""Load balancers: by order, by session or by load; of a prompt they read at most its length."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Random(Router):
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Float64s) -> int:
-        """Return a replica drawn from all."""
+        """Return any of the N replicas, each with the same probability."""
         return draw(memory.dice, view.replicas)
 
 
@@ -94,7 +94,7 @@ class LeastRequests(Router):
 
 
 class PowerOfTwo(Router):
-    """Draw two replicas, and send the request to the one with fewer in flight; if equal, the first.
+    """Draw two replicas and send the request to the one with fewer in flight; of equals the first.
 
     Source: smg 1.13 (lightseekorg/smg), model_gateway/src/policies/power_of_two.rs, with
     `--power-of-two-load-metric requests` of its launcher, wheel 1.13.0. Under this policy the older

@@ -1,12 +1,12 @@
-"""The contract of a router: what one file in this folder has to provide.
+"""The contract of a router: the attributes and methods that a file in this folder provides.
 
-A router chooses the replica that serves a request. Three states never mix: the *truth*, which is
-what each replica's cache holds; what the router knows of it, by its own *memory*, such as a tree of
-the prompts that it sent somewhere, or by *KV events*, which may come late; and the *load*, which it
-counts itself or scrapes from the replicas.
+A router chooses the replica that serves a request. Three states never mix: the *truth*, the blocks
+that each replica's cache holds; the router's knowledge of these caches, from its own *memory*, such
+as a tree of the prompts that it sent to each replica, or from *KV events*, which may come late; and
+the *load*, which it counts itself or scrapes from the replicas.
 
-As those of policies, its methods are plain functions of numbers and arrays: the simulator compiles
-them, tests and slow replays call them as they are. So they use what numba can compile, allocate
+Like a policy's, its methods are plain functions of numbers and arrays: the simulator compiles them,
+tests and slow replays call them as they are. So they use only code that numba can compile, allocate
 nothing, and nothing here imports numba.
 """
 
@@ -118,7 +118,7 @@ class View(NamedTuple):
 
 
 class MemorySizes(NamedTuple):
-    """Sizes for a router's memory; `blocks` counts the trie's blocks, its root included."""
+    """Sizes for a router's memory: `blocks` of the trie and its root, the `longest` path + 1."""
 
     replicas: int
     requests: int
@@ -136,7 +136,7 @@ class Dice(NamedTuple):
 
 
 class Router:
-    """Declarations of a router, and its binding to parameter values.
+    """Declarations of a router, and its parameter values.
 
     `name` includes the version of the program whose rule it is. `needs` says what a trace must
     have: "text" is approximated by `characters_per_token` characters a token. `reference` marks
@@ -183,10 +183,10 @@ class Router:
         return Dice(new_dice(seed))
 
     def among(self, memory: Any, replicas: int, seed: int) -> Any:
-        """Return the memory after all but the first `replicas` have left; it forgets the others.
+        """Return the memory for the first `replicas` alone, after all others have left the fleet.
 
-        `memory` was made for the most replicas; it may be changed in place, and is used again when
-        replicas come back.
+        `memory` was made for the largest number of replicas; it may be changed in place, and is
+        used again when replicas come back.
         """
         return memory
 
@@ -247,7 +247,7 @@ def least_loaded(in_flight: Int64s, processed: Int64s) -> int:
 
 
 def idlest_and_most(in_flight: Int64s) -> tuple[int, int]:
-    """Return the first replica with the fewest requests in flight, and the most of any replica."""
+    """Return the first replica with the fewest requests in flight, and the highest count of any."""
     idlest, most = 0, in_flight[0]
     for replica in range(1, len(in_flight)):
         most = max(most, in_flight[replica])

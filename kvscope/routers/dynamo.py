@@ -61,7 +61,7 @@ def cost(prompt: Prompt, view: View, replica: int, overlap_blocks: int, p: Float
 
 
 def pick(costs: Float64s, temperature: float, dice: Int64s) -> int:
-    """Return the replica of the lowest cost, or one drawn by a softmax of normalized costs."""
+    """Return the replica of the lowest cost; above temperature 0 draw it by a softmax of costs."""
     lowest, highest, ties, best = costs[0], costs[0], 0, 0
     for replica in range(len(costs)):
         lowest, highest = min(lowest, costs[replica]), max(highest, costs[replica])

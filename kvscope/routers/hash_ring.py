@@ -22,7 +22,7 @@ class HashRing(NamedTuple):
 
 
 def new_ring(replicas: int, seed: int) -> HashRing:
-    """Return a ring with PLACES places a replica, by hashes of its number (real rings: its URL)."""
+    """Return a ring with PLACES hashes of each replica's number (real rings: of its URL)."""
     count = replicas * PLACES
     hashes = np.array([mix32(mix32(seed) + place) for place in range(count)], dtype=np.int64)
     order = np.argsort(hashes, kind="stable")
@@ -30,7 +30,7 @@ def new_ring(replicas: int, seed: int) -> HashRing:
 
 
 def first_place(ring: HashRing, key: int) -> int:
-    """Return the first place at or after the hash of a key, clockwise."""
+    """Return the index of the first place at or after the hash of a key, clockwise."""
     return int(np.searchsorted(ring.places, mix32(key))) % len(ring.places)
 
 
@@ -162,7 +162,8 @@ class PrefixHash(RingRouter):
 def prefix_key(prompt: Prompt, path: Int32s, block_size: int, tokens: int) -> int:
     """Return a key for the first `tokens` tokens of a prompt.
 
-    It is the id of the block in which they end; if the path lacks it, a key of this request alone.
+    It is the id of the block in which they end, or where the trace lists none, unique to the
+    request.
     """
     blocks = (min(tokens, prompt.input_tokens) + block_size - 1) // block_size
     if 0 < blocks <= prompt.blocks:

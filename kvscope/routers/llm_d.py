@@ -62,7 +62,7 @@ def pick(prefix_scores: Float64s, view: View, p: Float64s, dice: Int64s) -> int:
 
 
 def plugin_config(scorer: str, values: dict[str, float]) -> str:
-    """Return the plugin configuration in one line of YAML; `scorer` is the prefix scorer's type."""
+    """Return the picker's plugins in one line of YAML; `scorer` is the prefix scorer's type."""
     plugins = {
         scorer: values["prefix_weight"],
         "queue-scorer": values["queue_weight"],
@@ -81,8 +81,8 @@ class LlmD(Router):
     blocks, by an LRU list per replica of the blocks sent to it. A request touches its head first,
     so heads are evicted first, unlike in an engine; a replica scores for each of its blocks up to
     the first block that no replica has. Scores of queue and KV usage are as of the last scrape.
-    Four characters count as a token, and two prompts that differ within one block of the trace as
-    different from its start. Lists change at once, not after the pick.
+    Four characters count as a token. Prompts that differ within a block of the trace count as
+    different from its first token on. The lists change at once, not after the pick.
     Source: llm-d-inference-scheduler 0.8.0 with gateway-api-inference-extension 1.5.0,
     pkg/epp/framework/plugins (approximateprefix, queuedepth, kvcacheutilization, picker/maxscore);
     weights of its Helm chart, config/charts/epplib/templates/_config.yaml.
@@ -142,7 +142,7 @@ class LlmD(Router):
         return chosen
 
     def flags(self) -> tuple[str, ...]:
-        """Return the picker's configuration and its option."""
+        """Return the picker's YAML configuration and its command-line option."""
         refresh = f"--refresh-metrics-interval {self.values['scrape_s']:g}s"
         limits = f"maxPrefixBlocksToMatch: {self.values['max_prefix_blocks']:.0f}"
         if not self.values["auto_tune"]:
@@ -217,6 +217,6 @@ class LlmDPrecise(Router):
         return pick(scores, view, p, memory.dice)
 
     def flags(self) -> tuple[str, ...]:
-        """Return the picker's configuration and its option."""
+        """Return the picker's YAML configuration and its command-line option."""
         refresh = f"--refresh-metrics-interval {self.values['scrape_s']:g}s"
         return (plugin_config("precise-prefix-cache-scorer", self.values), refresh)

@@ -1,4 +1,4 @@
-"""A router's guess of N caches: for each replica the blocks sent to it last, as an LRU list."""
+"""LRU lists of the blocks sent to each replica: a router's guess of N caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FREE = -1
 
 
 class LruIndex(NamedTuple):
-    """N LRU lists of up to C blocks each, and a hash table from (block, replica) to place.
+    """N LRU lists of up to C blocks each, and a hash table from (block, replica) to list place.
 
     List `replica` has the places from replica * (C + 1) on; the last of them is its sentinel, whose
     `older` is the most recent block and whose `newer` the least recent one. `table` has the place
@@ -37,7 +37,7 @@ def empty_index(replicas: int, capacity: int) -> LruIndex:
 
 
 def find(index: LruIndex, replica: int, block: int) -> int:
-    """Return the index in `table` of this replica's block, or the one at which to insert it."""
+    """Return the index in `table` of a replica's block, or of the free entry where it belongs."""
     places = len(index.blocks) // len(index.sizes)
     last = len(index.table) - 1
     at = mix32(block * len(index.sizes) + replica) & last
@@ -94,7 +94,6 @@ def clear(index: LruIndex, replica: int) -> None:
 
 
 def _unlink(index: LruIndex, place: int) -> None:
-    """Remove a place from its list."""
     newer, older = index.newer[place], index.older[place]
     index.older[newer] = older
     index.newer[older] = newer

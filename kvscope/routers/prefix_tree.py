@@ -1,4 +1,4 @@
-"""A radix tree of the prompts sent to N replicas, as routers that compare texts keep one."""
+"""A radix tree of the prompts sent to N replicas, as kept by routers that compare texts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ EPOCH, _NODES, _FREE, _EVICTIONS = 0, 1, 2, 3  # entries of `counters`
 
 
 class Tree(NamedTuple):
-    """Nodes of texts; node 0 is the root, and a node's edge ends where another begins.
+    """A radix tree of texts; node 0 is the root, any other node stands for the edge above it.
 
     Per block of the trie: `node_of`, the node whose edge contains it, or 0. Per node: `parent` (the
     next free node, once freed), blocks `above` its edge, `blocks` on it and the `bottom` one, its
     `tokens`, and the `tail_tokens` of them in no whole block. Per node and replica: `stamps`. Per
-    replica: `replica_tokens`, and `searched`, the epoch up to which its oldest node was searched in
-    `stamped`, the node of each epoch.
+    replica: `replica_tokens`, and `searched`: up to this epoch, the search for its oldest node has
+    read `stamped`, the node of each epoch.
     """
 
     block_parent: Int32s
@@ -41,7 +41,7 @@ class Tree(NamedTuple):
 
 
 def new_tree(sizes: MemorySizes, begin: int, epochs: int) -> Tree:
-    """Return an empty tree that begins at epoch `begin` and has room for `epochs` a request.
+    """Return an empty tree that begins at epoch `begin`, with room for `epochs` per request.
 
     Each request adds at most two nodes.
     """
@@ -72,7 +72,7 @@ def forget_replicas(tree: Tree, replicas: int) -> None:
 
 
 def eviction_is_due(tree: Tree, now_s: float, interval_s: float) -> bool:
-    """Return whether an interval (0: never) has ended since the last eviction, and note it."""
+    """Return whether an interval has ended since the last eviction, and record it; 0: never."""
     evictions = int(now_s / interval_s) if interval_s > 0 else 0
     if evictions <= tree.counters[_EVICTIONS]:
         return False
@@ -150,7 +150,7 @@ def stamp(tree: Tree, node: int, replica: int) -> None:
 
 
 def take_out(tree: Tree, node: int, replica: int, replicas: int) -> int:
-    """Remove a node and its tokens from those of a replica, and return the node's parent."""
+    """Remove a node from a replica, with its tokens, and return the node's parent."""
     parent = int(tree.parent[node])
     tree.replica_tokens[replica] -= tree.tokens[node]
     tree.stamps[node, replica] = ABSENT

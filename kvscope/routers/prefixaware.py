@@ -1,4 +1,4 @@
-"""The vLLM production stack's prefixaware router."""
+"""The `prefixaware` router of the vLLM production stack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 
 class Prefixaware(Router):
-    """Send a prompt to a random one of the replicas that got its longest prefix; forget nothing.
+    """Send a prompt to a random one of the replicas that got its longest prefix; forget no prompt.
 
     Prefixes are compared in chunks of 128 characters, the last one shorter. If fewer than
     `prefix_min_match_length` characters match, the replica with the fewest requests of the last
@@ -150,7 +150,7 @@ def _having(had: Uint8s, block: int, flag: int) -> int:
 
 
 def _one_having(had: Uint8s, block: int, flag: int, skipped: int) -> int:
-    """Return the replica after the first `skipped` ones of those with this flag for a block."""
+    """Return replica number `skipped`, from 0, of those with this flag for a block."""
     for replica in range(had.shape[1]):
         if had[block, replica] & flag > 0:
             if skipped == 0:
@@ -160,7 +160,6 @@ def _one_having(had: Uint8s, block: int, flag: int, skipped: int) -> int:
 
 
 def _count_arrival(memory: Sent, now_s: float, replica: int) -> None:
-    """Record that a request was sent to a replica at `now_s`."""
     number = memory.window[_NEXT]
     memory.arrivals_s[number] = now_s
     memory.replicas[number] = replica

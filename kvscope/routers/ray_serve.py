@@ -129,7 +129,7 @@ class RayPrefixAware(Router):
         return choice
 
     def flags(self) -> tuple[str, ...]:
-        """Return the router's part of a deployment's configuration."""
+        """Return the router's part of a Ray Serve deployment's configuration, as YAML."""
         imbalanced, rate, interval_s, threshold, target, _ = self.settings()
         kwargs = f"match_rate_threshold: {rate:.10g}"
         if isfinite(imbalanced):

@@ -49,7 +49,7 @@ ROUTERS: tuple[type[Router], ...] = (
 def router_by_name(name: str) -> type[Router]:
     """Return the router with this name or alias, in upper or lower case.
 
-    Raises UsageError with the nearest name, or with the versions that there are.
+    Raises UsageError with the nearest name, or with the known versions of that router.
     """
     wanted = name.casefold()
     for known in ROUTERS:
