@@ -1,1 +1,1 @@
-"""Replicas behind a router, simulated: who serves a request, what it hits, how long it waits."""
+"""Simulated replicas behind a router: the replica of each request, its hits and its times."""

@@ -1,4 +1,4 @@
-"""A fleet whose replicas come and go, beside fleets of one size: what scaling costs in hits."""
+"""An autoscaled fleet next to fleets of constant size: the cost of scaling in hits."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ALIKE = 0.95  # of the hits that the same requests have where no replica is new
 
 
 class AgeHits(Struct, frozen=True):
-    """Hit rates of counted requests by their replica's age, up to `until_s` (null: any older).
+    """Hit rates by token of counted requests to replicas up to `until_s` old (null: any older).
 
-    Shares of input tokens: `hit_rate`, and `alike_hit_rate` of the same requests on a constant
-    fleet of the mean size.
+    Each row starts at the age at which the one before ends. `alike_hit_rate` is that of the same
+    requests on a constant fleet of the mean size.
     """
 
     DOCUMENT: ClassVar[str] = "until_s requests hit_rate alike_hit_rate"
@@ -35,12 +35,12 @@ class AgeHits(Struct, frozen=True):
 
 
 class AutoscaledFleet(Struct, frozen=True):
-    """The answer's router and policy with a number of replicas that follows the load.
+    """The answer's router and policy with replicas added and removed by load.
 
-    Over the counted requests' time, `mean_replicas` served, and replicas were `added` and
-    `removed`. `steady` always has the maximum number of replicas, `alike` always the rounded mean.
-    `back_s` is the age from which new replicas hit at least ALIKE of what `alike` hits for the same
-    requests; 0 for at once, null if never seen.
+    While counted requests arrived, `mean_replicas` served, and replicas were `added` and `removed`.
+    `steady` always has the maximum number of replicas, `alike` always the rounded mean. `back_s` is
+    the age from which new replicas hit at least 95 % as much as `alike` does for the same requests;
+    0 for at once, null if never seen.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -62,7 +62,7 @@ class AutoscaledFleet(Struct, frozen=True):
 
     @property
     def back_s(self) -> float | None:
-        """The age (s) from which new replicas hit ALIKE of what `alike` hits; None if never."""
+        """The age (s) from which new replicas hit at least ALIKE times `alike`'s hits, or None."""
         back_s, begins_s = None, [0.0, *(row.until_s for row in self.ages)]
         for row, begin_s in reversed([*zip(self.ages, begins_s, strict=False)]):
             if row.hit_rate < ALIKE * row.alike_hit_rate:
@@ -72,7 +72,7 @@ class AutoscaledFleet(Struct, frozen=True):
 
     @classmethod
     def of(cls, sweep: FleetSweep, answer: FleetRun, scaling: Scaling) -> Self:
-        """Replay an answer, with its seed, at the replica counts of an autoscaler's settings."""
+        """Replay the answer with its seed: autoscaled, with `scaling.high`, with mean replicas."""
         prompts, seed = sweep.prompts, answer.seed
         first = first_counted(prompts, sweep.workload.setting.definition)
         scaled = replace(answer.fleet, replicas=scaling.high, scaling=scaling)

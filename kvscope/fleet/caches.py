@@ -1,8 +1,8 @@
 """The caches of N replicas side by side, each with the same policy.
 
-A request is served by one replica alone, so what is kept by request (runs, places) is shared by
-all. What is kept by block or lane has a row a replica, and `owner` has a column a replica: which
-request there touched a block last.
+One replica serves a request, so arrays with an entry per request (runs, places) are shared by all
+replicas. Arrays with an entry per block or lane have a row for each replica, and `owner`, the
+request that touched a block last, has a column for each replica.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kvscope.replay.traffic import Traffic
 
 
 class Touched(NamedTuple):
-    """What the replicas know of blocks, and the path of the request being served.
+    """The last toucher of each block on each replica, and the path of the request being served.
 
-    `owner` (N blocks + 1 x replicas) is the request of a replica that touched a block last, -1 for
+    `owner` ((blocks + 1) x replicas) is the request that touched a block last on a replica, -1 for
     none. `segments` and `paths` hold entries of the request being served only, from index 0. `path`
-    (its longest) are its blocks, head first.
+    (as long as the longest path) holds its blocks, head first.
     """
 
     owner: Int32s
@@ -48,9 +48,9 @@ NEXT, EXPIRED, PERIOD = range(3)
 class FleetCaches(NamedTuple):
     """N caches, and the progress of their replay.
 
-    `touched` and `state` are arguments of the functions of `Caches`. By replica, `size` counts the
-    blocks cached, `evictions` those evicted, `requests` those served; `p` has a row of the policy's
-    parameters. `progress` is the NEXT request to serve, in order of arrival, the next to be
+    `touched` and `state` are arguments of the functions of `Caches`. Per replica, `size` counts the
+    blocks cached, `evictions` blocks evicted, `requests` requests served; `p` has a row of policy
+    parameters. `progress` holds the NEXT request to serve, in order of arrival, the next one to be
     EXPIRED, and the PERIOD whose table of `tables` is in force.
     """
 
@@ -65,15 +65,15 @@ class FleetCaches(NamedTuple):
 
 
 class Caches(Struct, frozen=True, eq=False):
-    """The functions of one kind of policy that a fleet's kernel calls.
+    """The functions that a fleet's kernel calls, for one kind of policy.
 
-    `begin(state, touched, traffic, request)` notes a request that has arrived. `leading(state,
-    touched, replica, look)` counts the leading blocks of the request's path that a replica holds.
-    `serve(traffic, touched, state, replica, request, now, capacity, mandatory, size, number)`
-    serves it there, and returns its hits, the replica's size and the blocks evicted; `size` and
-    `number` as in `server`. `expire(state, traffic, replica, request, now)` drops the blocks of a
-    request beyond the TTL, and returns how many. `retable`, with the same arguments, switches to
-    another table of the policy.
+    `begin(state, touched, traffic, request)` registers a request that has arrived. `leading(state,
+    touched, replica, look)` counts the leading blocks of its path that a replica holds, up to
+    `look`. `serve(traffic, touched, state, replica, request, now, capacity, mandatory, size,
+    number)` serves it on a replica with `size` blocks cached and `number` requests served; it
+    returns hits, new size and blocks evicted. `expire(state, traffic, replica, request, now)` drops
+    blocks of a request beyond the TTL, and returns their number. `retable`, with the arguments of
+    `expire`, switches to another table of the policy.
     """
 
     begin: Callable[..., None]
@@ -88,7 +88,7 @@ def empty_fleet(
 ) -> FleetCaches:
     """Return N empty caches with the policy's tables.
 
-    Raises UsageError for an offline policy, whose future depends on the router here.
+    Raises UsageError for a policy with hindsight: here the future depends on the router.
     """
     touched, lanes = _empty_touched(traffic, replicas), 1
     if isinstance(policy, LanePolicy):
@@ -157,7 +157,7 @@ def _empty_state(
 
 
 def caches_of(policy: type[Policy]) -> Caches:
-    """Return the functions of a policy's caches; those of all lane policies are the same."""
+    """Return the functions of a policy's caches; all lane policies have the same ones."""
     if issubclass(policy, LanePolicy):
         return _path_caches(lanes_order(calls_by_address()), _lanes_at)
     if issubclass(policy, KeyPolicy):
@@ -204,7 +204,7 @@ def _keys_at(state: Keys, replica: int) -> Keys:
 
 @callable_in_kernels
 def _write_segments(touched: Touched, request: int, length: int, replica: int) -> None:
-    """Write the segments of the path by last toucher on a replica, and make `request` the last."""
+    """Write the last-touch segments of the path on a replica; mark it as touched by `request`."""
     owner, path, segments = touched.owner, touched.path, touched.segments
     at, count = 0, 0
     while at < length:
@@ -287,7 +287,7 @@ def _queue_caches(policy: type[QueuePolicy]) -> Caches:
 
     @callable_in_kernels
     def begin(state: Queues, touched: Touched, traffic: Traffic, request: int) -> None:
-        """Assign the request's anonymous blocks numbers after those of all earlier requests."""
+        """Assign numbers to the request's anonymous blocks, after those of earlier requests."""
         starts: Int64s = touched.segments.starts  # unused otherwise where there are no runs
         starts[request + 1] = starts[request] + traffic.anonymous[request]
 

@@ -1,8 +1,8 @@
-"""The closed loop: the next turn of a conversation comes a while after the previous one has ended.
+"""The closed loop: a conversation's next turn arrives its think time after the previous one's end.
 
-In a trace, turns come when they came on the engines that were recorded. On a slower fleet a user
-would have waited longer before answering, so what a trace tells is not when a turn arrives but how
-long the user thought: the gap between two turns less the time that the first one took.
+Arrival times in a trace depend on the speed of the recorded engines: on a slower fleet, users would
+send their next turns later. A think time does not: it is the gap between two turns less the time
+that the first one took.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from kvscope.replay.traffic import Traffic
 
 
 class ThinkTimes(Struct, frozen=True):
-    """Think time of the user or a tool before each of R requests (s); OPEN for first turns.
+    """Think times of users and tools before each of R requests (s); OPEN if it follows no other.
 
-    The time counts from the end of request `after`: the turn before, or what the trace names.
+    A think time begins at the end of request `after`: the previous turn, or one the trace names.
 
-    The trace states `stated` of them; `recorded` follow from a recorded duration, `estimated` from
-    the latency profile. `floored` of the latter two were raised to 0: the turn came before its
-    previous turn's end.
+    Of these times, the trace states `stated`; the others are a gap less a duration, `recorded` or
+    `estimated` by the latency profile, and `floored` of them are 0, since they would be negative.
     """
 
     think_s: Float64s
@@ -40,11 +39,11 @@ class ThinkTimes(Struct, frozen=True):
 
 
 def think_times(prompts: Prompts, traffic: Traffic, profile: LatencyProfile) -> ThinkTimes:
-    """Return the think times of a trace, as stated or derived.
+    """Return the think times of a trace: as stated, else derived.
 
-    Derived think time = gap - duration of the previous turn, at least 0; a duration that the trace
-    lacks is the turn's time on an idle replica with an infinite cache. Raises InputError for a
-    trace without follow-up turns.
+    Derived: gap between arrivals - duration of the previous turn, at least 0. If the trace lacks
+    that duration, it is estimated for an idle replica with an infinite cache. Raises InputError for
+    a trace without follow-up turns.
     """
     duration_s = delay_s = np.full(len(traffic.leaf), np.nan)
     after = traffic.parent

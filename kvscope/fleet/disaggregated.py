@@ -1,13 +1,13 @@
-"""Prefill and decode on replicas of their own, beside fleets whose replicas do both.
+"""Prefill and decode on separate replicas (disaggregation), next to fleets whose replicas do both.
 
 A prefill replica computes a prompt and its first token, then its KV moves over the replica's link
-to a decode replica, which generates the output. Prefill replicas never hold an answer, so the next
-turn computes that again: the cost in hits of taking both apart.
+to a decode replica, which generates the output. Prefill replicas never hold the KV of outputs, so
+the next turn computes them again: the cost of disaggregation in hits.
 
-Both stages are simulated vLLMs, one after the other, since nothing flows back. An approximation of
-vLLM's connector in this: the KV of the whole prompt moves, and takes blocks of the decode replica
-once it is there; the prefill replica's blocks are not held until then; a decode replica that
-preempts a request gets its KV back at no cost.
+Both stages are simulated vLLMs, replayed one after the other, since decoding does not affect
+prefill. vLLM's connector is approximated: the KV of the whole prompt moves, and takes blocks of the
+decode replica on arrival; until then it does not hold the prefill replica's blocks; a decode
+replica that preempts a request gets its KV back at no cost.
 
 Source: vLLM 0.32.0, vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py: a prefill
 of one token, whose KV the decode replica reads to compute the prompt's last token itself.
@@ -49,7 +49,7 @@ class Link(NamedTuple):
 
 
 class PrefillSplit(NamedTuple):
-    """A fleet of `prefill` replicas, which send KV over a `link`, and further decode replicas."""
+    """The number of `prefill` replicas of a fleet, and the `link` over which each sends KV."""
 
     prefill: int
     link: Link
@@ -83,11 +83,11 @@ class SplitFleet(Struct, frozen=True):
 
 
 class DisaggregatedFleet(Struct, frozen=True):
-    """The answer's router and policy in front of prefill replicas, and decode replicas behind them.
+    """Fleets with the answer's router and policy for prefill replicas, and decode replicas after.
 
-    The target is the SLO's TTFT and `tpot_s`: the SLO's TPOT, else the answer's; None where nothing
-    decodes. `fewest` is the best split of the fewest replicas that meet it, None if all up to
-    `tried` miss it. `alike` are all splits of the answer's number of replicas.
+    The target is the SLO's TTFT and `tpot_s`: the SLO's TPOT, else the answer's (None if no output
+    has two tokens). `fewest` is the best split of the fewest replicas that meet it, None if all up
+    to `tried` replicas miss it. `alike` are all splits of the answer's number of replicas.
     """
 
     DOCUMENT: ClassVar[str] = "bytes_per_s tpot_target_ms=tpot_s tried fewest alike"
@@ -106,7 +106,7 @@ class DisaggregatedFleet(Struct, frozen=True):
         most: int,
         require_going: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Replay all splits of the answer's replicas, then search the fewest that meet the SLO.
+        """Replay all splits of the answer's replicas; search the fewest replicas that meet the SLO.
 
         At most `most` replicas are tried. `require_going` is as for `Stages`.
         """
@@ -119,7 +119,7 @@ class DisaggregatedFleet(Struct, frozen=True):
 
 
 class Prefilled(NamedTuple):
-    """The replay of prefill replicas, when each prompt's KV has arrived (s), and `link_busy`."""
+    """The replay of prefill replicas, the arrival time of each prompt's KV (s), and `link_busy`."""
 
     done: FleetReplay
     sent_s: Float64s
@@ -127,9 +127,9 @@ class Prefilled(NamedTuple):
 
 
 class Stages:
-    """Prefill and decode stage behind a fleet's router, with a seed.
+    """Replays of a fleet split into prefill and decode replicas, with one seed of the router.
 
-    `require_going` raises Stopped to end the replays.
+    `require_going` is called before each replay, and raises Stopped to end them.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Stages:
         return None
 
     def in_time(self, prefill: int) -> bool:
-        """Return whether prompts reach the decode replicas within the SLO's TTFT."""
+        """Return whether KV reaches decode replicas within the SLO's TTFT, at its percentile."""
         prefilled = self.prefilled(prefill)
         done = replace(prefilled.done, token_s=prefilled.sent_s, end_s=prefilled.sent_s)
         return self._first.outcome(done).target_ttft_s <= self._slo.ttft_s
@@ -192,7 +192,6 @@ class Stages:
         return Prefilled(done, sent_s, float(busy_s.max()) / span_s if span_s > 0 else 0.0)
 
     def _split(self, prefill: int, decode: int) -> SplitFleet:
-        """Return the outcome of a split into `prefill` and `decode` replicas."""
         outcome = self._sweep.outcome(self.replayed(prefill, decode), self._slo)
         return SplitFleet(prefill, decode, outcome, self.prefilled(prefill).link_busy)
 
@@ -217,9 +216,9 @@ class Stages:
 
 
 def arrived_s(ready_s: Float64s, each_s: Float64s, replica: Int32s) -> Float64s:
-    """Return when the KV of R requests has arrived (s): a replica sends one after the other.
+    """Return the time (s) at which each request's KV has arrived (R); a replica sends one by one.
 
-    `ready_s` is the end of each prefill, nan for rejected requests; `each_s` its transfer time.
+    `ready_s` is the end of each prefill, nan for rejected requests; `each_s` the transfer time.
     """
     moved_s = np.full_like(ready_s, np.nan)
     order = np.argsort(ready_s, kind="stable")
@@ -243,7 +242,7 @@ def with_first_tokens(prompts: Prompts) -> Prompts:
 
 
 def decoding(engine: EngineSettings) -> EngineSettings:
-    """Return the settings of a decode replica, where a prompt with its KV takes a single step."""
+    """Return the settings of a decode replica: no token limit, so each prompt takes one step."""
     return replace(engine, max_num_batched_tokens=NO_LIMIT // 2)
 
 

@@ -1,4 +1,4 @@
-"""What engines have to do at a time: counts of requests that wait, run and have no token yet."""
+"""The load of simulated engines at a time: requests that wait, run, or have no token yet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ that they have, and the `uncached` ones that the router takes to be computed.
 
 
 class LoadCounts(NamedTuple):
-    """Per replica, its counts (N), and the places of requests taken from its queue (N x R).
+    """The counts of each of N replicas, and the places of requests taken from its queue (N x R).
 
     Oversized requests never count, since replicas reject them at once.
     """
@@ -33,7 +33,7 @@ class LoadCounts(NamedTuple):
 
 
 def no_counts(replicas: int, requests: int) -> LoadCounts:
-    """Return the counts of replicas without requests."""
+    """Return the counts of idle replicas, all 0."""
     each: Any = np.zeros(replicas, dtype=COUNT)
     return LoadCounts(each.view(np.recarray), np.empty((replicas, requests), dtype=np.int32))
 
@@ -42,7 +42,7 @@ def no_counts(replicas: int, requests: int) -> LoadCounts:
 def see_sent(
     machines: Machines, uncached: Int32s, counts: LoadCounts, number: int, to_s: float
 ) -> None:
-    """Count the requests of a replica that came before `to_s`; `uncached` is (N x R) by place."""
+    """Add a replica's arrivals before `to_s` to its counts; `uncached` is (N x R) by place."""
     requests, count = machines.each.requests, counts.each[number]
     while count.seen < machines.sent[number]:
         record = requests[number, count.seen]
@@ -57,7 +57,7 @@ def see_sent(
 
 @callable_in_kernels
 def list_taken(machines: Machines, uncached: Int32s, counts: LoadCounts, number: int) -> None:
-    """List the requests that a replica has taken from its queue.
+    """Move the requests that a replica has taken from its queue to `counts.listed`.
 
     With a CPU tier, requests may overtake others, so all that arrived are listed.
     """
@@ -84,9 +84,9 @@ def count_loads(
     before_s: float,
     load: ReplicaLoad,
 ) -> None:
-    """Count the load of each replica at `at_s`, of requests that arrived before `before_s`.
+    """Write each replica's load at `at_s` into `load`, of requests that arrived before `before_s`.
 
-    A machine computes whole steps, and so may be past `at_s`: its later events do not count.
+    A machine simulates whole steps, so it may be past `at_s`: events after `at_s` do not count.
     Neither time may decrease between calls.
     """
     for number in range(len(load.in_flight)):
@@ -120,7 +120,7 @@ def count_loads(
 
 @callable_in_kernels
 def count_used_blocks(machines: Machines, load: ReplicaLoad) -> None:
-    """Count the blocks that replicas use now."""
+    """Write the blocks that each replica uses now into `load`."""
     for number in range(len(load.used_blocks)):
         state = machines.each.state[number, 0]
         load.used_blocks[number] = state.blocks - state.free

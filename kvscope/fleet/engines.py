@@ -1,9 +1,9 @@
 """A fleet whose replicas are simulated vLLMs: requests share steps, and running ones pin blocks.
 
-Routers see what happened until a request arrives. A replica computes whole steps, so what its cache
-holds may be ahead by the step in progress, as KV events that an engine sends after a step are
-behind by it. Where KV events are late, each engine is simulated twice: events report what the
-second one holds, which is behind by the lag.
+Routers see the past of a request's arrival. Replicas simulate whole steps, so a cache as a router
+sees it may be ahead by the step in progress (a real engine's KV events, sent after a step, are
+behind by one). If KV events have a lag, each engine has a copy that is simulated up to the lag
+before the arrival: events report the copy's blocks.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def replay_engines(
 ) -> FleetReplay:
     """Replay a trace on `replicas` simulated vLLMs of these settings, behind `router`.
 
-    Arguments as in `replay_engine` and `replay_fleet`. `begin_s` is when a request was admitted;
-    one that needs more than all blocks of a replica is rejected: it has no hits, and nan for times.
+    Arguments are as in `replay_engine` and `replay_fleet`. `begin_s` is the time of admission. A
+    request that needs more blocks than a replica has is rejected, with no hits and nan for times.
     `best_blocks` includes blocks computed between arrival and admission if the request hit them.
-    Routers see pools, and no CPU tier below them; `hit_blocks` include blocks loaded from a tier.
+    Routers see pools, not the CPU tiers below them; `hit_blocks` include blocks loaded from a tier.
     `Truth.wait_s` is the prefill time of the tokens in front, without decodes. With `scaled`, the
-    schedule's number of replicas serves. A removed replica finishes the requests sent to it; added
-    again, it starts with an empty cache, once it has finished them. Raises UsageError for a policy
-    without lanes and for a router that copies prefixes.
+    schedule sets the number of replicas: a removed one finishes the requests sent to it, and can be
+    added again only then, with an empty cache. Raises UsageError for a policy without lanes and for
+    a router that copies prefixes.
     """
     if router.copies:
         raise UsageError(
@@ -139,7 +139,7 @@ def replay_engines(
 
 
 def _route(route: Route, begin: int, end: int) -> None:
-    """Route the arrivals `begin` to `end` in slices, so that an interrupt is noticed."""
+    """Route the arrivals `begin` to `end` (excluded), in slices that notice an interrupt."""
     while begin < end:
         reached = route(begin, min(begin + _SLICE, end))
         if reached == begin:
@@ -173,7 +173,7 @@ def _no_loads(replicas: int, count: int, *, scraped: bool) -> Loads:
 
 
 def _costs(cost: StepCost) -> Costs:
-    """Return the costs of a prefill that is alone in its step; decodes do not count."""
+    """Return the costs of a prefill that is alone in its step, with decoding free."""
     return Costs(
         cost.base_s, cost.floor_s, cost.prefill_token_s, cost.prefill_pair_s, 0.0, 0.0, 0.0
     )

@@ -1,10 +1,10 @@
 """The kernel of a fleet of simulated vLLMs: requests arrive, a router sends them, engines step.
 
-Before a request is routed, all engines are simulated until it arrives. In open loop each runs up to
-the arrival at once; in closed loop, and with a shared pool, the engine furthest behind steps first.
-So no engine has planned a step after the end of a request that a next turn follows, and an engine
-that plans finds in the pool all that others had written by then. What a step writes on at its end
-takes room and bandwidth in the order of the steps' beginnings.
+Before a request is routed, all engines are simulated until it arrives: in open loop one after the
+other; in closed loop, and with a shared pool, step by step, the engine furthest behind first. So no
+engine plans a step later than a request's end before the next turn is scheduled, and an engine that
+plans a step finds in the shared pool all that others had written by then. Writes at the end of a
+step get room and bandwidth in the order in which steps began.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from kvscope.vllm_sim.state import NONE
 
 
 class Engines(NamedTuple):
-    """The step loop (`engine_function`), and the addresses of M machines."""
+    """The step loop `run` (`engine_function`), and the addresses of M machines."""
 
     run: Function
     machine: Int64s
 
 
 class SentRequests(NamedTuple):
-    """Where R requests were sent; arrays by request use their numbers in the trace.
+    """The replicas to which R requests were sent; request numbers are those of the trace.
 
     `request` lists them in order of arrival. Per request: `replica` served it as its `place`-th,
     `best` is the most blocks that any replica held, and `steps` and `evicted` are the steps planned
-    and blocks evicted by the replica before. Per replica n, by place: `request_at[n]` is the
-    request's number and `uncached[n]` the uncached tokens that the router expected. In closed loop,
-    `open` lists the places of unfinished requests, `opened` (N) their number.
+    and blocks evicted by `replica` before. Per replica n, by place: `request_at[n]` is the request
+    and `uncached[n]` the uncached tokens that the router expected. In closed loop, `open` (N x R)
+    lists the places of unfinished requests, `opened` (N) their number.
     """
 
     request: Int32s
@@ -62,7 +62,7 @@ class SentRequests(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """The counts from which a router's view of N replicas follows: current, and of the last scrape.
+    """The counts behind a router's view of N replicas: current (`own`), and at the last scrape.
 
     `scraped_s` (1) is the time of the last scrape.
     """
@@ -73,7 +73,7 @@ class Loads(NamedTuple):
 
 
 class Sights(NamedTuple):
-    """Whether a router sees loads and used blocks; scrape interval and KV-event lag (s)."""
+    """Whether a router sees loads and counts new blocks; scrape interval and KV-event lag (s)."""
 
     loads: bool
     blocks: bool
@@ -82,7 +82,7 @@ class Sights(NamedTuple):
 
 
 class FleetPaths(NamedTuple):
-    """The trie's `parents`, and scratch for the path of a request (`whole`) and of its `prompt`."""
+    """The trie's `parents`, and buffers for the path of a request (`whole`) and of its `prompt`."""
 
     parents: Int32s
     whole: Int32s
@@ -91,7 +91,7 @@ class FleetPaths(NamedTuple):
 
 @callable_in_kernels
 def _next_machine(now_s: Float64s, replicas: int, until_s: float, lag_s: float, begin: int) -> int:
-    """Return the first machine from `begin` on simulated to less than `until_s`, else NONE.
+    """Return the first machine from `begin` on whose time is before `until_s`, else NONE.
 
     Machines numbered from `replicas` on are lagging copies: `until_s - lag_s` suffices for them.
     """
@@ -113,7 +113,7 @@ def _furthest_behind(now_s: Float64s, begin: int, end: int, until_s: float) -> i
 
 @callable_in_kernels
 def _note_ends(machines: Machines, sent: SentRequests, arrivals: Arrivals, replica: int) -> None:
-    """Schedule the next turns of the requests that have finished on a replica."""
+    """Schedule the next turns of requests that have finished on a replica since the last call."""
     requests, kept = machines.each.requests, 0
     for at in range(sent.opened[replica]):
         place = sent.open[replica, at]
@@ -128,7 +128,7 @@ def _note_ends(machines: Machines, sent: SentRequests, arrivals: Arrivals, repli
 
 @callable_in_kernels
 def _end(request: int, end_s: float, arrivals: Arrivals) -> None:
-    """Schedule the next turns of a request that ended at `end_s`."""
+    """Schedule the next turns of a request that ended at `end_s`, each after its think time."""
     for at in range(arrivals.starts[request], arrivals.starts[request + 1]):
         turn = arrivals.turns[at]
         put(arrivals.due, end_s + arrivals.think_s[turn], turn)
@@ -138,10 +138,10 @@ def _end(request: int, end_s: float, arrivals: Arrivals) -> None:
 def _see_loads(
     machines: Machines, sent: SentRequests, loads: Loads, view: View, scrape_s: float, now_s: float
 ) -> None:
-    """Count the current loads, and at a new scrape those of its time.
+    """Write the current loads into `view`, and those at the latest scrape if it is new.
 
-    A scrape covers requests sent before it. Blocks in use are known only for whole steps, so a
-    scrape takes them as of the first arrival after it.
+    A scrape covers requests sent before it. Blocks in use are known for whole steps only, so they
+    are taken at the first arrival after the scrape.
     """
     uncached, last_s = sent.uncached, loads.scraped_s
     if scrape_s > 0.0:
@@ -167,7 +167,7 @@ def _see_caches(
     paths: FleetPaths,
     blocks: bool,
 ) -> int:
-    """Write into `view` the blocks of a request that replicas hold; return the most of any."""
+    """Write the blocks of a request that each replica holds into `view`; return the maximum."""
     each, record, truth = machines.each, machines.requests[request], view.truth
     length, tokens, best = int(asked.blocks[request]), int(record.prompt), 0
     write_path(paths.parents, record.leaf, paths.whole, 0, record.length)
@@ -217,7 +217,7 @@ def _send(
 def _simulate(
     engines: Engines, machines: Machines, sent: SentRequests, arrivals: Arrivals, lag_s: float
 ) -> None:
-    """Simulate the engines up to the next arrival, or to their end if none comes."""
+    """Simulate the engines up to the next arrival, or until they are idle if none is due."""
     each, now_s, due = machines.each, machines.now_s, arrivals.due
     replicas, closed, begin = len(sent.opened), sent.open.shape[1] > 0, 0
     shared = each.offload.pool[0, 0].shared > 0
@@ -261,10 +261,10 @@ def run_engines(
     begin: int,
     end: int,
 ) -> int:
-    """Simulate engines behind a router: route the arrivals `begin` to `end`.
+    """Simulate engines behind a router: route the arrivals from `begin` to before `end`.
 
-    Return the number of the next arrival. If none is left before `end`, the engines finish all
-    requests, so the last call needs an `end` beyond the last arrival.
+    Return the number of the next arrival. If no arrival is due before `end`, the engines finish all
+    requests; so let the last call have an `end` beyond the last arrival.
     `choose` is the router's function, `memory` its memory, and `p` its parameters.
     """
     due = arrivals.due

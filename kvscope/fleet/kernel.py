@@ -1,8 +1,8 @@
-"""The kernel of a fleet: requests arrive, a router sends them to replicas, which serve in turn.
+"""The kernel of a fleet of prefill queues: a router sends requests to replicas as they arrive.
 
 Every replica is one server: prefills run first come, first served, and a request decodes after its
-first token without slowing others down. Its blocks are looked up and join the cache when it is
-sent; routers with KV events may see both late. At equal times requests end first, then first tokens
+first token without slowing others down. Its blocks are looked up and cached when it is sent;
+routers with KV events may see that late. At equal times requests end first, then first tokens
 come, then prefills begin, then loads are scraped, then KV events arrive, then requests arrive, in
 the order of the trace.
 """
@@ -37,7 +37,7 @@ OPEN = -1.0  # in place of a think time: the request arrives at its time in the 
 
 
 class Asked(NamedTuple):
-    """What routers see of R requests: the path of the prompt alone, and the session's key."""
+    """What routers see of R requests: the prompt's last trie node, its blocks, the conversation."""
 
     leaf: Int32s
     blocks: Int32s
@@ -46,11 +46,11 @@ class Asked(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """When R requests arrive, in the order of the trace.
+    """The arrival times of R requests, in the order of the trace.
 
-    Request r arrives `think_s[r]` seconds after its previous turn has ended, or where that is OPEN
-    at `arrival_s[r]`. The next turns of request r are `turns[starts[r]:starts[r + 1]]`. `due` is a
-    heap of the requests whose arrival time is known.
+    Request r arrives `think_s[r]` seconds after the request that it follows has ended, or at the
+    trace's time if `think_s[r]` is OPEN. Request r is followed by `turns[starts[r]:starts[r + 1]]`.
+    `due` is a heap of the requests whose arrival time is known.
     """
 
     think_s: Float64s
@@ -60,10 +60,10 @@ class Arrivals(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    """N replicas: when the last prefill of each ends (s), and the blocks in use.
+    """N replicas: `free_s`, the end of the last prefill on each (s), and the blocks in use.
 
-    `users` (blocks + 1 x N) counts the requests in flight that use a block; one row if the router
-    does not need it.
+    `users` ((blocks + 1) x N) counts the requests in flight that use a block; it has one row if the
+    router does not count blocks.
     """
 
     free_s: Float64s
@@ -71,12 +71,11 @@ class Replicas(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What happened to R requests, in the order in which they arrived.
+    """The replica, hits and times of R requests, in order of arrival.
 
-    `request` is the number in the trace. Times are seconds: `begin_s` when its prefill began,
-    `token_s` its first token, `end_s` its last. `hit` are its hit blocks, copied ones included,
-    `best` the most that it would have hit on any replica; `uncached` the uncached tokens that the
-    router expected.
+    `request` is the number in the trace. Times (s) are those of the start of prefill, the first
+    token and the last token. `hit` counts hit blocks, copied ones included, `best` the most that
+    any replica held, and `uncached` the uncached tokens that the router expected.
     """
 
     request: Int32s
@@ -90,10 +89,10 @@ class Served(NamedTuple):
 
 
 class CacheLimits(NamedTuple):
-    """Settings of a replay: `capacity` (blocks a replica), settings of `replay` and of the router.
+    """Settings of a replay: `capacity` in blocks per replica, and settings of policy and router.
 
-    With `event_lag_s` above 0, each cache has a copy for KV events, which serves each request
-    `event_lag_s` later. `counts_blocks` is as in `Router`.
+    With `event_lag_s` above 0, each cache has a copy for KV events, which serves every request by
+    that much later. `counts_blocks` is as in `Router`.
     """
 
     capacity: int
@@ -119,7 +118,7 @@ def _copy_load(source: ReplicaLoad, target: ReplicaLoad) -> None:
 
 @callable_in_kernels
 def _take_row(served: Traffic, at: int, trace: Traffic, request: int, now_s: float) -> None:
-    """Copy the policy's view of a request, which arrives at `now_s`, to row `at`, the next one."""
+    """Copy the request that arrives at `now_s` from `trace` to row `at` of `served`."""
     served.leaf[at] = trace.leaf[request]
     served.length[at] = trace.length[request]
     served.look[at] = trace.look[request]
@@ -135,7 +134,7 @@ def _take_row(served: Traffic, at: int, trace: Traffic, request: int, now_s: flo
 
 @callable_in_kernels
 def _use(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
-    """Add a user to each block of a prompt; return how many blocks were unused before."""
+    """Add a user to each block of a prompt; return the number of blocks that had none."""
     block, new = asked.leaf[request], 0
     for _ in range(asked.blocks[request]):
         new += users[block, replica] == 0
@@ -146,7 +145,7 @@ def _use(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int
 
 @callable_in_kernels
 def _unuse(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
-    """Remove a user from each block of a prompt; return how many blocks are unused now."""
+    """Remove a user from each block of a prompt; return the number of blocks that have none now."""
     block, unused = asked.leaf[request], 0
     for _ in range(asked.blocks[request]):
         users[block, replica] -= 1
@@ -170,7 +169,7 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     def open_request(
         caches: FleetCaches, served: Traffic, done: Served, limits: CacheLimits, functions: Any
     ) -> None:
-        """Advance the caches to the next request's arrival, and write its path."""
+        """Apply tables and expiry up to the next request's arrival, and write its path."""
         touched, state, progress = caches.touched, caches.state, caches.progress
         slot, before, table = progress[NEXT], progress[PERIOD], caches.tables.in_force
         now_s = served.arrival_s[slot]

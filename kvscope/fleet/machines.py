@@ -1,7 +1,7 @@
-"""Several simulated vLLMs in one kernel: their machines, and the requests that each of them gets.
+"""Several simulated vLLMs in one kernel: their machines (states), and the requests of each.
 
-The arrays of all machines lie in those of one `Machine`, with an axis of machines in front;
-functions that run one machine take views of its rows.
+One `Machine` has the arrays of all, with an axis of machines in front; functions that run one
+machine take views of its rows.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _OF_POOL = frozenset({"files", "pool", "pool_links"})  # which replicas may shar
 
 
 class Machines(NamedTuple):
-    """M machines; each numbers the requests sent to it from 0 (their place).
+    """M machines; a request's place is its number, from 0, among those sent to the same machine.
 
-    `each` has the arrays of all: M rows, one row a shared pool, and no such axis for arrays that no
-    machine writes. `requests` (R) and `cuts` (R x P) are those of the trace, by request number. Per
-    machine (M): `sent` counts its requests, `now_s` is the time up to which it has been simulated,
-    infinity while it is idle. `period` (1) is the policy's table in force, `since` the arrival from
-    which each table holds.
+    `each` has the arrays of all: M rows, a row per pool if pools are shared, and no such axis for
+    arrays that no machine writes. `requests` (R) and `cuts` (R x P) are those of the trace, by
+    request number. Per machine (M): `sent` counts its requests, `now_s` is the time up to which it
+    has been simulated, infinity while it is idle. `period` (1) is the policy's table in force,
+    `since` the arrival from which each table holds.
     """
 
     each: Machine
@@ -53,8 +53,8 @@ class Machines(NamedTuple):
 def idle_machines(known: Machine, replicas: int, sets: int = 1) -> Machines:
     """Return `sets` sets of `replicas` machines without requests.
 
-    `known` has all requests of the trace. Machines of a set share the storage below them, if its
-    settings say so.
+    `known` has all requests of the trace. The machines of a set share one storage pool, if that of
+    `known` is shared.
     """
     count = sets * replicas
     pools = sets if known.offload.pool.shared[0] else count
@@ -86,9 +86,9 @@ def idle_machines(known: Machine, replicas: int, sets: int = 1) -> Machines:
 
 
 def machines_bytes(traffic: Traffic, settings: EngineSettings, count: int) -> int:
-    """Return the bytes of `count` machines: each has all blocks of its pool and of the trace.
+    """Return the bytes of `count` machines, each with all blocks of its pool and of the trace.
 
-    Arrays of slots are left out, since they take memory only for requests that run at once.
+    Arrays by running request are left out: only the rows that requests use take memory.
     """
     tries = 1 if settings.groups is None else settings.groups.contents(traffic.block_size)
     node = 8  # `holders`, and `children` or `written`
@@ -103,10 +103,10 @@ def _rows(column: Any, count: int) -> Any:
 
 
 def _room(column: Any, count: int, *, huge: bool = False) -> Any:
-    """Return rows of zeros in memory that is committed on first write, and released at once.
+    """Return `count` arrays like `column` of zeros, in memory that is committed on first write.
 
-    `huge` pages (one fault in 2 MiB) are for rows that will mostly be written, small ones for
-    others. NumPy would use huge pages for all, and so commit every slot's row.
+    `huge` pages (a page fault per 2 MiB) suit arrays that will mostly be written, small pages the
+    others: NumPy would use huge pages for all, and so commit memory that is never written.
     """
     pages = mmap(-1, max(1, count * column.nbytes), MAP_PRIVATE | MAP_ANONYMOUS)
     if huge and _HUGE is not None:
@@ -121,7 +121,7 @@ def _table_rows(tables: TablePeriods, count: int) -> TablePeriods:
 
 
 def layouts(each: Machine, count: int) -> Int64s:
-    """Return `count` machines as compiled functions take them, a row of addresses each.
+    """Return the addresses of the machines' arrays, a row each, as compiled functions expect them.
 
     Among machines with the same pool, each array's address grows by a constant per machine.
     """
@@ -140,7 +140,7 @@ def _layouts(each: Machine, count: int, begin: int, alike: int) -> Int64s:
 
 
 def _machine_at(each: Machine, number: int, count: int) -> Machine:
-    """Return one of `count` machines, as views of its rows."""
+    """Return machine `number` of `count`, as views of its rows."""
     rows = {name: column[number] for name, column in each._asdict().items() if name not in _SHARED}
     since, in_force = each.tables.since[number], each.tables.in_force[number]
     return each._replace(
@@ -157,7 +157,7 @@ _COUNTS = (  # of a machine's state, that go on when its cache is emptied
 
 
 def renew(machines: Machines, number: int, known: Machine) -> None:
-    """Empty the cache of an idle machine, as of a new one; `known` is as for `idle_machines`."""
+    """Empty the cache of an idle machine, but keep its counts; `known` is as in `idle_machines`."""
     each, new = machines.each, known.state.copy()
     for count in _COUNTS:
         new[count] = each.state[number][count]
@@ -175,7 +175,7 @@ def renew(machines: Machines, number: int, known: Machine) -> None:
 
 @callable_in_kernels
 def queue_request(machines: Machines, number: int, request: int, now_s: float) -> int:
-    """Send a request to a machine at `now_s`; return its place there."""
+    """Send a request to a machine at `now_s`; return its place among those sent there."""
     each, place = machines.each, int(machines.sent[number])
     each.requests[number, place] = machines.requests[request]
     each.requests[number, place].arrival_s = now_s
@@ -200,16 +200,16 @@ def take_tables(machines: Machines, slot: int) -> None:
 
 @callable_in_kernels
 def last_content(layout: Any) -> int:
-    """Return what to add to a trie node for the content of a group's last block in it."""
+    """Return the offset from a trie node to the index in `holders` of a group's last block."""
     return layout.first_content + (layout.blocks_per_node - 1) * layout.nodes  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
-    """Return how many of a path's first `look` blocks a machine holds without a gap.
+    """Return how many leading blocks of a path, of its first `look`, a machine holds.
 
-    For a hybrid model, full attention counts (else its first group): the prefix that KV events
-    report. Windows and states may allow fewer hits.
+    Of a hybrid model's layers, the full-attention group counts, else the first group, as in KV
+    events. Sliding windows and states may allow fewer hits.
     """
     held = 0
     layout = each.groups[number, each.specs[number, 0].begin]
@@ -223,7 +223,7 @@ def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
 
 @callable_in_kernels
 def unused_blocks(each: Machine, number: int, path: Int32s, length: int) -> int:
-    """Return how many blocks of a path no request on a machine uses."""
+    """Return the number of a path's first `length` blocks that no request on a machine uses."""
     unused = 0
     layout = each.groups[number, each.specs[number, 0].begin]
     size, first = layout.nodes_per_block, last_content(layout)

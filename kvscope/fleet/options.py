@@ -1,4 +1,4 @@
-"""Options of a fleet: routers with parameters, from text, and how the replicas scale."""
+"""Options of a fleet, from text: routers with parameters, and autoscaling."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ READY_S = 60.0  # a usual time to load a model from a disk
 class Scaling(NamedTuple):
     """Autoscale from `low` to `high` replicas, one per `requests_per_s`; a new one takes `ready_s`.
 
-    Every SYNC_S seconds the wanted number is the rate of the last RATE_S over the target, rounded
-    up, or the present number if the quotient is within 10 % of it. It grows to at most twice
-    as many or by 4, whichever is more, and falls to the largest one wanted in the last SETTLE_S.
+    Every SYNC_S seconds, the wanted number is the arrival rate of the last RATE_S seconds over
+    `requests_per_s`, rounded up, or the present number if within 10 %. A step at most doubles the
+    number or adds 4, whichever is more; it falls to the maximum wanted in the last SETTLE_S.
     Source: Kubernetes, Horizontal Pod Autoscaling, algorithm details, and the default behavior of
     autoscaling/v2. The window of the rate is a usual one; Kubernetes has none.
     """
@@ -55,9 +55,9 @@ def parse_routers(text: str) -> list[type[Router]]:
 def split_assignments(
     routers: Sequence[type[Router]], assignments: Sequence[str]
 ) -> tuple[dict[type[Router], Assignments], list[str]]:
-    """Return the parameters of routers (`NAME.PARAMETER=VALUE,...`), and all others, of policies.
+    """Return the assignments by router (`NAME.PARAMETER=VALUE,...`), and those left for policies.
 
-    Raises UsageError for a router that is not replayed.
+    Raises UsageError for a known router that is not in `routers`.
     """
     from kvscope.routers.registry import ROUTERS
 
@@ -82,7 +82,7 @@ def split_assignments(
 
 
 def router_variants(router: type[Router], assignments: Assignments) -> list[Router]:
-    """Return the router with every combination of the assigned parameter values.
+    """Return routers of one class with every combination of the assigned parameter values.
 
     Raises UsageError for a parameter or a value that it does not take.
     """

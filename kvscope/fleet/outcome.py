@@ -1,4 +1,4 @@
-"""What a fleet gave: hits and what was lost of them, latency, balance, and whether it keeps up."""
+"""The outcome of a fleet: hits and lost hits, latency, balance, and whether it keeps up."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Latencies(Struct, frozen=True):
     """Latencies of counted requests.
 
     `attainment` is the share with a TTFT within the SLO, `tpot_attainment` the share with a TPOT
-    within its SLO, of requests with two output tokens or more. Percentiles cover requests that got
-    a token: `ttft_ms` is None if the queue grows (`overloaded`), both if no request has such a
-    time. `rejected` requests, longer than an engine's pool, miss the SLO.
+    within its SLO (None without one), of requests with two output tokens or more. `ttft_ms` is None
+    if the queue grows (`overloaded`) or no request got a token, `tpot_ms` if none got two.
+    `rejected` requests, longer than an engine's pool, miss the SLO and are in no percentile.
     """
 
     requests: int
@@ -51,8 +51,8 @@ class Latencies(Struct, frozen=True):
 class ReplicaOutcome(Struct, frozen=True):
     """The outcome of one replica: `latencies` is None if it served no counted request.
 
-    `computed_tokens` are the uncached input tokens of its counted requests, `utilization` is the
-    share of the whole time in which it prefilled.
+    `computed_tokens` are the uncached input tokens of its counted requests; `utilization` is the
+    share of the replay's time in which it prefilled.
     """
 
     hit_rate: float
@@ -78,10 +78,10 @@ class FleetOutcome(Struct, frozen=True):
 
     Hit rates are shares of the input tokens: `taken` on the replicas that served, `best_available`
     on the replica that held most of each prompt, `infinite` in one cache that evicts nothing. With
-    files below CPU tiers, `from_files` is the part of `taken` read from them; `pool` describes
-    shared ones. `target_ttft_s` and `target_tpot_s` are the SLO's percentile: TTFT inf if the queue
-    grows or it falls on a rejected request, TPOT None if no request has one. `sent_tokens` (N x T)
-    are the uncached tokens sent to each replica in T bins of `bin_s`.
+    files below CPU tiers, `from_files` is the part of `taken` read from files; `pool` is the use of
+    shared files. `target_ttft_s` and `target_tpot_s` are at the SLO's percentile: TTFT inf if the
+    queue grows or on a rejected request, TPOT None if no request has one. `sent_tokens` (N x T) are
+    the uncached tokens sent to each replica in T bins of `bin_s` seconds.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -115,7 +115,7 @@ class FleetOutcome(Struct, frozen=True):
 
     @property
     def sent(self) -> tuple[tuple[float, ...], ...]:
-        """The uncached tokens sent, one row a replica."""
+        """The uncached tokens sent in each bin, one row a replica."""
         return tuple(map(tuple, self.sent_tokens.tolist()))
 
     @property
@@ -134,9 +134,9 @@ def fleet_outcome(
     done: FleetReplay,
     infinite_blocks: Int32s | None = None,
 ) -> FleetOutcome:
-    """Return the outcome of a replay (`done`) of `traffic`, the traffic of the prompts.
+    """Return the outcome of a replay (`done`) of the prompts, whose traffic is `traffic`.
 
-    `infinite_blocks` is the result of `infinite_hit_blocks` for the order of arrival, if known.
+    `infinite_blocks`, if known, is the result of `infinite_hit_blocks` for the order of arrival.
     """
     definition = setting.definition
     first = first_counted(prompts, definition)
@@ -256,7 +256,7 @@ def _fill(
     left: NDArray[np.bool_],
     hits: Int32s,
 ) -> None:
-    """Mark the blocks that each request caches, and so all their ancestors; write its hits."""
+    """Mark the blocks that each request caches in `left`; write hits on earlier marks."""
     for request in order:
         block, new = leaf[request], 0
         while not left[block]:
@@ -284,7 +284,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _imbalance(minutes: NDArray[np.float64]) -> Imbalance:
-    """Return the imbalance of tokens sent to each replica in each minute (N x T)."""
+    """Return the imbalance of `minutes`: tokens sent to each replica in each minute (N x T)."""
     means, total = minutes.mean(axis=0), minutes.sum(axis=1)
     busy = means > 0
     if not busy.any():

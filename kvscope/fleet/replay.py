@@ -1,4 +1,4 @@
-"""One fleet over one trace: which replica serves each request, what it hits, how long it takes."""
+"""One fleet over one trace: the replica of each request, its hits and its times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_REPLICAS = 4096
 
 
 class PoolUse(Struct, frozen=True):
-    """Chunks of storage that replicas share: `held` at the end, evicted, `refused` if full."""
+    """Chunks of KV files in a shared pool: `held` at the end, evicted, `refused` as it was full."""
 
     held: int
     evictions: int
@@ -41,17 +41,17 @@ class PoolUse(Struct, frozen=True):
 
 
 class FleetReplay(Struct, frozen=True):
-    """What N replicas did with R requests; arrays by request are in the order of the trace.
+    """The replica, hits and times of R requests on N replicas, in the order of the trace.
 
     `replica` served each request and hit `hit_blocks` of its leading blocks, copied ones included;
     `best_blocks` is the most that any replica held. `order` lists the requests as they arrived.
     Times are seconds after the trace's start: `arrival_s` as simulated, `begin_s` the start of its
     prefill or of the copy before it, `token_s` its first token, `end_s` its last. `evictions` (N)
-    counts blocks. With files below CPU tiers, `read_blocks` of the hits came from them; `pool`
-    describes shared files. All tiers together stored `stored_chunks`. On simulated engines,
-    `before` (R, 2) are the steps planned and the blocks evicted by its replica before the request
-    arrived. In an autoscaled fleet, `age_s` (R) is how long the replica had served by then,
-    infinity for the initial replicas.
+    counts blocks. With files below CPU tiers, `read_blocks` of the hits came from files; `pool` is
+    the use of shared files. All tiers together stored `stored_chunks`. On simulated engines,
+    `before` (R x 2) are the steps planned and the blocks evicted by its replica before the request
+    arrived. In an autoscaled fleet, `age_s` (R) is the replica's time in service by then, infinity
+    for the initial replicas.
     """
 
     replicas: int
@@ -72,7 +72,7 @@ class FleetReplay(Struct, frozen=True):
 
     @property
     def ttft_s(self) -> Float64s:
-        """The seconds from each arrival to the first token."""
+        """The TTFT of each request, from its simulated arrival (s)."""
         return self.token_s - self.arrival_s
 
 
@@ -90,10 +90,10 @@ def asked(prompts: Prompts) -> Asked:
 def arrivals(
     traffic: Traffic, think_s: Float64s | None = None, after: Int32s | None = None
 ) -> Arrivals:
-    """Return when requests arrive: by the trace, or `think_s` after the end of another request.
+    """Return arrivals at the trace's times, or `think_s` after the end of another request.
 
-    That other request is `after`, by default the previous turn. `think_s` (R) is OPEN for requests
-    that follow none and wherever the trace's arrival time counts.
+    The other request is `after`, by default the previous turn. `think_s` (R) is OPEN for requests
+    that arrive at the trace's time.
     """
     requests = len(traffic.leaf)
     think_s = np.full(requests, OPEN) if think_s is None else think_s
@@ -123,7 +123,7 @@ def replay_fleet(
     tables: Tables = NO_TABLES,
     seed: int = 0,
 ) -> FleetReplay:
-    """Replay `traffic` on `replicas` of `capacity_blocks` each, behind `router`: exact.
+    """Replay `traffic` on `replicas` of `capacity_blocks` each, behind `router`.
 
     `think_s` and `after` close the loop: see `arrivals`. A learned policy's `tables` come from the
     whole fleet's traffic. `seed` is for randomized routers. Raises UsageError for policies with
@@ -216,7 +216,7 @@ def _arrived(
     think_s: Float64s | None,
     after: Int32s | None,
 ) -> Float64s:
-    """Return when each request arrived in the simulation."""
+    """Return the simulated arrival time of each request (s)."""
     if think_s is None:
         return traffic.arrival_s
     ended_s = served.end_s[place][np.maximum(traffic.parent if after is None else after, 0)]

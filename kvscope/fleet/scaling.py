@@ -1,7 +1,7 @@
-"""Replicas that come and go with the load, as Kubernetes scales a deployment.
+"""Replicas added and removed with the load, as Kubernetes scales a deployment.
 
-The number follows from when requests arrive, not from how they are served: as with a target for the
-requests a second of each replica, from whatever the metric is read.
+The number of replicas follows from arrival times alone: the autoscaler's target is a number of
+requests a second for each replica, which does not depend on how they are served.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Schedule(Struct, frozen=True):
     replicas: Int64s
 
     def at(self, now_s: float) -> tuple[int, float]:
-        """Return how many replicas serve at a time, and when that number changes next."""
+        """Return the number of replicas at a time, and the time of its next change (inf: none)."""
         place = int(np.searchsorted(self.from_s, now_s, side="right"))
         changes_s = float(self.from_s[place]) if place < len(self.from_s) else math.inf
         return int(self.replicas[place - 1]), changes_s
@@ -41,15 +41,15 @@ class Schedule(Struct, frozen=True):
 
 
 def schedule(arrival_s: Float64s, scaling: Scaling) -> Schedule:
-    """Return how many replicas serve at each time; initially the number for the first RATE_S.
+    """Return the number of replicas over time; it starts with that of the first RATE_S seconds.
 
     `arrival_s` (R) are seconds since the trace's start. An added replica serves `ready_s` later; a
-    removed one gets no further request, at once. The newest are removed first.
+    removed one gets no further requests. The newest are removed first.
     """
     arrivals = np.sort(arrival_s)
 
     def share_at(now_s: float) -> float:
-        """Return the fractional number of replicas that the rate of the last RATE_S requires."""
+        """Return the number of replicas, not rounded, for the rate of the last RATE_S seconds."""
         begin, end = np.searchsorted(arrivals, (now_s - RATE_S, now_s))
         return float(end - begin) / RATE_S / scaling.requests_per_s
 

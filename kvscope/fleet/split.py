@@ -1,7 +1,7 @@
-"""Routers that look at nothing but the order of requests, which split a trace before any replay.
+"""Routers that see only the order of requests: they split a trace before any replay.
 
-Every replica then has a trace of its own, so LRU's exact curve over all capacities is one pass a
-replica, and policies with hindsight are defined too.
+Every replica then has a trace of its own, so LRU's exact curve over all capacities takes one pass
+per replica, and policies with hindsight can run too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def assignment(
 ) -> Int32s:
     """Return the replica of each request (R), by the trace's arrival times.
 
-    Raises UsageError for a router that looks at more than the order of requests.
+    Raises UsageError for a router that sees more than the order of requests.
     """
     if router.sees != "order":
         raise UsageError(
@@ -49,7 +49,7 @@ def assignment(
 
 
 def fleet_distances(prompts: Prompts, definition: HitDefinition, replica: Int32s) -> LruDistances:
-    """Return the LRU stack distance of each block looked up again, in its replica's own list.
+    """Return the LRU stack distance of each block looked up again, in its replica's LRU list.
 
     `replica` (R) is the assignment. `live` is the length of the longest list.
     """

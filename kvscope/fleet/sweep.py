@@ -49,7 +49,7 @@ class Fleet(Struct, frozen=True):
 
 
 class SeedSpread(Struct, frozen=True):
-    """Minimum and maximum of TTFT and hit rate over the seeds of a randomized router."""
+    """Minimum and maximum over a router's seeds: the SLO's percentile of TTFT, and hit rate."""
 
     seeds: int
     ttft_ms: tuple[float, float]
@@ -59,9 +59,9 @@ class SeedSpread(Struct, frozen=True):
 class FleetRun(Struct, frozen=True):
     """A fleet and its outcome with each seed; one seed if nothing is random.
 
-    `hit_rate` is `taken`: infinite - not_held - not_chosen. `ttft_at_percentile_ms` is the SLO's
-    percentile, null where the queue grows. `sent_tokens` has a row a replica, the uncached tokens
-    sent to it in bins of `bin_s`; it is empty except for the chosen number of replicas.
+    `hit_rate` = infinite - not_held - not_chosen. `ttft_at_percentile_ms` is the SLO's percentile,
+    null where the queue grows. `sent_tokens` has a row a replica: the uncached tokens sent to it in
+    bins of `bin_s` seconds; it is empty except for the chosen number of replicas.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -75,7 +75,7 @@ class FleetRun(Struct, frozen=True):
 
     @property
     def seed(self) -> int:
-        """The seed with the median TTFT, for an even number the worse of the middle two."""
+        """The seed with the median TTFT (at the SLO's percentile); of two middle ones the worse."""
         ttft_s = [each.target_ttft_s for each in self.outcomes]
         return sorted(range(len(ttft_s)), key=ttft_s.__getitem__)[len(ttft_s) // 2]
 
@@ -113,8 +113,8 @@ class FleetRun(Struct, frozen=True):
 class PooledCache(Struct, frozen=True):
     """One cache as large as all replicas' together: hit rates of LRU and Belady in trace order.
 
-    `outcome` is that of the best policy with one queue in front; None in closed loop and on
-    engines.
+    `outcome` is that of the answer's policy with one queue for all replicas; None in closed loop
+    and on engines.
     """
 
     DOCUMENT: ClassVar[str] = "lru belady latencies=outcome.latencies"
@@ -124,7 +124,7 @@ class PooledCache(Struct, frozen=True):
 
 
 class FleetSweep:
-    """Replays fleets of one workload, at its rate; each replica has `capacity_blocks`.
+    """Replays of fleets over one workload; each replica has `capacity_blocks`.
 
     `think_s` and `after` close the loop (see `kvscope.fleet.replay.arrivals`). Randomized routers
     are replayed with `seeds` seeds. With an `engine`, replicas are simulated vLLMs whose pool is
@@ -162,7 +162,7 @@ class FleetSweep:
     def replay(
         self, fleet: Fleet, seed: int = 0, engine: EngineSettings | None = None
     ) -> FleetReplay:
-        """Return the replay of a fleet on `engine`, by default the sweep's."""
+        """Return a fleet's replay on `engine`, by default the sweep's; on queues if it is None."""
         engine = engine or self.engine
         memory.require(
             self._bytes(fleet, engine),
@@ -235,7 +235,7 @@ class FleetSweep:
         )
 
     def _tables(self, fleet: Fleet, capacity_blocks: int, served: Bools | None = None) -> Tables:
-        """Return a policy's tables of all requests; its guard takes all replicas' prefill rate."""
+        """Return a policy's tables for the whole fleet: its guard has N times the prefill rate."""
         policy, values = fleet.policy, dict(fleet.policy.values)
         if values.get(TOKENS_PER_S.name):
             values[TOKENS_PER_S.name] *= fleet.replicas
@@ -273,7 +273,6 @@ class FleetSweep:
         return FleetReplay(count, replica, hits, best, order, *times, evictions)
 
     def _on_engines(self, fleet: Fleet, engine: EngineSettings, seed: int) -> FleetReplay:
-        """Return the replay of a fleet of simulated vLLMs."""
         workload, policy, scaling = self.workload, fleet.policy, fleet.scaling
         done = replay_engines(
             workload.prompts,
@@ -299,14 +298,14 @@ class FleetSweep:
         return FleetRun(fleet, tuple(outcomes))
 
     def outcome(self, done: FleetReplay, slo: Slo | None = None) -> FleetOutcome:
-        """Return the outcome of a replay, under `slo`, by default the sweep's."""
+        """Return the outcome of a replay against `slo`, by default the sweep's."""
         known, workload = self._infinite if self.think_s is None else None, self.workload
         return fleet_outcome(
             self.prompts, workload.traffic, workload.setting, slo or self.slo, done, known
         )
 
     def prepare(self, fleets: Sequence[Fleet]) -> Iterator[Fleet]:
-        """Compile the kernels of fleets; yield the first fleet of each kernel when it is ready."""
+        """Compile the kernels of fleets; yield the first fleet of each one once it is compiled."""
         seen = set()
         _ = self._infinite
         for fleet in fleets:
@@ -324,7 +323,7 @@ class FleetSweep:
     ) -> Iterator[FleetRun]:
         """Yield the run of each fleet, in their order; once `stop` is set no replay begins.
 
-        The default executor are threads: one a core, or as many as fit into memory.
+        By default the executor has one thread a core, or as many as fit into memory.
         """
         tasks = [(fleet, seed) for fleet in fleets for seed in range(self.replays(fleet))]
         each_bytes = max((self._bytes(fleet, self.engine) for fleet in fleets), default=1)
@@ -343,7 +342,7 @@ class FleetSweep:
                 first = numbers.stop
 
     def replayed(self, fleet_seed: tuple[Fleet, int]) -> FleetOutcome:
-        """Return the outcome of a (fleet, seed)."""
+        """Return the outcome of a fleet with a seed."""
         return self.outcome(self.replay(*fleet_seed))
 
     def _bytes(self, fleet: Fleet, engine: EngineSettings | None) -> int:
@@ -357,7 +356,7 @@ class FleetSweep:
         )
 
     def pooled(self, policy: Policy, replicas: int) -> PooledCache:
-        """Return the outcome of one cache of all replicas' size and one queue for them."""
+        """Return the outcome of one cache of all replicas' size and one queue for all replicas."""
         lru, belady = (self._pooled(each, replicas) for each in (Lru(), Belady()))
         open_queue = self.think_s is None and self.engine is None
         outcome = self._pooled(policy, replicas) if open_queue else None
@@ -380,7 +379,7 @@ class FleetSweep:
 
     @cached_property
     def _infinite(self) -> Int32s:
-        """The hits of an infinite cache, in the trace's order."""
+        """The hit blocks of each request in an infinite cache, in the trace's order."""
         traffic = self.workload.traffic
         return infinite_hit_blocks(traffic, np.arange(len(traffic.leaf), dtype=np.int32))
 
