@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Listing(NamedTuple):
-    """A use case's summary in `kvscope --help`, its Python function and that function's result."""
+    """A use case's summary in `kvscope --help`, its Python function and the class this returns."""
 
     summary: str
     function: str

@@ -75,10 +75,10 @@ class AnalyzeOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
 
 class AnalyzeRequest(Struct, frozen=True):
-    """The request of an analysis; `from_s` to `until_s` limit the requests.
+    """The request of an analysis; only trace requests from `from_s` to `until_s` are analyzed.
 
     For a dataset, `memory_bytes` limits memory (None: half of what is free). With a deployment,
-    `replayed` is the request to replay LRU in its pools.
+    `replayed` is the request to replay LRU in its pools (None for a warm-up or `compat`).
     """
 
     definition: HitDefinition = standard()
@@ -93,19 +93,19 @@ class AnalyzeRequest(Struct, frozen=True):
 
 
 class RetentionIdeal(Struct, frozen=True):
-    """The hit rate of a hybrid model's ample pool; `interval_tokens` None keeps all windows."""
+    """A hybrid model's hit rate without eviction; `interval_tokens` None keeps all windows."""
 
     interval_tokens: int | None
     token_hit_rate: float
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
-    """The result of `kvscope analyze`; for a trace of lengths, fields on reuse are null or empty.
+    """The result of `kvscope analyze`; without block hashes, fields on reuse are null or empty.
 
     `pool` has LRU's hits in the deployment's pools; `caching` ignores running requests. `layouts`
-    are other starts of sessions without a common clock, each with the capacity for 90 % of its
-    ideal hits. `retention` has the hit rates of a hybrid model's ample pool. `causes` are those of
-    misses in an infinite cache, if the trace states which messages repeat.
+    are other start times of sessions without a common clock, each with LRU's capacity for 90 % of
+    the ideal hits. `retention` has a hybrid model's hit rates without eviction. `causes` are those
+    of misses in an infinite cache, if the trace states which messages repeat.
     """
 
     trace: Trace
@@ -137,9 +137,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
         return self.pool is not None and caching is not None and caching.definition == standard()
 
     def exceeds(self, share_of_ideal: float) -> bool:
-        """Return whether the pool reaches this share of the ideal in fewer blocks than LRU needs on
-        its curve of idle blocks.
-        """
+        """Return whether the pool reaches `share_of_ideal` in fewer blocks than on LRU's curve."""
         caching, now, blocks = self.caching, self.present_rate, self.present_blocks
         if caching is None or now is None or blocks is None:
             return False
@@ -193,9 +191,9 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
 
 
 class StartedCaching:
-    """The part of an analysis that needs only a trace's paths, running in its own thread.
+    """LRU's hits by capacity (future `caching`), computed in a thread of their own.
 
-    It can run while the trace is still being stored. `caching` is its future.
+    That takes only the trace's prefix paths, so it can run while the trace is still being stored.
     """
 
     def __init__(
@@ -350,7 +348,7 @@ def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
 
 
 def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterator[RetentionIdeal]:
-    """Yield the hit rates of the deployment's vLLM without eviction, if its model is hybrid."""
+    """Yield a hybrid model's hit rates on vLLM without eviction, by retention interval."""
     where = request.deployment
     groups = where.kv_groups_for(trace.block_size) if where else None
     counts_all = trace.has_hashes and replace(request.definition, warmup=0.0) == standard()
@@ -372,7 +370,7 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
 def _layouts(
     stores: Stores, trace: Trace, started: StartedCaching | None, definition: HitDefinition
 ) -> Iterator[LayoutCapacity]:
-    """Yield the capacity that LRU needs for other starts of sessions without a common clock."""
+    """Yield LRU's capacity for other start times of sessions that have no common clock."""
     import numpy as np
 
     from kvscope.ingest.build import NO_COMMON_CLOCK
@@ -403,7 +401,7 @@ def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
 
 
 def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
-    """Return this trace, or its time range in `request`; UsageError for a range of a dataset."""
+    """Return `trace`, or the trace of its range in `request`; UsageError for a dataset's range."""
     from kvscope.app.traces import dataset_of, load_range
 
     if request.from_s is None and request.until_s is None:
@@ -471,7 +469,7 @@ def _sized_caching(
     hbm_bytes: int | None,
     deployment: ResolvedDeployment | None,
 ) -> Caching:
-    """Return the capacities with bytes, if a model is named, and with a deployment's GPUs."""
+    """Return `caching`, its capacities also in bytes (with a model) and GPUs (deployment)."""
     from kvscope.replay.caching import Landmark
 
     def point(known: CurvePoint) -> CurvePoint:
@@ -493,7 +491,7 @@ def _sized_caching(
 
 
 def _sized(facts: Characterization, model: Model | None, hbm_bytes: int | None) -> Characterization:
-    """Return the facts with sizes in bytes, if a model is named."""
+    """Return the facts with sizes in bytes and multiples of the HBM; unchanged without a model."""
     import dataclasses
 
     from kvscope.characterize.distributions import Summary
@@ -523,7 +521,7 @@ def _sized(facts: Characterization, model: Model | None, hbm_bytes: int | None) 
 
 
 def known_figures(request: AnalyzeRequest) -> Known:
-    """Return the figure names of an infinite cache, and of LRU at one capacity."""
+    """Return the names of figures: an infinite cache's and, if one capacity is named, LRU's."""
     if len(request.capacities.blocks) + len(request.capacities.sizes_bytes) == 1:
         return Known(("hit-rate", "lru.hit-rate"))
     missing = ("needs one capacity", "name one with --capacity-blocks or --capacity")
@@ -531,7 +529,7 @@ def known_figures(request: AnalyzeRequest) -> Known:
 
 
 def figures(analysis: Analysis) -> Figures:
-    """Return the figures of an analysis, weighted as in its headline."""
+    """Return the hit rates of an infinite cache and, if one capacity is named, of LRU."""
     caching = analysis.caching
     if caching is None:
         return {}

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Opened(Struct, frozen=True):
-    """The store and the trace of a use case; `source` is the trace as its user wrote it.
+    """The store and the trace of a use case; `source` is the trace's name or path, as typed.
 
     `load` returns the trace, ingested first if the store lacks it; its argument is called with a
     new trace before the trace is stored. `reading` says how to read a new trace.
@@ -39,7 +39,7 @@ class Opened(Struct, frozen=True):
 
     @property
     def trace(self) -> Trace:
-        """The trace of a use case that takes a trace."""
+        """The trace, ingested first if the store lacks it; only for use cases that take one."""
         assert self.load is not None  # noqa: S101  (of a use case that takes none)
         return self.load(None)
 
@@ -49,7 +49,7 @@ class ResultFile(Struct, Generic[Result], frozen=True):
 
     `write` returns a sentence on the outcome; a file worth keeping is replaced only with `force`.
     The store keeps `text` and `summary` with the report. `missing` explains why there is no file if
-    the use case returns its other answer, `instead`.
+    `UseCase.instead` answers.
     """
 
     path: str

@@ -52,7 +52,7 @@ class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
 
 
 def check(options: CalibrateOptions) -> CalibrateOptions:
-    """Return the options. Raises UsageError unless exactly one engine is named for a backend."""
+    """Return the options; UsageError unless exactly one of --url (vLLM only) and --model is set."""
     options.check_engine("an engine")
     if options.url is not None and options.backend == "torch":
         raise UsageError("starts no server", where="--backend torch", remedy="leave out --url")
@@ -185,7 +185,7 @@ def _limit(config: dict[str, object] | None) -> int | None:
 
 
 def _longest(requested: int | None, limit: int | None) -> int:
-    """Return the longest prompt (tokens) to measure, with room for one output token."""
+    """Return the longest prompt (tokens) to measure: below `limit`, for a token of output."""
     if requested is None:
         return min(DEFAULT_LONGEST, limit - 1 if limit else DEFAULT_LONGEST)
     if limit is not None and requested >= limit:

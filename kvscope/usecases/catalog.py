@@ -1,4 +1,4 @@
-"""Lists of kvscope and of a store: policies, routers, models, formats; traces, runs, health."""
+"""Records that list commands show: policies, routers, models, formats, traces, runs, stores."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ListedFormat(Struct, frozen=True):
 
     @classmethod
     def read(cls, known: type[TraceFormat], *, writes: bool) -> ListedFormat:
-        """Return the entry of a format that kvscope reads."""
+        """Return the entry of a format that kvscope reads and, if `writes`, writes."""
         words = known.name, known.summary, known.source
         return cls(*words, reads=True, writes=writes, has_hashes=known.has_hashes)
 

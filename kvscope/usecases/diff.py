@@ -85,7 +85,7 @@ class DiffRequest(Struct, frozen=True):
 class Difference(Struct, frozen=True):
     """One figure of both sides, null on a side that lacks it.
 
-    `quantity` is its unit: share, seconds, per_second, a counted thing, or `words` for text.
+    `quantity` is its unit: share, seconds, per_second, a counted thing (tokens), or words (text).
     `change` is right - left for a share, right / left - 1 for another number, else null. `noise` is
     the change by chance between two samples of the same traffic, null if unknown.
     """
@@ -120,7 +120,7 @@ _Groups = dict[str, list[float]]
 
 
 class CategoryDifferences(Struct, frozen=True):
-    """The figure `name` for each category that both sides have."""
+    """The figure `name` by category; for runs, only categories of both."""
 
     name: str
     categories: tuple[Difference, ...]
@@ -229,7 +229,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
 
 
 def _in_groups(stores: Stores, trace: Trace, request: DiffRequest, *, in_time: bool) -> _Groups:
-    """Return the figures of random or consecutive groups of a trace's conversations, by name."""
+    """Return the figures, by name, of random or consecutive groups of conversations."""
     from kvscope.app.random_groups import random_groups
 
     values: _Groups = {}
@@ -254,7 +254,7 @@ def compare_traces(
 ) -> Comparison:
     """Compare two analyses; capacities are in bytes if both have the same model.
 
-    `groups` are pairs of figures from parts of both traces, which show the changes by chance.
+    `groups` has pairs of figures from groups of both traces, to estimate changes by chance.
     """
     left, right = (
         {row.category: row.share for row in each.characterization.categories} for each in both
@@ -276,7 +276,7 @@ def compare_traces(
 
 
 def _noise(fact: Difference, groups: Sequence[Sequence[_Groups]]) -> float | None:
-    """Return a figure's change by chance: the largest over the pairs of groups."""
+    """Return a figure's change by chance, the largest over `groups`; None if unknown."""
     from kvscope.app.random_groups import noise
 
     # How long so many requests take varies as their rate does.
@@ -290,7 +290,7 @@ def _noise(fact: Difference, groups: Sequence[Sequence[_Groups]]) -> float | Non
 def compare_runs(
     names: tuple[str, str], both: tuple[Run, Run], traces: tuple[Trace, Trace] | None = None
 ) -> Comparison:
-    """Compare two runs, and their outcomes by shared category."""
+    """Compare two runs, overall and in the categories that both have."""
     categories = [
         {part.category: part.outcome for part in run.parts if part.category is not None}
         for run in both
@@ -355,7 +355,7 @@ def _side_by_side(left: Iterable[SideFigure], right: Iterable[SideFigure]) -> Fa
 
 
 def _trace_figures(each: Analysis, other: Analysis) -> Iterator[SideFigure]:
-    """Yield the figures of a trace's Overview, and of its reuse.
+    """Yield the figures of an analysis: traffic, hits, capacities and times of reuse.
 
     Capacities are in bytes if the `other` side has the same model; hits in the present memory are
     left out if a side states no memory.

@@ -4,10 +4,10 @@ A record shows its fields, except those marked `Beside`, or the fields that its 
 
     DOCUMENT = "*outcome router=fleet.router.name slo_ms"
 
-`*outcome` adds the fields of a nested record, `router` is an attribute of attributes (null if one
-is None), and `slo_ms` converts seconds: `name_ms` also takes an attribute `name_s`. Units are in
-the names, rates from 0 to 1. Fields are added, never renamed or removed. Infinities and NaN become
-null.
+`*outcome` adds the fields of a nested record, `router` is the attribute at a dotted path (null if
+one on the path is None), and `slo_ms` converts seconds: `name_ms` also takes an attribute `name_s`.
+Units are in the names, rates from 0 to 1. Fields are added, never renamed or removed. Infinities
+and NaN become null.
 """
 
 from __future__ import annotations

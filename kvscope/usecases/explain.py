@@ -118,10 +118,10 @@ class Explanation(Struct, frozen=True, kw_only=True):
 class TraceEvidence(Struct, frozen=True):
     """Facts of the store about a trace's requests, apart from their prompts.
 
-    `tenants` are None if all requests share blocks. `measured_hit_tokens` (R entries, -1: not
-    measured) are of the latest validation with the policy, on an engine with `measured_blocks`.
+    `tenants` are None if all requests share blocks. `measured_hit_tokens`, by request (-1: not
+    measured), are of the latest validation with the policy, on an engine with `measured_blocks`.
     `request` is the number of the request to explain. A request's messages begin with the first
-    `repeated_tokens` (R entries) of the previous turn's prompt. `parts` are the parts of prompts.
+    `repeated_tokens` (by request) of the previous turn's prompt. `parts` are the parts of prompts.
     """
 
     tenants: Tenants | None = None
@@ -243,7 +243,7 @@ def explain(
     monitor: Monitor,
     evidence: TraceEvidence | None = None,
 ) -> Explanation:
-    """Return the cause of every missed token."""
+    """Replay the trace and return the causes of its missed tokens."""
     import numpy as np
 
     from kvscope.app.latency import timed
@@ -367,7 +367,7 @@ def served_by(
 ) -> tuple[Int32s, str | None]:
     """Return the worker of each request, and the router's name if workers are replicas.
 
-    `pooled` ignores the workers that the trace names. `at` is each worker's policy and blocks.
+    `pooled` ignores the workers that the trace names. `at`: policy and blocks of each replica.
     """
     import numpy as np
 

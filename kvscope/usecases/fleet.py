@@ -240,7 +240,7 @@ def _setting(options: FleetOptions, profile: LatencyProfile, slo_s: float) -> Ru
 
 
 def _check_ranks(where: ResolvedDeployment, replicas: tuple[int, ...]) -> None:
-    """Raise UsageError for a number of replicas that differs from one engine's ranks."""
+    """Raise UsageError if --dp ranks are the replicas and --replicas states another number."""
     if where.dp > 1 and replicas not in {_COUNTS, (where.dp,)}:
         raise UsageError(
             f"the replicas are the {where.dp} ranks of one engine (--dp)",
@@ -255,7 +255,7 @@ def _check_variations(
     model: Model | None,
     where: ResolvedDeployment | None,
 ) -> None:
-    """Raise UsageError for autoscaling or disaggregation not simulated with these options."""
+    """Raise UsageError if autoscaling or disaggregation is not simulated with these options."""
     asked = varied(options.autoscale, options.disaggregate)
     needs = "" if time_model == "engine" else "take --time-model engine, and no other engine"
     check_varied(asked, where, model, needs)
@@ -286,9 +286,7 @@ def _usual_time_model(
     routers: Sequence[type[Router]],
     policies: Sequence[type[Policy]],
 ) -> opt.TimeModel:
-    """Return "engine" for a deployment on vLLM if all `routers` and `policies` can be simulated on
-    engines, else "queue".
-    """
+    """Return "engine" for a deployment on vLLM that simulates all of these, else "queue"."""
     from kvscope.policies.base import LanePolicy  # late: loads NumPy
 
     simulated = where is not None and where.engine.name == VLLM
@@ -333,7 +331,7 @@ class FleetLine(Struct, frozen=True):
 
     @property
     def fewest(self) -> int | None:
-        """The fewest replicas that meet the SLO, by the rule of all commands; None if none do."""
+        """The fewest replicas that meet the SLO (see `tuning.least.fewest`); None if none do."""
         from kvscope.tuning.least import fewest
 
         meets = {run.fleet.replicas: run.meets for run in self.runs}
@@ -387,14 +385,15 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null if no
     number of replicas meets the SLO; `chosen` is then the largest. `fewest_interval` is its 95 %
     interval (a null end: more than were tried; null: no `fewest`, or the ranks of one engine).
-    `pooled` is the reference of one cache for the chosen replicas. `on_engines`: an answer of
-    queues that meets the SLO, replayed on the deployment's simulated vLLMs; a hybrid model's layers
-    are in `groups`. `tier` is below each replica's pool; `pooled` and the curves have none. A
-    shared pool is replayed in several `pool_sizes`, ascending. `autoscaled` and `disaggregated`, if
-    requested, have the answer's router and policy with autoscaling, or with separate prefill and
-    decode replicas. Policies learn from the whole fleet's traffic. `lru_curves` are over a
-    replica's capacity, for routers that see only the order and the sessions of requests, in open
-    loop; `pooled_curve` is that of one cache for all. `think` is None in open loop.
+    `pooled` is the reference of one cache for the chosen replicas. `on_engines`: an answer of the
+    time model `queue` that meets the SLO, replayed on the deployment's simulated vLLMs; `groups`
+    has a hybrid model's layers. `tier` is below each replica's pool; `pooled` and the curves have
+    none. A shared pool is replayed in several `pool_sizes`, ascending. `autoscaled` and
+    `disaggregated`, if requested, have the answer's router and policy with autoscaling, or with
+    separate prefill and decode replicas. Policies learn from the whole fleet's traffic.
+    `lru_curves` are over a replica's capacity, for routers that see only the order and the sessions
+    of requests, in open loop; `pooled_curve` is that of one cache for all. `think` is None in open
+    loop.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -518,7 +517,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def fleets(self) -> tuple[FleetRun, ...]:
-        """Every fleet, those of the best line first."""
+        """All runs, the best line's first; only those of `chosen` replicas have `sent_tokens`."""
         runs = (run for line in self.ranked for run in line.runs)
         return tuple(run if run.fleet.replicas == self.chosen else run.without_sent for run in runs)
 
@@ -645,7 +644,7 @@ def _write_perfetto(path: str, study: FleetStudy, sweep: FleetSweep, monitor: Mo
 def _above(
     tier: TierCandidate, engine: EngineSettings, request: FleetRequest, block_size: int
 ) -> EngineSettings:
-    """Return a replica with a tier below its pool. Raises UsageError if a tier holds no chunk."""
+    """Return `engine` with the tier below its pool; UsageError if the tier holds no chunk."""
     from kvscope.replay.sweep import blocks_each
 
     block_bytes, gpus = request.block_bytes(engine, block_size)
@@ -656,7 +655,7 @@ def _above(
 def _with_references(
     study: FleetStudy, sweep: FleetSweep, engine: EngineSettings | None, monitor: Monitor
 ) -> FleetStudy:
-    """Return the study with references for its answer, and the interval of the fewest replicas."""
+    """Return the study with replays around its answer: references, interval, pool sizes, curves."""
     from kvscope.fleet.autoscaled import AutoscaledFleet
     from kvscope.fleet.disaggregated import DisaggregatedFleet, Link
     from kvscope.fleet.options import router_label

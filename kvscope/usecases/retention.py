@@ -36,7 +36,8 @@ class RetentionOptions(Options, frozen=True, kw_only=True):
 class Retention(Struct, frozen=True, kw_only=True):
     """Times to live (TTL): hits and memory of each, overall and by category, and prices.
 
-    A `ttl_s` of null means forever.
+    A `ttl_s` of null means forever. `ttls` are usual ones, `curve` has a finer grid, and `most` is
+    the shortest that keeps 90 % of the hits.
     """
 
     trace: Trace
@@ -51,7 +52,7 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 def retention_request(options: RetentionOptions) -> RetentionRequest:
-    """Return the hit definition, and the model for sizes in memory."""
+    """Return the hit definition, and the model for sizes in memory (None: no sizes)."""
     return hit_definition(None, options.outputs, 0.0), kv_model(options.model, options.kv_dtype)
 
 

@@ -76,7 +76,7 @@ def _field_types(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def empty(kind: type, path: str) -> dict[str, Any]:
-    """Return the fields of an inline record that is None: null, or empty lists."""
+    """Return the fields of a document for an inline record that is None: null, or empty lists."""
     inner, _ = _without_none(_type_at(kind, path))
     return {each: () if get_origin(hint) is tuple else None for each, hint in _field_types(inner)}
 

@@ -107,7 +107,7 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
 
 def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:
-    """Return the request in the options of `simulate`; `replicas` allows several engines."""
+    """Return the request in the options of `simulate`; `replicas` allows several replicas."""
     recommended = _recommendation(options)
     where = None if recommended else resolved_deployment(options)
     if where is not None:
@@ -201,7 +201,7 @@ def _named(
 
 
 def _check_tiers(setting: RunSetting, model: Model | None) -> None:
-    """Raise UsageError for tiers that cannot be replayed, whatever the trace's blocks are."""
+    """Raise UsageError for tiers that cannot be replayed with any block size."""
     from kvscope.replay.tier_spec import parse_tiers  # late: loads NumPy
     from kvscope.replay.tiers import read_s
 
@@ -312,7 +312,7 @@ def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
 
 
 def _with_lru(recommended: RecommendationFile) -> list[Variant]:
-    """Return LRU and the recommended policy; this alone if it is LRU, or runs above a tier."""
+    """Return LRU and the recommended policy; only the latter if it is LRU or has a tier."""
     from kvscope.policies.lru import Lru
 
     policy = recommended.policy
@@ -336,7 +336,8 @@ def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulatio
 def known_figures(request: SimulateRequest) -> Known:
     """Return the names that conditions on replays at one capacity may use.
 
-    A name without a policy means the only policy, or the recommended policy.
+    A name without a policy means the only policy, or the recommended policy. Raises UsageError if
+    several capacities are replayed.
     """
     if (count := _capacities(request)) != 1:
         raise UsageError(
@@ -369,7 +370,6 @@ def known_figures(request: SimulateRequest) -> Known:
 
 
 def _capacities(request: SimulateRequest) -> int:
-    """Return the number of replayed capacities."""
     if request.setting.tiers:
         return 1
     named = request.capacities
@@ -401,7 +401,7 @@ def run_figures(runs: Sequence[Run]) -> Figures:
 def _of_run(run: Run) -> dict[str, float | None]:
     """Return the figures of one replay.
 
-    A rejected request has no TTFT and misses the SLO: a percentile that falls on one is None.
+    A rejected request has no TTFT and misses the SLO: a percentile at such a request is None.
     """
     outcome = run.outcome
     answered = outcome.requests - (run.turned_away or 0)

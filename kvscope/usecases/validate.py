@@ -160,7 +160,7 @@ class EngineAtHand(Struct, frozen=True):
 
     @property
     def hash_tokens(self) -> int:
-        """Tokens per hash block of the requests: the engine's, or fewer if hits end inside them."""
+        """Tokens per hash block: the engine's block size, or less if hits can end inside it."""
         hits = self.groups.hit_tokens if self.groups is not None else self.facts.block_size
         return min(self.facts.block_size, hits)
 
@@ -330,7 +330,7 @@ def validate(
 
 
 def _deployment(options: opt.ReplicaOptions) -> ResolvedDeployment | None:
-    """Return the resolved deployment of a file, None without one."""
+    """Return a file's resolved deployment, None without a file; UsageError for SGLang or --dp."""
     where = resolved_deployment(options) if file_states(options) else None
     if where is not None and where.engine.name != VLLM:
         raise UsageError(
@@ -479,7 +479,7 @@ def _running_server(
 
 
 def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:
-    """Return the blocks of the replica's pool."""
+    """Return the number of blocks in the pool, `scale` times the replica's; note a reduction."""
     assert replica.tokens is not None  # noqa: S101  (checked with the options)
     blocks = max(1, round(replica.tokens * replica.scale / size))
     if replica.scale < 1:

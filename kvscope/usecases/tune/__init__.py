@@ -185,7 +185,7 @@ class TierRequest(Struct, frozen=True):
 class TuneRequest(Struct, frozen=True):
     """The tuning request; without a deployment it is a study of a cache alone.
 
-    `shares` of the requests warm the cache, validate, and are held out; `range_bytes` bounds the
+    `shares` are those of the warm-up, validation and held-out window; `range_bytes` bounds the
     search for the least capacity. `given` names the options that the user stated: the others are
     listed as assumptions. `also` (machines), `tiers` and `routers` are compared too; without
     `routers_named`, routers that need sessions are left out if the trace has none. `machines` has a
@@ -367,8 +367,8 @@ def _routers(
 ) -> tuple[tuple[Router, ...], list[str]]:
     """Return the routers to compare (none without --fleet), and the policies' part of --param.
 
-    By default all routers except references. Raises UsageError for a reference, and if replicas are
-    not known.
+    By default all routers except references. Raises UsageError for --fleet without a deployment,
+    --router without --fleet, and a named router that is a reference or not simulated.
     """
     params = list(options.param or ())
     if not options.fleet:
@@ -514,7 +514,7 @@ def run(opened: Opened, request: TuneRequest, monitor: Monitor) -> Recommendatio
 
 
 def on_machines(opened: Opened, request: TuneRequest, monitor: Monitor) -> Report | None:
-    """Return a report of LRU on common GPUs, with a command to go on; None if a machine is known.
+    """Return a report of LRU on common GPUs, with the next command; None if a machine is known.
 
     None also for a trace without arrival times, which allows only a cache study.
     """

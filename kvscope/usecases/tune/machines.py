@@ -120,7 +120,7 @@ def _machine(
 
 
 def report(study: MachineStudy) -> Report:
-    """Return a report on the GPUs."""
+    """Return the report on LRU on common GPUs."""
     return Report(
         "kvscope tune",
         study.trace,

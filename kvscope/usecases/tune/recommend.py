@@ -170,7 +170,7 @@ def tune(
 def _machines(
     where: ResolvedDeployment | None, request: TuneRequest, block_size: int
 ) -> Iterator[ReplicaMachine]:
-    """Yield the other machines; first the present one with all KV memory, if a log states that."""
+    """Yield machines to compare: this one with all the KV that its log says fits, then --also."""
     if where is not None and (fits := where.pool.fitting_bytes) is not None:
         filled = replace(where, pool=where.pool.filling_the_gpu)
         yield ReplicaMachine.of(filled, block_size, fits)
@@ -179,7 +179,7 @@ def _machines(
 
 
 def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) -> float | None:
-    """Return LRU's hit rate on the later requests without the drafter, in a pool without it."""
+    """Return LRU's hit rate on later requests without the drafter; None without one in the pool."""
     if not where.engine.drafts_in_pool:
         return None
     later = tuner.windows.later.evaluator
@@ -194,7 +194,6 @@ def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) 
 
 
 def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:
-    """Yield the warnings to read before the verdict."""
     tuning, trace = tuned.tuning, tuned.trace
     if latency.note:
         yield latency.note
@@ -331,7 +330,7 @@ def ends_of(
     request: TuneRequest,
     pool: KvPool | None = None,
 ) -> Iterator[End]:
-    """Yield the ends of latency and pool, and other starts of sessions without a common clock.
+    """Yield ends of latency and pool, and other start times of sessions without a common clock.
 
     With neither deployment nor stated latency, the ends are prefill times halved and doubled.
     `pool` is the deployment's in blocks of the trace, None if another capacity is stated. The

@@ -128,7 +128,7 @@ class RowChange(Struct, frozen=True):
 class PolicyWorth(Struct, frozen=True):
     """The value of the recommended policy change.
 
-    LRU needs `lru_gib` (`lru_blocks`) more capacity to be as fast; null if no LRU cache is. It
+    LRU needs `lru_gib` (`lru_blocks`) more capacity to be as fast; null if no LRU cache is. LRU
     needs `lru_replicas` more to meet the SLO; null if unknown. `unguarded_ms` is the TTFT at
     the target's percentile without the policy's guard; null if it has no removable guard. The
     `category` with the largest gain has `category_share` (0-1) of the tail excess latency saved;
@@ -193,11 +193,12 @@ class ToRun(Struct, frozen=True):
     policy now (do-now), on a canary first, or not (no), whatever the SLO; `slo_met` whether the
     recommendation meets the SLO, `lru_slo_met` whether LRU does, `certain` whether the verdict is
     the same at all ends. Without a change, `requests_needed` would probably show a gain; null if
-    more than the present `requests` would not help. `enough` meets the SLO at a larger capacity.
-    `why_no_flags` is empty if there are flags. `capacity_hbm` is a multiple of the GPU memory.
-    `replicas_at_least` meet the SLO with LRU, or at least keep up, at `replicas_price_hour`:
-    `extra_price_hour` more than now, which a switch saves. Up to `replicas_tried` were tried.
-    `fewest` has the fewest replicas that meet the SLO, with LRU and with the choice.
+    more than the present `requests` would not help. `enough` is a trial that meets the SLO at a
+    larger capacity. `why_no_flags` is empty if there are flags. `capacity_hbm` is a multiple of the
+    GPU memory. `replicas_at_least` meet the SLO with LRU, or at least keep up, at
+    `replicas_price_hour`: `extra_price_hour` more than now, which a switch saves. Up to
+    `replicas_tried` were tried. `fewest` has the fewest replicas that meet the SLO, with LRU and
+    with the choice.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -227,9 +228,7 @@ class ToRun(Struct, frozen=True):
 
 
 class RowDoubt(Struct, frozen=True):
-    """Why no tier is to be added, the row of the nearest option, and the `ends` at which it
-    harms or does not pay.
-    """
+    """Why to add no tier; the nearest option's row, and `ends` where it harms or does not pay."""
 
     why: TierReason
     row: int | None
@@ -316,7 +315,7 @@ class Recommendation(Struct, frozen=True):
         return self.plan.tier.tier if self.plan.tier else None
 
     def size(self, blocks: int) -> str:
-        """Return a capacity in every unit that is known."""
+        """Return a capacity in words: blocks, tokens, and bytes if the model is known."""
         return units.blocks_tokens_bytes(
             blocks,
             block_size=self.trace.block_size,
@@ -470,7 +469,7 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def rows(self) -> tuple[PlanRow, ...]:
-        """The options."""
+        """The options, the present deployment first."""
         return tuple(self._row(*numbered) for numbered in enumerate(self.plan.options))
 
     def _row(self, number: int, option: PlanOption) -> PlanRow:
@@ -518,12 +517,12 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def do_now_row(self) -> int | None:
-        """The row of the policy to change to now."""
+        """The row of the policy to change to now; None for no such change."""
         return self._chosen_row("do-now")
 
     @property
     def canary_row(self) -> int | None:
-        """The row of the policy to try on a canary first."""
+        """The row of the policy to try on a canary first; None for no such change."""
         return self._chosen_row("canary")
 
     def _chosen_row(self, grade: Grade) -> int | None:
@@ -534,12 +533,12 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def to_meet_row(self) -> int | None:
-        """The cheapest row that meets the SLO."""
+        """The cheapest row that meets the SLO; None if none does."""
         return self._place(self.plan.cheapest)
 
     @property
     def add_tier_row(self) -> int | None:
-        """The row with the memory to add."""
+        """The row with the memory to add; None for none."""
         return self._place(self.plan.tier)
 
     def _place(self, option: PlanOption | None) -> int | None:
