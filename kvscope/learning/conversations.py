@@ -28,13 +28,16 @@ V = TypeVar("V")
 
 
 class RequestHints(NamedTuple):
-    """The session, type and turn that a request states; None or "unknown" where it does not."""
+    """The session, type and turn that a request states; None or "unknown" where it does not.
+
+    `arrival_s` is by a replayed trace's clock; `probe` marks requests of `kvscope calibrate`.
+    """
 
     session: str | None
     type: str
     turn: int | None
-    arrival_s: float | None = None  # by the clock of a trace that is replayed
-    probe: bool = False  # sent by `kvscope calibrate`
+    arrival_s: float | None = None
+    probe: bool = False
 
 
 def read_hints(request: Request) -> RequestHints:
@@ -60,7 +63,7 @@ def _within(value: Any, least: int, beyond: int) -> float | None:
 
 
 class Sessions:
-    """The turns of each session, in order of arrival."""
+    """The latest request of each session, and its turn."""
 
     def __init__(self) -> None:
         self._latest: dict[str, tuple[int, int]] = {}
@@ -74,7 +77,7 @@ class Sessions:
 
 
 class _PromptEnd(Struct):
-    """A block where prompts ended: the latest such turn, and how many requests `continued` it."""
+    """Prompts that end at one block: the latest one's turn, and how many requests `continued`."""
 
     continued: int = 0
     turn: int = 0
@@ -92,7 +95,7 @@ class Lineage:
         self._ends: dict[Key, _PromptEnd] = {}
 
     def turn(self, keys: Sequence[Key], prompt_tokens: int) -> int:
-        """Return the turn of a request whose prompt has these full blocks."""
+        """Return the turn of a new request with these blocks, and count it as a continuation."""
         for key in reversed(keys[: max(prompt_tokens // self._block_size - 1, 0)]):
             end = self._ends.get(key)
             if end is not None and end.history_tokens <= prompt_tokens:
@@ -101,7 +104,7 @@ class Lineage:
         return 1
 
     def end(self, keys: Sequence[Key], prompt_tokens: int, history_tokens: int, turn: int) -> None:
-        """Note a finished request; requests that begin with its full blocks continue it."""
+        """Note a finished request; later ones that begin with its prompt's blocks continue it."""
         full = min(prompt_tokens // self._block_size, len(keys))
         if full:
             end = self._ends.get(keys[full - 1]) or _PromptEnd()
@@ -110,13 +113,13 @@ class Lineage:
 
 
 class Categories:
-    """Numbers for (type, turn bucket), in order of first use."""
+    """Category numbers of (type, turn bucket), in order of first use."""
 
     def __init__(self) -> None:
         self._number: dict[tuple[str, int], int] = {}
 
     def number(self, kind: str, turn: int) -> int:
-        """Return the number of a category."""
+        """Return the category of a type and a turn; beyond MOST_CATEGORIES the last one."""
         bucket = min(turn, 4) if turn <= 6 else 7  # turns 1, 2, 3, 4-6, 7 and more
         known = self._number.get((kind, bucket))
         if known is None:

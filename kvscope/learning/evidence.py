@@ -1,7 +1,7 @@
 """The evidence on a guard's candidates, and the guard's decision, request by request.
 
 The same functions run in a kernel over a whole trace and in an engine's process. There sequences
-are lists: single numbers of arrays take four times as long.
+are lists: reading single numbers of arrays takes four times as long.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SURE = -2.0 * math.log(CHANCE)
 
 
 class Goal(NamedTuple):
-    """The quantities that a guard counts, for a cache of `capacity_blocks`.
+    """Thresholds by which a guard compares candidates, for a cache of `capacity_blocks`.
 
-    Tokens beyond `xi_tokens` (half of `slo_tokens` for policies without a xi). And late requests:
-    those that compute and wait for more than `slo_tokens` in an engine that computes `tokens_per_s`
-    (0: requests do not wait; `slo_tokens` 0: none is late).
+    It counts each request's computed tokens beyond `xi_tokens` (half of `slo_tokens` for policies
+    without a xi), and late requests: those that compute and wait for more than `slo_tokens` in an
+    engine that computes `tokens_per_s` (0: requests do not wait; `slo_tokens` 0: none is late).
     """
 
     capacity_blocks: float
@@ -57,8 +57,8 @@ class GuardEvidence(NamedTuple):
     A request's saving is the tokens beyond xi that LRU computed minus the candidate's. `gain` is
     the sum of savings, `square` that of their squares, `largest` the largest square, `loss` the
     fall of `gain` since its best. `late` counts requests late under LRU alone, less those late
-    under the candidate alone; `late_square` counts both. All are discounted with age. `backlog` are
-    the tokens that the latest request computed and waited for.
+    under the candidate alone; `late_square` is the sum of both. All are discounted with age.
+    `backlog` are the tokens that the latest request computed and waited for.
     """
 
     gain: Float64s
@@ -92,7 +92,7 @@ def note_request(
 ) -> None:
     """Add a request that arrived `passed_s` after the previous one.
 
-    `blocks` of the request and `tokens` of its prompt are the numbers that each candidate computes.
+    `blocks` and prompt `tokens` are those of the request that each candidate has to compute.
     """
     most = 0
     for count in blocks:
@@ -148,7 +148,7 @@ def sure_gain(evidence: GuardEvidence, at: int) -> float:
 
     The bound of a mixture of sequential probability ratio tests. Where gains are as likely as equal
     losses and nothing is discounted, sums ever exceed it with probability `CHANCE` at most, if the
-    mixture's spread is fixed beforehand. Here it is the largest square so far: a guide.
+    mixture's spread is fixed beforehand. Here the spread is the largest square so far: a guide.
     Source: Howard, Ramdas, McAuliffe and Sekhon, Time-uniform, nonparametric, nonasymptotic
     confidence sequences (2021): the normal mixture, which is Robbins's. For symmetric differences
     squares stand for variances: de la Pena, A general class of exponential inequalities (1999).

@@ -60,10 +60,10 @@ class _Waiting(Struct):
 class OnlineGuard:
     """Replays served requests in a shadow cache of each candidate, and decides between them.
 
-    `tables` are the candidates', until `use`. An engine serves many requests at a time, a shadow
-    one after the other in order of arrival: requests wait here until they and all before them have
-    ended. With more than 1,024 waiting, or after 5 minutes, the first one counts without its
-    output, so that others need not wait for it.
+    `tables` has each candidate's table, until `use` replaces them. An engine serves many requests
+    at a time, a shadow one after the other in order of arrival: requests wait here until they and
+    all before them have ended. With more than 1,024 waiting, or after 5 minutes, the first one
+    counts without its output, so that others need not wait for it.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class OnlineGuard:
     ) -> None:
         """Add a new request, with its class and cuts under each candidate (`kinds`).
 
-        `every` and `forgotten` are those of `RecentBlocks`.
+        One of `every` blocks is followed; blocks last touched before request `forgotten` are not.
         """
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
@@ -125,7 +125,7 @@ class OnlineGuard:
         self._serve()
 
     def end(self, number: int, output_tokens: int, blocks: int, segments: TouchedSegments) -> None:
-        """Note that a request has been served, and touched `blocks` more, of its output."""
+        """Note that a request has been served; its output touched `blocks` more blocks."""
         waiting = self._waiting.get(number)
         if waiting is None:
             return
@@ -222,7 +222,7 @@ class ArrivedRequest(NamedTuple):
 class GuardedLearner(OnlineLearner):
     """A learner that tracks the blocks of the latest `memory` requests for its guard.
 
-    `candidate` is the one in force, fixed without a guard. `gaps_s` as in `RecentBlocks`.
+    `candidate` numbers the one in force, fixed without a guard. `gaps_s` as in `RecentBlocks`.
     """
 
     candidate = FALLBACK
@@ -297,7 +297,7 @@ class GuardedLearner(OnlineLearner):
     def touch_output(
         self, request: Request, match: PrefixMatch, prompt_tokens: int
     ) -> tuple[int, TouchedSegments]:
-        """Touch the output's blocks of a served request; return as `RecentBlocks.end` does."""
+        """Touch a served request's output blocks; return the number followed, and segments."""
         full, computed = prompt_tokens // self.block_size, computed_blocks(request, self.block_size)
         more: list[Key] = request.block_hashes[full:computed]
         followed, segments = self.recent.end(more, match.number)

@@ -1,4 +1,4 @@
-"""Lanes of blocks: where the blocks of a request go, and which lane to evict from.
+"""Lanes (queues of blocks): where the blocks of a request go, and which lane to evict from.
 
 An engine's free blocks and the shadow caches both evict from the lane whose oldest block is worth
 least. Lanes lie in a heap by the worth of their oldest block, so that taking a block computes one
@@ -48,7 +48,7 @@ def lane_plan(
 
 
 def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
-    """Return the lane of blocks that the next turn needs, in the first part of the path."""
+    """Return the lane of a path's head: its blocks that any next turn needs."""
     of_part = _in_part(turn, len(cuts) + 1, bisect_right(cuts, 0))
     return policy.place(of_part, 0, block_size, p)[1]
 
@@ -81,8 +81,8 @@ class LaneHeap:
 
     `oldest` returns the number of a lane's oldest block (lower is older), and the time since when
     it is idle; None for an empty lane. A caller that changes the front of a lane adds it to
-    `changed`; `all_changed` stands for every lane. `next_step_s` is a stepwise policy's; `steady`
-    says that no lane's worth changes at all.
+    `changed`; `all_changed` stands for every lane. `next_step_s` is a stepwise policy's, else None;
+    `steady` says that no lane's worth changes at all.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class LaneHeap:
         return self.changed
 
     def first(self) -> Entry | None:
-        """Return the entry of the lane whose oldest block is worth least; None for no block."""
+        """Return (worth, number, lane) of the oldest block worth least; None without any block."""
         heap, entries, changed = self._heap, self._entries, self.changed
         if self.all_changed:
             self.unsettled()

@@ -25,7 +25,7 @@ class FittedTable(ABC):
 
     @abstractmethod
     def document(self) -> dict[str, object]:
-        """Return the table by its name, as TOML values; reading returns the same numbers."""
+        """Return {name of the table: its TOML values}; `read_fit` restores the same numbers."""
 
     def refitted_in_engine(self) -> Self:
         """Return the fit such that an engine later replaces it by its own, if the learner can."""
@@ -77,11 +77,11 @@ class OnlineLearner:
         """Note that the engine's cache was emptied."""
 
     def guard(self, capacity_blocks: int) -> None:
-        """Start guarding the use of the table in a cache of `capacity_blocks`."""
+        """Start a guard, if the policy has one, over the table in a cache of `capacity_blocks`."""
 
 
 def learner_class(policy: type[Policy]) -> type[OnlineLearner] | None:
-    """Return the class that learns for a policy in an engine; None for policies without a table."""
+    """Return the class that learns for a policy in kvscope's plugin; None if none does."""
     if policy.learner is None or not policy.runs_in_plugin():
         return None
     learner: type[OnlineLearner] = import_module(f"{__package__}.{policy.learner}.online").LEARNER
@@ -112,6 +112,6 @@ def reads_fit(policy: type[Policy]) -> bool:
 
 
 def computed_blocks(request: Request, block_size: int) -> int:
-    """Return the full blocks of prompt and output with KV: never the last output token's."""
+    """Return the number of full blocks with KV, which the last output token does not have."""
     tokens = min(max(request.num_tokens - 1, 0), request.num_computed_tokens)
     return int(tokens // block_size)

@@ -18,17 +18,18 @@ class Observer:
     """Receives every event of a scheduler; an error of its own stops it, never the engine.
 
     The engine only calls `tell`, with the name of an event; an observer has a method for each event
-    that it handles. None may change the request: `arrived` (request), `stepping` before a step is
-    planned, `admitted` (request id, hit tokens; the first time only), `updating` and `updated`
-    before and after a step's outputs are processed, `releasing` (request) before its blocks are
-    freed, `put_off` (blocks) if that only happens later, `released` after that, and `closing`.
+    that it handles. No method may change the request. Events: `arrived` (request), `stepping`
+    before a step is planned, `admitted` (request id, hit tokens; the first time only), `updating`
+    and `updated` before and after a step's outputs are processed, `releasing` (request) before its
+    blocks are freed, `put_off` (blocks) if they are freed later, `released` after freeing, and
+    `closing`.
     """
 
     what = "kvscope"
     broken = False
 
     def tell(self, event: str, *of: Any) -> None:
-        """Handle an event. Never raises."""
+        """Pass an event to the method of its name, if there is one. Never raises."""
         if self.broken:
             return
         try:

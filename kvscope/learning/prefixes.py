@@ -1,4 +1,4 @@
-"""Track which cached blocks are reached through which: for policies that evict leaves."""
+"""Track through which prefix each cached block is reached, for policies that evict leaves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Key: TypeAlias = Hashable  # an engine's hash of a block and of all before it
 
 
 class _Prefix(Struct, eq=False):
-    """One key, its prefix (`above`), and the numbers of its blocks and cached keys right below."""
+    """A key, the key before it (`above`), its cached blocks (`holders`), and cached `children`."""
 
     key: Key
     above: _Prefix | None = None
@@ -22,7 +22,7 @@ class _Prefix(Struct, eq=False):
 class Prefixes:
     """The keys of all cached blocks, and of the prefixes right above them.
 
-    `stranded` is set once only one of several blocks is left with a key that has cached children.
+    `stranded` becomes True when a key with cached children loses all but one of its blocks.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Prefixes:
         return prefix.key
 
     def has_orphans(self, key: Key) -> bool:
-        """Return whether cached keys are reached only through the one block with `key`."""
+        """Return whether `key` has exactly one block, and cached children."""
         entry = self._known.get(key)
         return entry is not None and entry.children > 0 and entry.holders == 1
 

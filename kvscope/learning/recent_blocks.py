@@ -37,8 +37,8 @@ class PrefixMatch(NamedTuple):
 
     `known_blocks` of its prompt were touched before. `turns` requests came before it in its
     conversation. It touches `followed` blocks (others are not counted), and `segments` say which
-    request touched these before. `cuts` are the depths down to which blocks had waited for at most
-    each of the gaps of `RecentBlocks`; the last one is `known_blocks`.
+    request touched these before. `cuts` are the depths down to which blocks had waited for less
+    than each of `RecentBlocks`' `gaps_s`; the last one is `known_blocks`.
     """
 
     number: int
@@ -52,10 +52,12 @@ class PrefixMatch(NamedTuple):
 class RecentBlocks:
     """The blocks touched by the latest `memory` requests, and the last request to touch each.
 
-    Above `most_keys` blocks, half of them, by hash, are forgotten and no longer followed. The last
-    block of each of the latest prompts is known even then, so that a prompt that repeats a whole
-    earlier one is matched to its end. `most_requests`, the size of the ring of records by request,
-    must exceed `memory`. `gaps_s` divide waits (s) into the classes that a match distinguishes.
+    Above `most_keys` blocks, half of them, chosen by hash, are forgotten and no longer followed
+    (one of `every` still is). Blocks last touched before request `forgotten` are forgotten. The
+    last block of each of the latest prompts is known even then, so that a prompt that repeats a
+    whole earlier one is matched to its end. `most_requests`, the size of the ring of records by
+    request, must exceed `memory`. `gaps_s` divide waits (s) into the classes that a match
+    distinguishes.
     """
 
     def __init__(
@@ -65,13 +67,13 @@ class RecentBlocks:
         most_requests: int = MOST_REQUESTS,
         gaps_s: Sequence[float] = (),
     ) -> None:
-        self.every = 1  # of so many blocks one is followed
+        self.every = 1
         self._memory, self._most_keys, self._slots = memory, most_keys, most_requests
         self._gaps_s = gaps_s
         self._young: dict[Key, int] = {}
         self._old: dict[Key, int] = {}  # touched before request `_turned`
         self._turned = 0
-        self.forgotten = 0  # blocks not touched by this request or a later one are forgotten
+        self.forgotten = 0
         self._ends: dict[Key, int] = {}
         self._next = 0
         self._arrival_s = array("d", bytes(8 * most_requests))
@@ -110,7 +112,7 @@ class RecentBlocks:
         return PrefixMatch(number, known, turns, followed, segments, cuts)
 
     def end(self, keys: Sequence[Key], number: int) -> tuple[int, TouchedSegments]:
-        """Touch the full blocks of a request's output; return the number followed, and segments."""
+        """Touch a request's full output blocks; return the number followed, and their segments."""
         if number <= self._next - self._slots:
             return 0, []
         _, _, followed, segments = self._touch(keys, number, self._arrival_s[number % self._slots])
@@ -153,7 +155,7 @@ class RecentBlocks:
         return tuple(accumulate(reached, max)), deepest, followed, segments
 
     def _deeper(self, keys: Sequence[Key], known: int, previous: int) -> tuple[int, int]:
-        """Return known blocks and previous request, by the end of a prompt where that is deeper."""
+        """Return known blocks and previous request, by a recent prompt's last block if deeper."""
         for depth in range(len(keys) - 1, known - 1, -1):
             number = self._ends.get(keys[depth], -1)
             if number >= max(self._next - 1 - self._memory, 0):

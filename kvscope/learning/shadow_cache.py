@@ -23,7 +23,7 @@ _SPARE = 64
 
 
 class BranchPoint(Struct, eq=False):
-    """A block of `owner`, at `depth` of its path, below which runs of earlier requests go on.
+    """A block of `owner`, at `depth` of its path, below which runs of earlier requests continue.
 
     `children` has the number of these runs that are not empty, for each shadow.
     """
@@ -112,9 +112,9 @@ class ShadowCache:
     def cut(
         self, previous: int, begin: int, until: int, parent: BranchPoint | None
     ) -> tuple[int, bool]:
-        """Remove a run's blocks in front of `until`; return its end, and whether blocks are left.
+        """Remove a run's blocks in front of `until`; return their end, and whether others are left.
 
-        The run began at `begin` and was a child of `parent`.
+        The run began at `begin` and was a child of `parent`. An empty run ends at `begin`.
         """
         at = previous & self._runs.mask
         end = self.end[at]
@@ -179,7 +179,7 @@ class ShadowCache:
         return 0
 
     def _lose_child(self, branch: BranchPoint) -> None:
-        """Remove a child of a branch point; without any, the run that ends there may shrink."""
+        """Remove a child of a branch point; with none left, the run that ends there may shrink."""
         children = branch.children
         children[self._which] -= 1
         if children[self._which] or not self._leaf:

@@ -24,7 +24,7 @@ class DirectivesOffline(OfflineLearner):
     """Tables of a trace whose requests state nothing: all blocks are alike, as under LRU."""
 
     def tables(self, traffic: Traffic, every: float) -> Tables:
-        """Return a row of no directive for each category."""
+        """Return tables with a row of "no directive" for each category."""
         categories = int(traffic.category.max(initial=0)) + 1
         return Tables.of(np.zeros(1, dtype=np.int64), np.array([[_NOTHING] * categories]))
 
@@ -72,7 +72,7 @@ def _tables(traffic: Traffic, own: Int32s, parts: list[Parts]) -> Tables:
 
 
 def _cuts(every: list[Parts], most: int, block_size: int) -> Int32s:
-    """Return the blocks at which parts begin, the first aside (directives x parts - 1)."""
+    """Return the blocks at which parts after the first begin (directives x parts - 1)."""
     cuts = np.full((len(every), most - 1), _END, dtype=np.int32)
     for number, each in enumerate(every):
         for part, (_, (begin, _)) in enumerate(pairwise(each)):

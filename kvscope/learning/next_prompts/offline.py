@@ -31,7 +31,7 @@ _UNKNOWN_PROMPT_TOKENS = 256.0
 
 
 class NextPromptsOffline(OfflineLearner):
-    """Equally likely next prompts (tokens) of each category."""
+    """Tables with `VALUES` equally likely next-prompt lengths (tokens) for each category."""
 
     def tables(self, traffic: Traffic, every: float = REFIT_S) -> Tables:
         """Return, for each refit's window, equally likely next prompts by category of the turn.
@@ -61,8 +61,8 @@ def conversation_parameters(traffic: Traffic, share: float = FIT_SHARE) -> Mappi
     """Return estimates of a policy's conversation parameters from the first `share` of requests.
 
     `next_prompt_tokens`: the mean of the next prompts. `turn_rate_per_s` and `death_rate_per_s`:
-    the conversation model, by maximum likelihood with deaths unseen. Left out where these requests
-    do not show them.
+    rates of next turns and of ends of conversations, by maximum likelihood with ends unobserved.
+    Empty if these requests do not determine them.
     Source: Tail-Optimized Caching for LLM Inference, section 4 (Q) and Definition 1.
     """
     first = int(len(traffic.leaf) * share)

@@ -38,7 +38,7 @@ def categories_of(traffic: Traffic) -> int:
 
 
 class Cells(NamedTuple):
-    """The cells (`at`) in which requests count; `inside` marks requests in a refit's window."""
+    """Table cells of requests: `inside` marks those in a refit's window, `at` has their cells."""
 
     at: Int64s
     inside: Bools
@@ -108,7 +108,7 @@ class PrefixFeatures(NamedTuple):
         return self.of_deepest(self.end, 0)
 
     def before(self, goes_on: Bools) -> Int64s:
-        """Return each request's previous turn, -1 for none; `goes_on` (K) marks turns' segments."""
+        """Return each request's previous turn, -1: none; `goes_on` (K) marks segments of turns."""
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
 
@@ -130,7 +130,7 @@ def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> Prefix
 
 
 def chained(before: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the length of each chain of previous requests, and the first request of the chain."""
+    """Return how many requests precede each by way of `before` (-1: none), and the first one."""
     at = np.arange(len(before))
     first = np.where(before >= 0, before, at)
     steps = (before >= 0).astype(np.int64)

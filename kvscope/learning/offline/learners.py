@@ -115,5 +115,5 @@ def _for_all(tables: Tables, some: Traffic, served: Bools) -> Tables:
 
 
 def end_of(traffic: Traffic) -> float:
-    """Return the time right behind the last request, in seconds."""
+    """Return the time right after the last request, in seconds."""
     return float(np.nextafter(traffic.arrival_s[-1], np.inf)) if len(traffic.leaf) else 0.0

@@ -44,7 +44,7 @@ class Taken(NamedTuple):
     candidate: Int64s
 
     def over(self, since: Int64s, requests: int) -> Taken:
-        """Return the candidates in force, with periods that begin at each of `since`, too."""
+        """Return the candidates in force, their periods also divided at each of `since`."""
         begins = np.unique(np.concatenate((since, self.since)))
         begins = begins[begins < max(requests, 1)]
         return Taken(begins, self.candidate[row_at(self.since, begins)])
@@ -71,9 +71,9 @@ class Computed(NamedTuple):
 class GuardedShadows:
     """Shadows of one traffic for caches of any size, one for each candidate of a guard.
 
-    The last candidate is the policy's `own` tables. Each other one has a row of `simple` (S x
-    columns) for all requests, as one class (`lanes` is its number of lanes); the first is LRU. The
-    guard begins with the `evidence` of an earlier run, if there is any.
+    The last candidate is the policy's `own` tables. Each other one puts all requests in one class
+    of `lanes` lanes, scored by its row of `simple` (S x columns); the first is LRU. The guard
+    begins with the `evidence` of an earlier run, if there is any.
     """
 
     def __init__(

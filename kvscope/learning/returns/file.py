@@ -98,7 +98,7 @@ class FittedReturns(FittedTable):
 
     @property
     def values(self) -> Float64s:
-        """The policy's table: a class has the same row at each level of need."""
+        """The policy's table: the same row for each lane (level of need) of a class."""
         values: Float64s = np.repeat(self.index, LEVELS, axis=0)
         return values
 

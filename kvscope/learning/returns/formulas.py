@@ -40,7 +40,7 @@ _ROOT_RETURNS = 0.2
 
 
 def bin_requests(refit_requests: float) -> int:
-    """Return the number of requests in a bin."""
+    """Return the number of requests in a bin, a quarter of those between refits."""
     return int(refit_requests) // REFIT_BINS
 
 
@@ -124,7 +124,7 @@ class FitMemory(NamedTuple):
 
 
 def fit_memory() -> FitMemory:
-    """Return the memory for fits."""
+    """Return the constants of a fit, and its working arrays."""
     sizes = [math.prod(STEPS[known:]) for known in range(len(STEPS) + 1)]
     classes, levels = sizes[0], len(sizes)
     return FitMemory(
@@ -145,7 +145,7 @@ def fit_memory() -> FitMemory:
 
 
 def return_table(counts: ReturnCounts) -> Float64s:
-    """Return the index of each class and age, with the same row for each level of need."""
+    """Return the index of each class and age, in one row for each lane (level of need)."""
     # As lists: without a kernel, single numbers of arrays take four times as long.
     counted: Any = counts._replace(
         returned=counts.returned.tolist(),
@@ -246,7 +246,7 @@ def set_hazard(
 ) -> bool:
     """Set the hazard of the classes with the first `known` features of class `first`.
 
-    It is shrunk to the coarser group's. Return False, and set nothing, if the group was not
+    It is shrunk towards the coarser group's. Return False, and set nothing, if the group was not
     touched.
     """
     if not sum_group(counts, unit, first, known, memory):

@@ -45,7 +45,8 @@ from kvscope.replay.traffic import Traffic
 class ReturnsOffline(OfflineLearner):
     """The classes of all requests, and each class's index by age.
 
-    In each cache a guard chooses between LRU, need alone, and these tables.
+    In each cache a guard chooses between LRU, need alone (whether a next turn needs the block), and
+    these tables.
     """
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
@@ -136,7 +137,7 @@ def fit_at_end(
 
 
 def _sorted(traffic: Traffic, segments: Segments, refit_requests: float) -> tuple[Int32s, Int32s]:
-    """Return the class of each request, and the cuts of its path (R x P)."""
+    """Return the class of each request, and the cuts of its path (R x PARTS - 1)."""
     prefixes = prefix_features(traffic, segments, WINDOW_BINS * bin_requests(refit_requests))
     return classes_of(request_features(traffic, prefixes)), path_cuts(prefixes)
 
@@ -149,7 +150,7 @@ def request_features(traffic: Traffic, prefixes: PrefixFeatures) -> RequestFeatu
 
 
 def path_cuts(prefixes: PrefixFeatures) -> Int32s:
-    """Return the depths that cut each path into `PARTS`, by how long its blocks had waited (R x P).
+    """Return the depths that cut each path into `PARTS` by how long blocks waited (R x PARTS - 1).
 
     Deeper blocks have waited longer: a touch of a block touches all blocks before it.
     """

@@ -47,7 +47,7 @@ _BEGAN_S = began_s(np.arange(AGES)).tolist()
 class ReturnEstimator:
     """The table of `gittins`, refitted at intervals to the window of latest requests.
 
-    Requests have numbers, ascending by one. `most_requests` are more than a window has.
+    Requests have numbers, ascending by one. `most_requests` must exceed those of a window.
     """
 
     def __init__(self, refit_requests: float, most_requests: int = MOST_REQUESTS) -> None:
@@ -199,7 +199,7 @@ class ReturnsLearner(GuardedLearner):
         return f"fitted once to {fitted.requests} requests{more}, {guarded}"
 
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
-        """Touch the prompt's blocks, which determine its class."""
+        """Touch the prompt's blocks, which set its class; return as `OnlineLearner.arrive`."""
         changed = self._refit(arrival_s)
         changed |= self.switched()
         if changed:

@@ -45,8 +45,8 @@ class ReuseEstimator:
     """The table of `wa`, refitted every `refit_s` to the six refit periods before.
 
     `table` has a row per category. A block untouched for six periods is forgotten and counts as
-    new. Beyond `most_keys` blocks, half of them, by hash, are no longer followed, and each block
-    counted stands for twice as many.
+    new. Beyond `most_keys` blocks, half of them, chosen by hash, are no longer followed, and each
+    followed block stands for twice as many.
     """
 
     def __init__(self, refit_s: float, categories: int, most_keys: int = MOST_KEYS) -> None:
@@ -193,7 +193,7 @@ class ReuseLearner(GuardedLearner):
         return Scores(self._lru), Scores(self._estimator.table)
 
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
-        """Find the request's category, and note its prompt for the guard."""
+        """Find the request's category, and show the guard its prompt (`OnlineLearner.arrive`)."""
         changed = self._estimator.at(arrival_s)
         if changed and self.online_guard is not None:
             self.online_guard.use(self._candidates())
@@ -213,7 +213,7 @@ class ReuseLearner(GuardedLearner):
         return changed, ArrivedRequest(match, category, request.num_prompt_tokens, arrival_s, turn)
 
     def end(self, request: Request, memo: ArrivedRequest) -> None:
-        """Touch all blocks of the request."""
+        """Touch the request's blocks that have KV, of prompt and output."""
         self._lineage.end(
             request.block_hashes, request.num_prompt_tokens, request.num_tokens, memo.turn
         )
