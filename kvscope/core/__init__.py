@@ -1,1 +1,1 @@
-"""What every room shares: units, errors, files, traces, hits, runs, compiled kernels."""
+"""Shared by all packages of kvscope: units, errors, files, traces, hits, runs, compiled kernels."""

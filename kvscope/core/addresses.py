@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class Address(Struct, frozen=True):
-    """A server's bind address, and the token that clients need, None without one."""
+    """A server's bind address, and the access token of its clients, None if it needs none."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Address(Struct, frozen=True):
 
 
 def is_same(text: str, token: str) -> bool:
-    """Return whether two texts are equal, in constant time: it does not show where they differ."""
+    """Return whether two texts are equal, in a time that does not depend on where they differ."""
     return compare_digest(text.encode(), token.encode())
 
 

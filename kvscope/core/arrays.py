@@ -1,4 +1,4 @@
-"""Names of array types as kernels take them; functions for distinct and for random numbers."""
+"""Names of the array types of kernels; functions for distinct numbers and for random numbers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def record_type(whole: str, real: str = "") -> np.dtype[Any]:
-    """Return a dtype with integer fields (`whole`) and float fields (`real`); names by blanks."""
+    """Return a dtype with int64 fields `whole` and float fields `real`, names split at blanks."""
     return np.dtype(
         [(name, np.int64) for name in whole.split()] + [(name, float) for name in real.split()]
     )
 
 
 def unsigned(numbers: Int32s) -> UInt32s:
-    """Return an unsigned view of indices, which kernels use without a check for negative ones.
+    """Return an unsigned view of indices, which kernels use without a check for negative indices.
 
     The check of a signed index takes a quarter of the time of some kernels.
     """
@@ -39,9 +39,9 @@ def unsigned(numbers: Int32s) -> UInt32s:
 
 
 def distinct(*numbers: NDArray[N]) -> NDArray[N]:
-    """Return all numbers in ascending order, each once.
+    """Return the distinct numbers of all arrays, ascending.
 
-    NumPy's `unique` hashes whole numbers, which takes some ten times as long as to sort millions.
+    NumPy's `unique` hashes whole numbers: for millions, ten times slower than the sort here.
     """
     every = np.sort(np.concatenate(numbers))
     begins = np.ones(len(every), dtype=np.bool_)
@@ -51,7 +51,7 @@ def distinct(*numbers: NDArray[N]) -> NDArray[N]:
 
 @callable_in_kernels
 def mixed(state: Any) -> Any:
-    """Return splitmix64's random number for a state, or those of an array of states (uint64).
+    """Return splitmix64's random number of a state, or of each of an array of states (uint64).
 
     Source: Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
@@ -62,5 +62,5 @@ def mixed(state: Any) -> Any:
 
 @callable_in_kernels
 def fraction(number: Any) -> Any:
-    """Return a random number of 64 bits, or an array of them, scaled to [0, 1)."""
+    """Return a random number of 64 bits, or an array of such numbers, scaled to [0, 1)."""
     return (number >> np.uint64(11)) * 2.0**-53

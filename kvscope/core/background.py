@@ -1,7 +1,7 @@
 """Calls in a second thread, for work outside the interpreter: kernels, NumPy, DuckDB, decoders.
 
-The thread is a daemon, not a ThreadPoolExecutor's: the interpreter joins executors' threads at
-exit, so that Ctrl-C would have to wait for the call to end.
+The thread is a daemon, not one of a ThreadPoolExecutor: the interpreter joins an executor's threads
+at exit, so Ctrl-C would have to wait for the end of the call.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 
 def consume_in_background(use: Callable[[T], object], items: Iterable[T]) -> None:
-    """Use each item in a second thread while the caller's thread makes the next one.
+    """Call `use` on each item in a second thread, while this thread makes the next item.
 
-    At most two items exist at once. Errors come in the order of a plain loop: the error of using an
-    item before that of making the next one.
+    At most two items exist at once. Errors are raised in the order of a plain loop: that of using
+    an item before that of making the next one.
     """
     given = SimpleQueue[tuple[T, Future[object]] | None]()
 

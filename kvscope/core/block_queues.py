@@ -1,14 +1,14 @@
-"""Queues of blocks in arrays: linked lists, and rings, whose old ends alone are taken.
+"""Queues of blocks in arrays: doubly linked lists, and ring buffers, which are twice as fast.
 
 Lists: `links` (int32) has a row for each block: AFTER and BEFORE, its neighbours; WHERE, its list,
-or NOWHERE; MARK, a small number for the policy. List k is closed by row -1 - k, whose AFTER is the
-oldest block and whose MARK is the length.
+or NOWHERE; MARK, a small number for the policy. Row -1 - k is the sentinel of list k: its AFTER is
+the oldest block, its MARK the length.
 
-Rings: twice as fast, but a block leaves the middle only by being forgotten. `rings` (int32) has a
-row for each queue, then a last row with a number for each block: the policy's own, at least 0, or
-below 0 the place of the block in a queue that can forget it. A queue's row has YOUNG and OLD, the
-counts of slots filled and emptied so far; HOLES, the forgotten slots in between; MASK, the slots (a
-power of two) less one; then the slots, filled round and round.
+Rings: blocks enter at the young end and leave at the old end. `rings` (int32) has a row for each
+ring: YOUNG and OLD, the counts of slots filled and emptied so far; HOLES, the slots of forgotten
+blocks in between; MASK, the number of slots (a power of two) less 1; then the slots. Row NOTES has
+a number for each block: at least 0, it is the policy's own; below 0, it is -1 - the block's slot,
+by which `ring_forget` removes the block from the middle.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def ring_push(rings: Int32s, queue: int, block: int) -> None:
 
 
 def ring_remember(rings: Int32s, queue: int, block: int) -> None:
-    """Put a block into a ring that may forget it; until then its number is below 0."""
+    """Put a block at the young end of a ring, and note its slot for `ring_forget`."""
     if rings[queue, YOUNG] - rings[queue, OLD] > rings[queue, MASK]:
         _close_up(rings, queue)
     rings[NOTES, block] = -1 - (rings[queue, YOUNG] & rings[queue, MASK])
@@ -69,7 +69,7 @@ def ring_remember(rings: Int32s, queue: int, block: int) -> None:
 
 
 def ring_forget(rings: Int32s, queue: int, block: int) -> None:
-    """Take a remembered block out, wherever it is; its number is 0 again."""
+    """Remove a block that `ring_remember` put into the ring; set its number to 0."""
     rings[queue, SLOTS - 1 - rings[NOTES, block]] = _HOLE
     rings[queue, HOLES] += 1
     rings[NOTES, block] = 0
@@ -90,14 +90,14 @@ def ring_length(rings: Int32s, queue: int) -> int:
 
 
 def _empty_slot(rings: Int32s, queue: int) -> int:
-    """Empty the oldest slot and return its block, or `_HOLE` for a forgotten one."""
+    """Empty the oldest slot and return its block, `_HOLE` if the block was forgotten."""
     old = rings[queue, OLD]
     rings[queue, OLD] = old + 1
     return int(rings[queue, SLOTS + (old & rings[queue, MASK])])
 
 
 def _close_up(rings: Int32s, queue: int) -> None:
-    """Push every block again, leaving out the holes of forgotten blocks."""
+    """Push every block again, in order, without the holes of forgotten blocks."""
     for _ in range(rings[queue, YOUNG] - rings[queue, OLD]):
         block = _empty_slot(rings, queue)
         if block == _HOLE:

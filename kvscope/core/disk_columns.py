@@ -20,7 +20,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 def append_array(file: BinaryIO, values: NDArray[Any]) -> None:
-    """Write the values at the end of a file. Raises OSError for a full disk, now or at its flush.
+    """Append the values to a file. Raises OSError for a full disk, now or when the file is flushed.
 
     NumPy's own `tofile` does not report a full disk for arrays of a few kilobytes.
     """
@@ -28,7 +28,7 @@ def append_array(file: BinaryIO, values: NDArray[Any]) -> None:
 
 
 def close_quietly(file: BinaryIO) -> None:
-    """Close a file that is no longer read; ignore errors, as of a full disk."""
+    """Close a file that is no longer read; ignore errors, such as a full disk."""
     with suppress(OSError):
         file.close()
 
@@ -42,7 +42,7 @@ class Column(Protocol):
 
 
 class TemporaryColumns:
-    """A temporary `file` for columns, without a name; removed with the last reference to this."""
+    """An unnamed temporary `file` for columns, removed with the last reference to this object."""
 
     def __init__(self, folder: Path) -> None:
         self.file = cast("BinaryIO", TemporaryFile(dir=folder))  # noqa: SIM115 - see above
@@ -75,7 +75,7 @@ class DiskColumn:
 
 
 def stretches(length: int, at_once: int = AT_ONCE) -> Iterator[slice]:
-    """Yield slices that cover `length` entries, at most `at_once` each."""
+    """Yield slices of at most `at_once` entries that cover `length` entries."""
     return (slice(k, min(k + at_once, length)) for k in range(0, length, at_once))
 
 
@@ -90,7 +90,7 @@ def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]
 
 
 def stable_order(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the indices that stably sort up to 2^31 values, none of them NaN.
+    """Return the indices that sort up to 2^31 values stably; no value may be NaN.
 
     NumPy's stable sort of floats takes twice as long as the two sorts used here: one of the values,
     and one of integers that order equal values by their indices.
@@ -111,10 +111,10 @@ def in_order(parts: Iterable[Columns], key: str, folder: Path | None) -> Mapping
 def sorted_on_disk(
     parts: Iterable[Columns], key: str, folder: Path, at_once: int = 2 * AT_ONCE
 ) -> dict[str, DiskColumn]:
-    """Return sorted columns on disk: parts are sorted one by one, then merged by ranges of the key.
+    """Return sorted columns on disk: sort part by part, then merge by ranges of the key.
 
-    About `at_once` entries, and one part, are in memory at a time. Entries with equal keys are
-    always merged together, however many they are.
+    Memory holds one part, or about `at_once` entries while merging; more only if more entries have
+    the same key, since these are merged together.
     """
     runs = [_written(sorted_columns([part], key), folder) for part in parts]
     every = sum(len(run[key]) for run in runs)
@@ -148,7 +148,6 @@ def _written(columns: Columns, folder: Path) -> dict[str, DiskColumn]:
 
 
 def _every(column: DiskColumn, step: int) -> NDArray[Any]:
-    """Return every `step`-th entry."""
     parts = [
         column[part][::step] for part in stretches(len(column), AT_ONCE // step * step or step)
     ]
@@ -156,7 +155,7 @@ def _every(column: DiskColumn, step: int) -> NDArray[Any]:
 
 
 def _search(column: DiskColumn, bound: float, begin: int) -> int:
-    """Return the first place, from `begin` on, with an entry of at least `bound`."""
+    """Return the first index from `begin` on whose entry is at least `bound`; else the length."""
     end = len(column)
     while begin < end:
         middle = (begin + end) // 2

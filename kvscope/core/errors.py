@@ -1,4 +1,4 @@
-"""One family of errors: every message names the place, the value and the remedy, in one line.
+"""The errors of kvscope: every message names the place, the value and the remedy, in one line.
 
 Messages show addresses without passwords, tokens and signatures.
 
@@ -25,7 +25,7 @@ _USER = re.compile(r"[^\s/@:'\"]+:[^\s/'\"]+@(?=[\w\[])")
 def without_secrets(text: str) -> str:
     """Return `text` with user names, passwords and queries removed from its addresses.
 
-    An s3:// address keeps its `?`, a wildcard. `user:password@` is removed outside addresses, too.
+    s3:// addresses keep what follows `?`, a wildcard there. `user:password@` is removed everywhere.
     """
     if "://" in text:
         text = _ADDRESS.sub(
@@ -35,7 +35,7 @@ def without_secrets(text: str) -> str:
 
 
 def require_whole_addresses(arguments: Iterable[str]) -> None:
-    """Raise UsageError for an incomplete address: messages could not leave out its secrets."""
+    """Raise UsageError for an incomplete address, whose secrets messages could not leave out."""
     for place, argument in enumerate(arguments, 1):
         if "://" in argument and _IN_PARTS.search(argument):
             remedy = "put it in quotes, and write a space in it as %20"
@@ -70,7 +70,7 @@ class KvscopeError(Exception):
         return f"{line}; {self.remedy}" if self.remedy else line
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the parts of the message, whatever arguments a subclass takes."""
+        """Pickle the parts of the message instead of a subclass's own constructor arguments."""
         return _remade, (type(self), self.what, self.where, self.remedy)
 
 
@@ -90,7 +90,7 @@ class UsageError(KvscopeError):
 
 @contextmanager
 def placed(where: str, kind: type[KvscopeError] = UsageError) -> Iterator[None]:
-    """Raise a UsageError from the block again, as an error of `kind` with this place."""
+    """Turn a UsageError in the `with` block into an error of `kind` at the place `where`."""
     try:
         yield
     except UsageError as error:
@@ -98,7 +98,7 @@ def placed(where: str, kind: type[KvscopeError] = UsageError) -> Iterator[None]:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return the remedy for an unknown name: the nearest known name, else `otherwise`."""
+    """Return the remedy for an unknown name: a similar known name, `otherwise` if there is none."""
     near = get_close_matches(name, [*known], n=1)
     return f"did you mean {near[0]}?" if near else otherwise
 
@@ -106,7 +106,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
 def key_values(
     pieces: Iterable[str], known: Collection[str], where: str, *, owner: str, example: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the key and the value of pieces such as `ttl=10m`, options of `owner`.
+    """Yield the key and the value of each piece such as `ttl=10m`, an option of `owner`.
 
     Raises UsageError for another form, an unknown key, and a repeated key.
     """

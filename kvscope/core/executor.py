@@ -23,9 +23,9 @@ PROCESS_BYTES = 300 * MIB
 
 
 class Executor(ABC):
-    """Runs steps, whose results depend on their arguments and on files alone, wherever they run.
+    """Run steps in parallel, up to `workers` at once on each of `machines`.
 
-    Up to `workers` steps run at once on each of `machines`.
+    The result of a step may depend only on its arguments and on files.
     """
 
     workers: int
@@ -33,14 +33,14 @@ class Executor(ABC):
 
     @property
     def free_bytes(self) -> int | None:
-        """Free memory of each machine in bytes, None where unknown."""
+        """Free memory of a machine in bytes, the least of all machines; None if unknown."""
         free = memory.available_bytes()
         return free[0] if free else None
 
     def shared(self, value: T, version: int | None = None) -> T:
-        """Return a reference to a large value, to pass in `before` of many tasks.
+        """Return a reference to a large value, which many tasks share as an argument in `before`.
 
-        The same version of a value always has the same reference.
+        Calls with the same value and `version` return the same reference.
         """
         return value
 
@@ -53,10 +53,10 @@ class Executor(ABC):
         stop: Event | None = None,
         each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
-        """Yield the number of each task and `step(*before, task)`, as they finish.
+        """Yield the index of each task and the result of `step(*before, task)`, as steps finish.
 
-        Once `stop` is set, no further step begins. A step takes about `each_bytes` of memory beside
-        its process and `before`: a cluster runs at most as many on a machine as fit.
+        Once `stop` is set, no further step begins. A step needs about `each_bytes` of memory, apart
+        from its process and `before`; a cluster runs no more steps on a machine than fit.
         """
 
 
@@ -74,7 +74,7 @@ class Threads(Executor):
         stop: Event | None = None,
         each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
-        """Yield the results; after `stop`, running steps are finished and yielded."""
+        """Yield as `Executor.results`; after `stop`, running steps end and are yielded."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kvscope")
 
         def run(task: Any) -> tuple[R] | None:
@@ -92,7 +92,7 @@ class Threads(Executor):
 
 
 def threads_for(each_bytes: float) -> Threads:
-    """Return threads for steps of this size: one a core, or as many as fit into memory."""
+    """Return threads for steps of `each_bytes`: one per core, or fewer if memory is short."""
     return Threads(memory.at_once(each_bytes, cores()))
 
 
@@ -102,7 +102,7 @@ def cores() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent: loky's workers would outlive a killed one."""
+    """End this process once its parent has ended: loky's workers would outlive a killed parent."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -113,7 +113,7 @@ def _end_with(parent: int) -> None:
 
 
 class LocalProcesses(Executor):
-    """Processes of this machine, until the context ends; with one worker, this process alone."""
+    """Processes of this machine, until the `with` block ends; one worker: this process alone."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -134,7 +134,7 @@ class LocalProcesses(Executor):
         stop: Event | None = None,
         each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
-        """Yield the results. Raises KvscopeError where a process was killed."""
+        """Yield as `Executor.results`. Raises KvscopeError if a process was killed."""
         if self.workers == 1:
             for number, task in enumerate(tasks):
                 if stop is None or not stop.is_set():

@@ -52,7 +52,7 @@ _HOMES = (PACKED, _PACKAGE.parent)
 
 
 def data_folder(name: str) -> Path:
-    """Return the data folder called `name`."""
+    """Return the data folder called `name`. Raises KvscopeError if it is missing."""
     for home in _HOMES:
         if (home / name).is_dir():
             return home / name
@@ -73,8 +73,8 @@ def cache_folder() -> Path:
 def private_cache(name: str) -> Path:
     """Return a cache folder that this user owns and that no other user can write to.
 
-    It lies below `cache_folder()`, or in the system's temporary folder where that is not writable
-    or belongs to another user. If both are unusable, the folder lasts as long as the process.
+    It is in `cache_folder()`, or in the system's temporary folder if the former is not writable or
+    belongs to another user. If neither is usable, it is a new folder, removed at exit.
     """
     in_temporary = Path(tempfile.gettempdir()) / f"kvscope-{os.geteuid()}-{name}"
     for folder in (cache_folder() / name, in_temporary):
@@ -98,11 +98,11 @@ def is_private(status: os.stat_result) -> bool:
 
 
 class LineFile:
-    """A file that grows by whole lines: a partly written line is cut off again after an error.
+    """A file that grows by whole lines: after an error, a partly written line is cut off.
 
-    A new file is readable by its owner alone. `exclusive` refuses a path that exists; else lines
-    are appended. `lines` counts the lines written, `size` is the file's size in bytes. Raises
-    OSError, with the path.
+    A new file is readable by its owner alone. `exclusive` refuses an existing path; else lines are
+    appended. `lines` counts the lines written, `size` is the file's bytes. Errors are OSErrors with
+    the path.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
@@ -112,7 +112,7 @@ class LineFile:
         self._path = path
 
     def write(self, line: str) -> None:
-        """Add one line."""
+        """Append `line` and a line break."""
         rest = line.encode() + b"\n"
         size = self.size + len(rest)
         try:
@@ -133,7 +133,7 @@ class LineFile:
 def opened(path: Path) -> BinaryIO:
     """Open a file for reading, or a named pipe once another process has opened it for writing.
 
-    Raises OSError, and InputError where no process opens the pipe.
+    Raises OSError, and InputError if no process opens the pipe within PIPE_WAIT_S.
     """
     if not path.is_fifo():
         return path.open("rb")
@@ -184,7 +184,7 @@ def _unopened(path: Path, to: str) -> InputError:
 def content_of(path: Path, most: int = MAX_DOCUMENT_BYTES) -> bytes:
     """Return the content of a file or a named pipe.
 
-    Raises OSError, and InputError for more than `most` bytes.
+    Raises OSError, and InputError if there are more than `most` bytes.
     """
     with opened(path) as file:
         content = file.read(most + 1)
@@ -194,7 +194,7 @@ def content_of(path: Path, most: int = MAX_DOCUMENT_BYTES) -> bytes:
 
 
 def json_object(path: Path, remedy: str | None = None) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises InputError if its content is not a JSON object."""
+    """Return the JSON object in a file. Raises InputError if it is unreadable or no JSON object."""
     try:
         document = json.loads(content_of(path))
         what = None if isinstance(document, dict) else "not a JSON object"
@@ -208,7 +208,7 @@ def json_object(path: Path, remedy: str | None = None) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8, whole or not at all; `-` is standard output."""
+    """Write `text` to `path` as UTF-8, completely or not at all; `-` is standard output."""
     if str(path) == STANDARD_STREAM:
         sys.stdout.write(text)
         return
@@ -229,11 +229,11 @@ def sink(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` for writing; readers of `path` see the old content, or all of the new.
+    """Open `path` for writing; readers of `path` see all of the old or all of the new content.
 
-    The content goes to a temporary file in the same folder, which takes the name only if the block
-    ends without an error. A path that exists and is not a file (a pipe, /dev/null) is written to
-    directly. Raises DiskFullError where there is too little space.
+    The content goes to a temporary file in the same folder, which is renamed to `path` only if the
+    `with` block ends without an error. A path that is no regular file (a pipe, /dev/null) is
+    written directly. Raises DiskFullError if there is too little space.
     """
     with _place_named(path):
         if path.exists() and not path.is_file():
@@ -257,9 +257,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_replaceable(path: str, *, force: bool = False) -> None:
-    """Raise UsageError if the file to write exists and kvscope did not write it.
+    """Raise UsageError if a file exists at `path` that kvscope did not write.
 
-    kvscope marks its TOML files and HTML reports; a trace has no mark. `force` replaces any file.
+    kvscope marks its TOML files and HTML reports; other files have no mark. `force` replaces any.
     """
     place = Path(path)
     if force or path == STANDARD_STREAM or not place.is_file():
@@ -278,7 +278,7 @@ def check_replaceable(path: str, *, force: bool = False) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError where `whole_file` could not begin to write `path`; leaves no file behind."""
+    """Raise OSError if `whole_file` could not start to write `path`; create no file."""
     if path.exists() and not path.is_file():  # not opened: a pipe would wait for its reader
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -288,7 +288,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def _place_named(path: Path) -> Iterator[None]:
-    """Raise errors about `path` in place of its temporary file; DiskFullError for a full disk."""
+    """Name `path` instead of its temporary file in errors; raise DiskFullError for a full disk."""
     try:
         yield
     except OSError as error:
@@ -311,9 +311,9 @@ def _place_named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def space_in(folder: Path, kept: str) -> Iterator[None]:
-    """Raise DiskFullError about `folder` where the block finds too little space for its files.
+    """Turn an error of the `with` block for lack of space into a DiskFullError about `folder`.
 
-    `kept` says which files are there nevertheless.
+    `kept` is the part of its message on files that were written.
     """
     try:
         yield
@@ -324,9 +324,9 @@ def space_in(folder: Path, kept: str) -> Iterator[None]:
 
 
 def full_disk(path: Path, reason: str, kept: str = "nothing was written") -> DiskFullError:
-    """Return the error for a file that could not be written whole, for the system's `reason`.
+    """Return the error for a file that could not be written, from the system's text `reason`.
 
-    `kept` says which files are there nevertheless.
+    `kept` is the part of the message on files that were written.
     """
     if FULL[errno.EFBIG] in reason:
         what, remedy = "larger than this process may write", "raise the limit: ulimit -f unlimited"
@@ -376,7 +376,7 @@ class ChunkReader(RawIOBase):
 
 
 def size_of(path: str) -> int | None:
-    """Return the bytes on disk of the files at `path`, None if any is not a file on disk."""
+    """Return the total bytes of the files at `path`, None if any is remote or no regular file."""
     if any(map(is_remote, parts_of(path))):
         return None
     files = [Path(file) for file in files_of(path)]
@@ -389,12 +389,12 @@ def is_remote(path: str) -> bool:
 
 
 def one_path(paths: Sequence[str]) -> str:
-    """Return `paths` as one text: a single path unchanged, several quoted as in a shell."""
+    """Return `paths` as one text: a single path unchanged, several joined as shell words."""
     return paths[0] if len(paths) == 1 else shlex.join(paths)
 
 
 def parts_of(path: str) -> list[str]:
-    """Return the paths in `path`: itself, or the several that `one_path` has joined."""
+    """Return the paths in a text of `one_path`: a single one, or several joined ones."""
     if os.path.lexists(path) or (is_remote(path) and not any(map(str.isspace, path))):
         return [path]
     try:
@@ -404,13 +404,12 @@ def parts_of(path: str) -> list[str]:
 
 
 def files_of(path: str) -> list[str]:
-    """Return the file at `path`, or by name the files in it (a folder) or matching it (a pattern).
+    """Return the files at `path`, sorted by name: a file, those of a folder, or of a pattern.
 
-    Addresses are those of `kvscope.core.remote`.
+    For remote addresses, see `kvscope.core.remote`.
 
-    Several paths yield the files of each in turn; a file is listed once, whatever its names. Hidden
-    files are left out, as are folders in the folder. A file whose own name looks like a pattern is
-    that file.
+    If `path` joins several (`one_path`), the files of each follow in turn. A file with several
+    names is listed once. Hidden files and subfolders are left out. An existing path is no pattern.
     """
     parts = parts_of(path)
     if len(parts) > 1:
@@ -435,9 +434,9 @@ def files_of(path: str) -> list[str]:
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """Yield the paths that match a pattern; each folder below `**` once, whatever links lead there.
+    """Yield the paths that match a pattern; `**` visits each folder once, despite symbolic links.
 
-    `glob` follows links without end: two of them make 2^40 paths.
+    `glob` follows links repeatedly: two cyclic links make 2^40 paths.
     """
     parts = Path(pattern).parts
     if "**" not in parts:
@@ -458,7 +457,7 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def file_identity(path: str | Path) -> object:
-    """Return a value that is equal for all paths to one file, whether the file exists or not."""
+    """Return a key that is equal for all paths to the same file: device and inode, or real path."""
     try:
         status = Path(path).stat()
     except OSError:
@@ -467,7 +466,7 @@ def file_identity(path: str | Path) -> object:
 
 
 def missing_from(path: str) -> list[str]:
-    """Return the paths in `path` (see `parts_of`) that are no file, folder or matching pattern."""
+    """Return the local paths in `path` (see `parts_of`) without any file, folder or match."""
     return [
         part
         for part in parts_of(path)

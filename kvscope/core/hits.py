@@ -1,4 +1,4 @@
-"""The definitions of a hit rate that kvscope prints side by side, and those of other tools."""
+"""Definitions of a hit rate: kvscope's, its variants, and those of other tools."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Outputs = Literal["carried", "ignored"]
 
 
 class HitDefinition(Struct, frozen=True):
-    """The definition of a hit rate: a trace has as many hit rates as definitions.
+    """A definition of a hit rate; one trace has a different hit rate under each.
 
-    `warmup` is the share of the requests, the first ones, that fill the cache and are not counted.
+    `warmup` is the share of requests, from the first on, that fill the cache and are not counted.
     `partial` makes a partial last block cacheable; `last_token_rule` recomputes the last token as
     vLLM does, so at most floor((I - 1) / B) blocks hit; `flat` treats every block as an object of
     its own, which can hit even if the blocks before it do not.
@@ -43,7 +43,7 @@ COMPATIBLE = {tool.name: tool for tool in (KVCACHE_SIMULATOR, LIBCACHESIM)}
 def standard(*, warmup: float = 0.0, outputs: Outputs = "carried") -> HitDefinition:
     """Return kvscope's own definition: token-weighted, full blocks, last-token rule on.
 
-    Its name states the differences from the default.
+    `name` is "kvscope", or states the arguments that differ from the defaults.
     """
     changed = ["outputs ignored"] if outputs == "ignored" else []
     if warmup:
@@ -52,7 +52,7 @@ def standard(*, warmup: float = 0.0, outputs: Outputs = "carried") -> HitDefinit
 
 
 def compatible(name: str) -> HitDefinition:
-    """Return the definition of another tool. Raises UsageError for an unknown name."""
+    """Return the definition of the tool `name`. Raises UsageError for an unknown name."""
     if name not in COMPATIBLE:
         raise UsageError(
             f"unknown tool {name!r}", where="--compat", remedy="take " + " or ".join(COMPATIBLE)
@@ -61,10 +61,10 @@ def compatible(name: str) -> HitDefinition:
 
 
 def side_by_side(chosen: HitDefinition) -> tuple[HitDefinition, ...]:
-    """Return `chosen`, kvscope's own definition, its neighbours, and those of other tools.
+    """Return `chosen`, kvscope's own definition, its variants, and those of other tools.
 
-    Each neighbour changes one thing; but a partial last block can be cached and hit only with
-    outputs ignored and the last-token rule off.
+    Each variant changes one field; "partial kept" changes three, since a partial last block hits
+    only with outputs ignored and the last-token rule off.
     """
     table = (
         standard(),

@@ -1,7 +1,7 @@
 """Turn plain functions into kernels, which are compiled, or loaded from disk, when first called.
 
-Numba (machine_code.py), which compiles them, takes a quarter of a second to load. So it is loaded
-by the first call, or in the background by a command that will call a kernel.
+The compiler (machine_code.py with numba) takes a quarter of a second to load. So the first call
+loads it, or a command that will call a kernel loads it in the background.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _callable: set[FunctionType] = set()  # plain functions that kernels may call
 
 
 class Compilation:
-    """Names of kernels that this process compiles now; as text, a remark for a progress line."""
+    """Names of the kernels being compiled; `str` returns a remark for a progress line, or ""."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -45,7 +45,7 @@ compilation = Compilation()
 
 
 class Kernel:
-    """A function that its first call compiles or loads from disk; `py_func` is the plain one."""
+    """A function compiled, or loaded from disk, at its first call; `py_func` is the plain one."""
 
     def __init__(self, function: Any) -> None:
         update_wrapper(self, function)
@@ -59,7 +59,7 @@ class Kernel:
         return self._compiled(*arguments)
 
     def compiled(self) -> Any:
-        """Return numba's dispatcher of the function, which has machine code by argument types."""
+        """Return numba's dispatcher, which selects the machine code by argument types."""
         with _lock:
             if self._compiled is None:
                 machine_code: Any = import_module("kvscope.core.machine_code")
@@ -67,7 +67,7 @@ class Kernel:
         return self._compiled
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of numba's dispatcher: other kernels treat this object as one."""
+        """Return an attribute of numba's dispatcher: kernels that call this object read some."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.compiled(), name)
@@ -76,12 +76,12 @@ class Kernel:
 def kernel(function: F) -> F:
     """Compile `function` to machine code that runs without the interpreter lock.
 
-    A kernel allocates nothing: it writes into arrays that are passed in. So it need not count
+    A kernel allocates nothing: it writes into arrays passed by the caller. So it counts no
     references to arrays, which took most of the time of replays, and arrays in tuples cost nothing.
-    Besides, NumPy's arrays lie in huge pages where the system offers them; numba's own memory costs
-    a page fault every 4 KiB, for which threads wait for each other.
+    NumPy's arrays also lie in huge pages if the system has them, while memory from numba costs a
+    page fault every 4 KiB, for which threads wait for each other.
 
-    The plain Python function stays reachable as `.py_func`, for tests and for the oracles.
+    The plain Python function is `.py_func`, for tests and reference implementations.
     """
     compiled: F = Kernel(function)  # type: ignore[assignment]  # keeps the function's signature
     return compiled
@@ -90,8 +90,8 @@ def kernel(function: F) -> F:
 def callable_in_kernels(function: F) -> F:
     """Let kernels call `function`, which stays plain Python for all other callers.
 
-    Kernels may then call kvscope's plain functions that `function` calls by name, too. `function`
-    must allocate nothing and is always inlined: passing arrays costs more than most such functions.
+    This includes kvscope's plain functions that `function` calls by name. `function` must allocate
+    nothing. It is always inlined: passing arrays costs more than most of these functions take.
     """
     if isinstance(function, FunctionType) and function not in _callable:
         _callable.add(function)
@@ -103,11 +103,11 @@ def callable_in_kernels(function: F) -> F:
 
 
 def by_reference(arrays: T) -> T:
-    """Return a NamedTuple of arrays, which kernels pass on by its address from then on.
+    """Return a NamedTuple of arrays, in kernels as a reference, which calls pass by address.
 
-    By value, each array is ten numbers in each call, all of which the compiler tracks: with
+    By value, each array is seven or more numbers in each call, all tracked by the compiler: with
     references, kernels of an engine compile four times as fast, and run as fast. A reference is
-    valid while the function that made it runs; its fields are read by name, not by unpacking.
+    valid while the calling function runs; read its fields by name, not by unpacking.
     """
     return arrays
 
@@ -115,10 +115,10 @@ def by_reference(arrays: T) -> T:
 class Function:
     """A plain function that kernels call by its address, so that one kernel serves many functions.
 
-    The annotations of `contract`, the base class's function, state its types. `memory` is a
-    NamedTuple of the type annotated `Any`, or `Referenced`; kernels pass it as `Opaque`, as a
-    reference of their own, or as its address (a whole number). The machine code is cached like a
-    kernel's.
+    The annotations of `contract`, the base class's function, state its types. `memory` is an
+    example of the NamedTuple that it takes as the argument annotated `Any`, or its `Referenced`;
+    kernels pass it as `Opaque`, as a reference of their own, or as its address (a whole number).
+    The machine code is cached like a kernel's.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Function:
 
     @classmethod
     def each(cls, functions: Sequence[Callable[..., Any]], memory: Any) -> list[Self]:
-        """Return functions that are their own contracts, with `memory`; without it, placeholders.
+        """Return a `Function` for each of `functions`, whose own annotations are its contract.
 
-        A kernel must not call a placeholder, whose address is 0.
+        Without `memory`, they are placeholders with address 0, which kernels must not call.
         """
         shared = None if memory is None else Referenced(memory)
         made = [cls(function, function, shared) for function in functions]
@@ -154,7 +154,7 @@ class Function:
 
 
 class Referenced:
-    """A NamedTuple of arrays, whole numbers and functions that a kernel takes by its address.
+    """A NamedTuple of arrays, numbers and functions that kernels take by its address.
 
     Its types are looked up once, not in each call of a kernel. It must outlive the call.
     """
@@ -177,53 +177,53 @@ class Referenced:
 
     @property
     def layout(self) -> bytes:
-        """The tuple as numba lays it out in memory, in words of 8 bytes."""
+        """The bytes of the tuple as numba lays it out in memory, a multiple of 8."""
         kernel_types: Any = import_module("kvscope.core.kernel_types")
         memory: bytes = kernel_types.layout(self.arrays)
         return memory
 
     @cached_property
     def address(self) -> int:
-        """The address of the tuple in that layout."""
+        """The address of a copy of the tuple in numba's layout, which lives as long as this."""
         self._memory = ctypes.create_string_buffer(self.layout)
         return ctypes.addressof(self._memory)
 
 
 class Opaque(Referenced):
-    """A NamedTuple whose fields the kernel does not know: the kernel only passes its address on."""
+    """A NamedTuple whose fields a kernel does not read: it only passes the address to functions."""
 
 
 def called_by_kernels(function: F) -> F:
     """Let kernels call `function`, and compile it once instead of inlining it at each call.
 
-    For large functions, and for small ones called at many places of large ones; their NamedTuples
-    of arrays are references, and loops in them are not unrolled.
+    For large functions, and for small functions with many calls in large ones. They must take
+    NamedTuples of arrays by reference; their loops are not unrolled.
     """
     function.__dict__[APART] = True  # part of the kernel's digest
     return callable_in_kernels(function)
 
 
 def once(factory: F) -> F:
-    """Return `factory` with its results cached: compiling or loading a kernel takes a while."""
+    """Return `factory` with its results cached, so that each kernel is compiled or loaded once."""
     remembered: F = cache(factory)  # type: ignore[assignment]  # keeps the factory's signature
     return remembered
 
 
 def is_callable(function: FunctionType) -> bool:
-    """Return True if kernels may call a plain function."""
+    """Return whether kernels may call a plain function, as `callable_in_kernels` allows."""
     return function in _callable
 
 
 def lowest_bit(word: np.uint64) -> int:
-    """Return the place of the lowest bit set in `word` (not 0): one instruction in kernels."""
+    """Return the index of the lowest set bit of `word` (not 0): one instruction in kernels."""
     return (int(word) & -int(word)).bit_length() - 1
 
 
 def load_in_background() -> None:
-    """Load NumPy, and start to load numba in a thread, so that a database query hides the time.
+    """Load NumPy, and start to load numba in a thread, in parallel with a database query.
 
-    NumPy's linear algebra gets one thread, unless the environment sets a number: more would spin in
-    a wait loop for as long as NumPy takes to load.
+    NumPy's linear algebra gets one thread unless the environment sets a number: further threads
+    would spin while NumPy loads.
     """
     variable = "OPENBLAS_NUM_THREADS"
     is_set = variable in os.environ

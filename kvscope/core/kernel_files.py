@@ -1,14 +1,14 @@
 """Files of machine code, named by a digest of all sources that a kernel compiles.
 
 A file's name determines its content, so processes, checkouts and CI workers that write the same
-file write the same content, and no index has to be kept. Files of other users and damaged ones are
-never returned: content read here is unpickled and executed. Files of a wheel are trusted as its
-code is, and only read. Files are compressed: most of a large kernel is long symbol names and
-bitcode, and shrinks to a tenth.
+file write the same content, and no index is needed. Files of other users and damaged files are
+never returned, since their content is unpickled and executed. Files in a wheel are trusted like its
+code, and only read. Files are compressed to a tenth: most of a large kernel is long symbol names
+and bitcode.
 
-The digest covers bytecode, and follows every function and constant that it uses through closures
-and globals. Docstrings, comments, line numbers, paths and module names do not count, so an edit
-there keeps the digest, and so do other clones and moved files.
+The digest covers the bytecode, and every function and constant that it uses through closures and
+globals. Docstrings, comments, line numbers, paths and module names do not count, so it stays equal
+after edits there, in other clones and in moved files.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _CALLING_FLAGS = 0xFF
 
 
 class SourceDigest:
-    """The digest of functions and values, as far as compilation depends on them.
+    """Digests of functions and values, covering all that their compilation depends on.
 
-    `implementations` maps functions to those that replace them in kernels. `tuple_classes` collects
-    the NamedTuple classes met, in an order that the digest determines.
+    `implementations` maps functions to their replacements in kernels. `tuple_classes` collects the
+    NamedTuple classes in use; equal digests have equal orders.
     """
 
     def __init__(self, implementations: Mapping[Any, Callable[..., Any]]) -> None:
@@ -61,9 +61,9 @@ class SourceDigest:
         self._open: set[FunctionType] = set()
 
     def function(self, function: FunctionType) -> str:
-        """Return the digest of a function and of all that it uses (24 hex digits).
+        """Return the digest of a function and of everything that it uses (24 hex digits).
 
-        A function that calls itself, or uses a value that has no digest, is a TypeError.
+        Raises TypeError for a function that calls itself, or uses a value that has no digest.
         """
         if function in self._digests:
             return self._digests[function]
@@ -91,7 +91,7 @@ class SourceDigest:
         return self.value(getattr(builtins, name))
 
     def value(self, value: Any) -> Tree:
-        """Return the parts of a constant, function, class or module that compilation depends on."""
+        """Return the parts of a constant, function, class or module that affect compilation."""
         value = getattr(value, "py_func", value)
         if _is_versioned(value):
             return ("versioned", getattr(value, "__module__", ""), value.__name__)
@@ -148,10 +148,10 @@ def _is_versioned(value: Any) -> bool:
 
 @cache
 def _code(code: CodeType) -> tuple[str, tuple[Any, ...], tuple[str, ...]]:
-    """Return a digest of the bytecode, the constants that it loads and its global names.
+    """Return a digest of the bytecode, the constants that it loads, and the names of its globals.
 
     Constants count by value, not by position, which a docstring would shift; no bytecode loads a
-    docstring itself. Functions defined inside count as part of the code.
+    docstring itself. Nested functions count as part of the code.
     """
     steps, inner = bytearray(code.co_code), []
     constants: list[Any] = []
@@ -186,7 +186,7 @@ def _code(code: CodeType) -> tuple[str, tuple[Any, ...], tuple[str, ...]]:
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
-    """Yield each instruction's opcode and argument, fifty times as fast as `dis`."""
+    """Yield the opcode and the argument of each instruction, 50 times as fast as `dis`."""
     extended = 0
     steps = code.co_code
     for opcode, low in zip(steps[::2], steps[1::2], strict=True):
@@ -205,11 +205,11 @@ _CHECKSUM_BYTES = 16
 
 
 class KernelFiles:
-    """A folder of machine code: one file per kernel, its sources and its argument types."""
+    """A folder of machine code: one file per digest of a kernel's sources and argument types."""
 
     @cached_property
     def folder(self) -> Path:
-        """The folder, determined at its first use: most commands start without kernels."""
+        """The folder, created at its first use: most commands start without kernels."""
         return private_cache("kernels")
 
     @cached_property
@@ -217,13 +217,13 @@ class KernelFiles:
         return os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
     def has(self, *names: str) -> bool:
-        """Return True if there is a file of one of the names, damaged or not."""
+        """Return whether a file of one of the names exists, damaged or not."""
         return any(self._path(name).exists() or _shipped(name).exists() for name in names)
 
     def read(self, *names: str) -> bytes | None:
-        """Return the saved or shipped content of the first of the names with an undamaged file.
+        """Return the content of the first of `names` with an undamaged file, else None.
 
-        A damaged file is removed, unless it was shipped.
+        A file in the folder wins over the wheel's. A damaged file in the folder is removed.
         """
         for name in names:
             content = self._saved(name)
@@ -252,7 +252,7 @@ class KernelFiles:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Save `content` as `name`, complete for all readers; on a full disk, save nothing."""
+        """Save `content` as `name`, atomically; if that fails, as on a full disk, save nothing."""
         with suppress(OSError):
             number, temporary = tempfile.mkstemp(dir=self.folder)
             try:
@@ -272,10 +272,10 @@ class KernelFiles:
 
     @contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Let one process at a time make the file `name`; the others wait and then read it.
+        """Let one process at a time make the file `name`; others wait, and can then read it.
 
-        Every name locks its own byte of one file. Where files cannot be locked, processes compile
-        the same kernel side by side.
+        Every name locks its own byte of one lock file. If files cannot be locked, several processes
+        compile the same kernel.
         """
         byte = int.from_bytes(_checksum(name, b"")[:7])
         with suppress(OSError):
@@ -290,9 +290,9 @@ class KernelFiles:
         return self.folder / f"{name}{_SUFFIX}"
 
     def _remove_unused(self) -> None:
-        """Remove files unused for `UNUSED_DAYS`, then the longest unused above `MAX_BYTES`.
+        """Remove files unused for `UNUSED_DAYS`, and the longest unused of more than `MAX_BYTES`.
 
-        A process that runs a kernel has already read its file, so removing it only costs the next
+        A process that runs a kernel has already read its file: a removal only costs the next
         process a compilation.
         """
         now, total = time.time(), 0
@@ -310,7 +310,7 @@ def _shipped(name: str) -> Path:
 
 
 def _content(name: str, data: bytes) -> bytes | None:
-    """Return the content of a file `name`, None if it is damaged."""
+    """Return the decompressed content of a file `name` from its `data`, None if damaged."""
     checksum, compressed = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
     if checksum != _checksum(name, compressed):
         return None
@@ -321,5 +321,5 @@ def _content(name: str, data: bytes) -> bytes | None:
 
 
 def _checksum(name: str, content: bytes) -> bytes:
-    """Return the checksum of name and content: under another name, a file counts as damaged."""
+    """Return the checksum of name and content; a renamed file therefore counts as damaged."""
     return hashlib.blake2b(name.encode() + b"\0" + content, digest_size=_CHECKSUM_BYTES).digest()

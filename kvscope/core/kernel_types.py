@@ -1,12 +1,12 @@
 """Types of arguments that numba lacks: NamedTuples and functions by their addresses.
 
 By value, each array of a NamedTuple is seven or more numbers in each call, all of which the
-compiler tracks; by address the whole tuple is one. A kernel that calls functions by address is
-compiled once for all functions of a contract. Numba's own first-class functions try three addresses
-at each call, one of them of a Python object.
+compiler tracks; by address, the whole tuple is one number. A kernel that calls functions by address
+is compiled once for all functions of a contract. Numba's own first-class functions try three
+addresses at each call, one of them of a Python object.
 
-Items of contiguous arrays take few instructions here: numba copies the array's description to the
-stack and back at each access, 30 instructions that LLVM then removes.
+An access to an item of a contiguous array takes few instructions here; numba's own copies the
+array's description to the stack and back, in 30 instructions that LLVM then removes.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean, type(No
 class Reference(types.Type):  # type: ignore[misc]
     """The type of a NamedTuple that is passed by its address.
 
-    `constant`: the tuple does not change while the kernel runs, so that its fields need not be read
-    again after each write to an array.
+    `constant`: the tuple does not change while the kernel runs, so its fields need not be read
+    again after a write to an array.
     """
 
     def __init__(self, of: Any, constant: bool = False) -> None:
@@ -64,9 +64,9 @@ class Reference(types.Type):  # type: ignore[misc]
 
 @register_model(Reference)
 class _ReferenceModel(models.PrimitiveModel):  # type: ignore[misc]
-    """A bare address: a typed pointer would repeat the types of all arrays wherever it is used.
+    """An untyped address: a typed pointer would repeat the types of all arrays at each use.
 
-    The types were four fifths of a large kernel's text, which numba writes and LLVM reads.
+    These types were four fifths of the LLVM text of a large kernel.
     """
 
     def __init__(self, known: Any, reference: Reference) -> None:
@@ -78,7 +78,7 @@ class _Fields(AttributeTemplate):  # type: ignore[misc]
     key = Reference
 
     def generic_resolve(self, reference: Reference, name: str) -> Any:
-        """Return the type of a field; for a NamedTuple in a NamedTuple, a reference."""
+        """Return the type of field `name`, a reference for a nested NamedTuple; None if unknown."""
         if name not in reference.of.fields:
             return None
         field = reference.of[reference.of.fields.index(name)]
@@ -127,7 +127,7 @@ _DATA, _SHAPE = 4, 5  # of the seven parts of an array
 
 
 def _item_place(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
-    """Return the address of an item; None for slices, and where numba checks bounds."""
+    """Return the address of an item; None for slices, other layouts than C, and bounds checks."""
     (array, index), (values, index_value) = called.args[:2], arguments[:2]
     in_tuple = isinstance(index, types.BaseTuple)
     kinds = index.types if in_tuple else (index,)
@@ -177,7 +177,7 @@ def _load_length(context: Any, builder: Any, called: Any, arguments: Any) -> Any
 
 
 class Bare(types.Type):  # type: ignore[misc]
-    """The type of a contiguous array as only its address and sizes: at most half of the words."""
+    """The type of a contiguous array passed as its address and sizes: at most half the words."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -192,7 +192,7 @@ class _BareModel(models.StructModel):  # type: ignore[misc]
 
 
 def unwrapped(argument: Any) -> Any:
-    """Return the argument; in machine code, turn a bare array into an array."""
+    """Return the argument; machine code rebuilds an array that was passed as `Bare`."""
     return argument
 
 
@@ -235,7 +235,7 @@ class FunctionAddress(types.Callable):  # type: ignore[misc]
         super().__init__(f"Function({returns}, {self.passed})")
 
     def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
-        """Return the types of a call: arguments are converted to those of the function."""
+        """Return the signature of a call: numbers and arrays get the types of the function."""
         types_of = [
             given if isinstance(wanted, _AS_GIVEN) else wanted
             for given, wanted in zip(arguments, self.arguments, strict=True)
@@ -243,11 +243,11 @@ class FunctionAddress(types.Callable):  # type: ignore[misc]
         return signature(self.returns, *types_of, recvr=self)
 
     def get_call_signatures(self) -> tuple[list[Any], bool]:
-        """Return the only signature."""
+        """Return the function's only signature, and False: it is not parametrized."""
         return [signature(self.returns, *self.arguments)], False
 
     def get_impl_key(self, called: Any) -> type:
-        """Return the type that `_call` is registered for."""
+        """Return this class, for which `_call` is registered."""
         return type(self)
 
 
@@ -291,7 +291,7 @@ _AS_GIVEN = types.BaseNamedTuple | Reference | OpaqueAddress  # calls convert th
 
 
 def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) -> Any:
-    """Strip an array, and convert a NamedTuple's fields, as numba itself does not."""
+    """Return an argument as a function takes it: a bare array, an address, converted fields."""
     if isinstance(wanted, Bare):
         array = context.make_array(given)(context, builder, value=value)
         bare = cgutils.create_struct_proxy(wanted)(context, builder)
@@ -333,7 +333,7 @@ _types: dict[Any, Reference] = {}
 
 
 def described(arrays: Any) -> Reference:
-    """Return the type of a reference to a tuple, cached by the types of its fields."""
+    """Return the type of a constant reference to a tuple, cached by the types of its fields."""
     mark = _mark(arrays)
     if mark not in _types:
         _types[mark] = Reference(typeof(arrays), constant=True)
@@ -354,7 +354,7 @@ def _mark(value: Any) -> Any:
 @unbox(FunctionAddress)
 @unbox(Reference)
 def _take_address(passed: Any, value: Any, context: Any) -> Any:
-    """Take the address from the Python object's attribute `address`."""
+    """Unbox a Python object as the whole number in its attribute `address`."""
     number = context.pyapi.object_getattr_string(value, "address")
     with cgutils.if_unlikely(context.builder, cgutils.is_null(context.builder, number)):
         context.builder.ret(context.pyapi.get_null_object())  # what was raised is raised
@@ -408,7 +408,7 @@ def _tuple_type(named: type) -> Any:
 
 
 def layout(value: Any) -> bytes:
-    """Return the memory of a NamedTuple of arrays, numbers and functions, as numba lays it out.
+    """Return a NamedTuple of arrays, numbers and functions as bytes in numba's memory layout.
 
     Booleans take one byte; all else begins at a multiple of 8 bytes. An array is two addresses for
     numba's memory manager (0), its number of entries, bytes per entry, address, sizes and strides.

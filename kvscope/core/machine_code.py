@@ -1,12 +1,12 @@
-"""Compile kernels (jit.py) to machine code, which stays on disk: the only import of numba.
+"""Compile kernels (jit.py) to machine code, with a cache on disk.
 
 The key of a kernel's machine code is a digest of its own transitive source (kernel_files.py), of
-the argument types, the CPU and the versions that compile it; kernel_files.py keeps the files.
+the argument types, the CPU and the compiler's version; kernel_files.py keeps the files.
 
 Numba's own cache looks only at the file of the kernel: an edit in a function that the kernel calls
 leaves stale machine code, and an edit in a docstring or another path recompiles. It has no hook for
-another key, nor for damaged files. So every use of numba beyond its documented interface is here,
-each with its reason. Tested with the versions that pyproject.toml allows; a newer one may rename
+another key, nor for damaged files. So this module uses numba beyond its documented interface, each
+use with its reason. Tested with the versions that pyproject.toml allows; newer versions may rename
 any of it.
 
 Source: numba 0.61 to 0.68, numba/core/: dispatcher.py, caching.py, codegen.py, compiler.py,
@@ -33,7 +33,7 @@ from kvscope.core.kernel_files import KernelFiles, SourceDigest, Tree, hexdigest
 
 
 class _Hidden:
-    """An import finder: while entered, its thread cannot import `packages`."""
+    """An import finder: in its `with` block, the thread that made it cannot import `packages`."""
 
     def __init__(self, *packages: str) -> None:
         self._packages = packages
@@ -46,17 +46,16 @@ class _Hidden:
         sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Raise ModuleNotFoundError for a hidden package; leave all others to other finders."""
+        """Raise ModuleNotFoundError for a hidden package; return None for all others."""
         if name in self._packages and get_ident() == self._thread:
             raise ModuleNotFoundError(f"{name} is hidden from numba", name=name)
 
 
 def _import_numba() -> None:
-    """Import the parts of numba used here, without packages that numba would load for nothing.
+    """Import the parts of numba used here, without three packages that numba would load.
 
-    Of scipy numba only reads the version: 20 MiB that a small analysis does without. It needs yaml
-    for a file of settings, colorama for messages that end as one line here. A later import of any
-    of them works as usual.
+    Numba only reads scipy's version, at 20 MiB of memory. It needs yaml for a settings file, and
+    colorama for messages that kvscope prints as one line. Later imports of the three work as usual.
     """
     unread = () if Path(".numba_config.yaml").exists() else ("yaml",)
     with _Hidden("scipy", "colorama", *unread):
@@ -135,16 +134,14 @@ _files = KernelFiles()
 
 
 class _Depth(Listener, local):  # type: ignore[misc]
-    """The number of nested compilations in this thread: 1 for a kernel, more for what it calls."""
+    """Depth of compilation in this thread: 1 in a kernel, more in functions that it calls."""
 
     now = 0
 
     def on_start(self, event: object) -> None:
-        """Count a function whose compilation starts."""
         self.now += 1
 
     def on_end(self, event: object) -> None:
-        """Subtract a function whose compilation has ended."""
         self.now -= 1
 
 
@@ -154,19 +151,19 @@ register("numba:compile", _depth)
 
 
 class _Library(JITCodeLibrary):  # type: ignore[misc]
-    """The code of a function; only a kernel's is fully optimized and made machine code.
+    """The code of a function; only a kernel's code is fully optimized and made machine code.
 
-    Numba does both for each function that a kernel calls, and again for functions called there.
-    They are inlined, so this was wasted: half of the time of a large kernel.
+    Numba does both for every function that a kernel calls, directly or not. As these are inlined,
+    half of the compile time of a large kernel was wasted.
     """
 
     _bitcode = b""  # of code from a file
     _shared_module: Any  # numba's: what others compile in
 
     def finalize(self) -> None:
-        """Make machine code of a kernel and all functions that it calls; skip a called function.
+        """Make machine code of a kernel with all functions that it calls; skip called functions.
 
-        Linked and optimized at each call, code was copied from function to function all the way up.
+        Numba would copy and optimize a function's code again in each of its callers.
         """
         if _depth.now > 1:
             self._finalized = True
@@ -182,7 +179,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Optimize a kernel in full, once: numba's first run only serves reference counts."""
+        """Fully optimize a kernel once; numba does it twice, for the sake of reference counts."""
         self._keep_names_apart()
         passes = self._codegen._module_pass_manager()
         if isinstance(passes, tuple):  # since numba 0.62
@@ -191,9 +188,9 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             passes.run(self._final_module)
 
     def _keep_names_apart(self) -> None:
-        """Hide the names of functions that are not inlined: two processes may use the same name.
+        """Make functions that are not inlined internal: two processes may use the same name.
 
-        Hidden functions also let the compiler drop unused arguments, and inline single calls.
+        The compiler may also drop unused arguments of internal functions, and inline single calls.
         """
         for function in self._final_module.functions:
             if function.linkage == ll.Linkage.linkonce_odr and not function.is_declaration:
@@ -207,7 +204,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
         _environments.clear()
 
     def serialize_using_object_code(self) -> tuple[str, str, tuple[bytes, bytes, list[str]]]:
-        """Return the machine code, the bitcode, and the names defined there."""
+        """Return name, kind, and a tuple of machine code, bitcode and the names defined there."""
         name, kind, (machine_code, bitcode) = super().serialize_using_object_code()
         module = self._get_module_for_linking()
         values = (*module.functions, *module.global_variables)
@@ -216,7 +213,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
     @classmethod
     def _unserialize(cls, codegen: Any, state: Any) -> Self:
-        """Return the code without parsing its bitcode, which only a calling kernel needs."""
+        """Return the code without parsing its bitcode, which only kernels that call it need."""
         name, _, (machine_code, bitcode, defined) = state
         library: Self = codegen.create_library(name)
         library.enable_object_caching()
@@ -238,7 +235,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
 
 def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, None]:
-    """Return the code that a function calls, directly or not, in a fixed order."""
+    """Return the libraries that a function calls, directly or not, as keys in a fixed order."""
     known = {} if known is None else known
     for called in library._linking_libraries:
         if called not in known:
@@ -248,7 +245,7 @@ def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, 
 
 
 def _set_environment(codegen: Any, name: str, environment: Any) -> None:
-    """Set a function's Python environment, deferred until its kernel has machine code."""
+    """Set a function's Python environment, for called functions once the kernel is compiled."""
     if _depth.now <= 1:
         JITCPUCodegen.set_env(codegen, name, environment)
     else:
@@ -265,8 +262,8 @@ def dispatcher(function: FunctionType) -> Any:
     def compile_once(signature: Any) -> Any:
         """Compile for these argument types, or wait for another process that compiles them.
 
-        An existing file is read without waiting. Otherwise numba's lock is taken before the file's:
-        other processes may want this kernel while a thread here compiles another.
+        An existing file is read without waiting. Otherwise, take numba's lock before the file's:
+        other processes may need this kernel while a thread here compiles another.
         """
         outer, _depth.now = _depth.now, 0  # a kernel that another one calls is still a kernel
         names = made._cache.names(signature, made.targetctx)
@@ -311,7 +308,7 @@ def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
 
 
 def _entry(function: FunctionType) -> FunctionType:
-    """Return the function to call by address: it rebuilds arrays, then calls `function`."""
+    """Return a function to call by address, which rebuilds arrays and calls `function`."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     passed = ", ".join(f"whole({name})" for name in names)
     source = f"def make(call, whole):\n  def {function.__name__}({', '.join(names)}):\n"
@@ -325,7 +322,7 @@ def _entry(function: FunctionType) -> FunctionType:
 
 @typeof_impl.register(FunctionType)  # type: ignore[untyped-decorator]  # numba has no types
 def _type_of_callable(function: FunctionType, context: Any) -> Any:
-    """Return the type of a plain function that kernels may call, None for other functions."""
+    """Return numba's type of a plain function that kernels may call, None for other functions."""
     if not jit.is_callable(function) or function in _TYPED:
         return None
     if function not in _called:
@@ -348,18 +345,18 @@ _use_trailing_zeros()
 
 
 def _name_after_closure(function: Any) -> None:
-    """Give functions from one factory with different closures different names.
+    """Rename a function with a closure after the digest of its sources, which differs by closure.
 
-    Numba names machine code after the function and a count within the process. Two kernels from the
-    disk cache that were compiled in different processes may have the same name, and then one runs
-    the other's code.
+    Numba names machine code after the function and a count within the process. Two kernels of the
+    disk cache, compiled in different processes, may have the same name, and one then runs the code
+    of the other.
     """
     if function.__closure__:
         function.__qualname__ += f"_{SourceDigest(_implementations).function(function)}"
 
 
 class KernelCache(NullCache):  # type: ignore[misc]
-    """The cache on disk of one kernel's machine code, in the interface of numba's dispatchers."""
+    """The disk cache of one kernel's machine code, with the interface that dispatchers call."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -382,7 +379,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
     def names(self, signature: Sequence[Any], target: Any) -> list[str]:
         """Return the file names for these argument types: this CPU's, then the wheel's.
 
-        The wheel's is left out where this CPU cannot run it, or the environment names a CPU.
+        Without the wheel's if this CPU cannot run its code, or the environment names a CPU.
         """
         source = self.source  # first: it collects the tuple classes of the source
         types_of, returned = normalize_signature(signature)  # the latter only where it is stated
@@ -396,10 +393,10 @@ class KernelCache(NullCache):  # type: ignore[misc]
         return [f"{own}-{source}-{hexdigest((*known, cpu))}" for cpu in cpus]
 
     def load_overload(self, signature: Sequence[Any], target_context: Any) -> Any:
-        """Return the machine code for these argument types, or None if there is none.
+        """Return the machine code for these argument types, None if no sound file has it.
 
-        Numba's own method first loads all functions that it can compile, a tenth of a second. The
-        compiler loads them all the same when it needs them.
+        Numba's own method first loads its registry of functions, in a tenth of a second; the
+        compiler loads it anyway when it needs it.
         """
         names = self.names(signature, target_context)
         content = _files.read(*names)
@@ -413,7 +410,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
         return None
 
     def save_overload(self, signature: Sequence[Any], result: Any) -> None:
-        """Save the machine code for these argument types.
+        """Save the machine code for these argument types, unless it holds memory addresses.
 
         Raises TypeError for a kernel that returns a NamedTuple: the machine code would name the
         class's module, and crash once the module has moved.
@@ -427,14 +424,13 @@ class KernelCache(NullCache):  # type: ignore[misc]
 
 
 def wheels_environment() -> dict[str, str]:
-    """Return the environment in which to compile a wheel's kernels, if they can run here."""
+    """Return environment variables to compile a wheel's kernels; empty if they cannot run here."""
     name, features = _WHEELS_CPU
     return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features} if _fits_wheels() else {}
 
 
 @cache
 def _fits_wheels() -> bool:
-    """Return True if this CPU can run the kernels of a wheel."""
     known = ll.get_host_cpu_features() if platform.machine() == "x86_64" else {}
     return all(known.get(feature) for feature in _FEATURES)
 
@@ -443,9 +439,10 @@ _HOLDS_ADDRESSES = attrgetter("library.has_dynamic_globals")  # of memory: valid
 
 
 def _described(argument: Any, digest: SourceDigest | None) -> Tree:
-    """Return a type's description for digests; without `digest`, NamedTuples raise TypeError.
+    """Return a type's description for digests. Raises TypeError for other types.
 
-    Numba's names of NamedTuples leave out the names of the fields, whose order may change.
+    Without `digest`, NamedTuples are refused, too. Their fields count by name and order, which
+    numba's own type names leave out.
     """
     if isinstance(argument, types.BaseNamedTuple) and digest:
         items = tuple(_described(item, digest) for item in argument)
@@ -458,18 +455,18 @@ def _described(argument: Any, digest: SourceDigest | None) -> Tree:
 
 
 class _Pickler(NumbaPickler):  # type: ignore[misc]
-    """Writes compiled code without the names of kvscope's modules, so that they may move."""
+    """Pickles compiled code without the names of kvscope's modules, so that these may move."""
 
     def __init__(self, file: io.BytesIO, tuple_classes: list[type]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._places = {named: place for place, named in enumerate(tuple_classes)}
 
     def persistent_id(self, value: Any) -> int | None:
-        """Return the index of a NamedTuple class in the kernel's sources, None for other values."""
+        """Return a NamedTuple class's index in `tuple_classes`, None for other values."""
         return self._places.get(value) if isinstance(value, type) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """Replace the Python globals of compiled code by numba's: compiled code reads none."""
+        """Replace the module whose globals compiled code keeps by numba: it reads no globals."""
         if isinstance(value, Environment):
             rebuild, (_, constants, name) = value.__reduce__()
             return rebuild, (numba.__name__, constants, name)
@@ -482,5 +479,5 @@ class _Unpickler(pickle.Unpickler):
         self._tuple_classes = tuple_classes
 
     def persistent_load(self, place: int) -> type:
-        """Return the class that `_Pickler` wrote as this index."""
+        """Return the NamedTuple class whose index `_Pickler` wrote."""
         return self._tuple_classes[place]

@@ -1,4 +1,4 @@
-"""Memory: how much this process may still allocate, and a one-line error before it runs out."""
+"""Memory: what is left for this process to allocate, and a one-line error before it runs out."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _FAILED_ALLOCATION = re.compile(
 
 
 class OutOfMemoryError(KvscopeError):
-    """There is less memory than the work takes."""
+    """The work needs more memory than is available."""
 
 
 def limit_heaps() -> None:
-    """Let glibc use one heap per core, not eight; call this before threads start.
+    """Let glibc use one heap per core instead of eight; call this before threads start.
 
-    Threads that take turns then reuse memory that others have freed. Otherwise each first writes to
-    fresh pages: a sixth more of them in an analysis.
+    Threads that take turns then reuse memory that others freed; with more heaps, an analysis
+    touches a sixth more pages.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
     if set_option is not None:
@@ -49,7 +49,7 @@ def limit_heaps() -> None:
 
 
 def require(needed_bytes: float, what: str, remedy: str = _REMEDY) -> None:
-    """Raise OutOfMemoryError where `what` needs more memory than is available."""
+    """Raise OutOfMemoryError about `what` if `needed_bytes` is more than is available."""
     available = available_bytes()
     if available is None or needed_bytes <= available[0]:
         return
@@ -62,21 +62,22 @@ def require(needed_bytes: float, what: str, remedy: str = _REMEDY) -> None:
 
 
 def at_once(each_bytes: float, most: int) -> int:
-    """Return how many pieces of work of this size fit into memory together: 1 to `most`."""
+    """Return how many pieces of work of `each_bytes` fit into memory together: 1 to `most`."""
     available = available_bytes()
     return most if available is None else max(1, min(most, int(available[0] / each_bytes)))
 
 
 def available_bytes() -> tuple[int, str] | None:
-    """Return the bytes still available, and a text on their limit; None where unknown.
+    """Return the bytes available to this process and the verb phrase for them; None if unknown.
 
-    The least of the free memory of the machine, of the container and below `ulimit -v`.
+    The least of three: free memory and swap, the rest below the container's limit, the rest below
+    `ulimit -v`. The text is such as "are left in this container".
     """
     return min(_available(), default=None)
 
 
 def require_address_space() -> None:
-    """Raise OutOfMemoryError where `ulimit -v` is too low to load the libraries."""
+    """Raise OutOfMemoryError if `ulimit -v` is too low to load the libraries."""
     limit = _address_space()
     if limit is not None and limit < LEAST_ADDRESS_SPACE_BYTES:
         raise OutOfMemoryError(
@@ -88,9 +89,9 @@ def require_address_space() -> None:
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Return an OutOfMemoryError for any library's error that means too little memory, else None.
+    """Return an OutOfMemoryError if `error` or one of its causes means a lack of memory, else None.
 
-    The causes of the error (`__cause__`) count, too.
+    Libraries raise different errors for it, recognized by type, errno or text.
     """
     if isinstance(error, OutOfMemoryError):
         return error
@@ -129,7 +130,7 @@ def _available() -> Iterator[tuple[int, str]]:
 def _left_in_groups(path: str, version: int) -> Iterator[tuple[int, str]]:
     """Yield the bytes left below the limits of a cgroup and of its parents.
 
-    In a container its own group may be root. File caches count as left, as they can be dropped.
+    A container may see its own cgroup as the root. File caches count as left: they can be dropped.
     """
     root, limit, usage = (
         (_CGROUPS, "memory.max", "memory.current")

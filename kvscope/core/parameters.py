@@ -13,9 +13,9 @@ from kvscope.core.errors import UsageError
 class Parameter(Struct, frozen=True):
     """A number that tunes a policy or a router; its name carries its unit.
 
-    Values lie within [low, high]. `search` are start values of a search. Without a value for a
-    `required` parameter the policy would duplicate another one. In documents an infinite bound or
-    default is null.
+    Values lie within [low, high]. `search` are the start values of a parameter search. A policy
+    without a value for a `required` parameter would equal another policy. In documents an infinite
+    bound or default is null.
     """
 
     DOCUMENT: ClassVar[str] = "name default low high summary=help"
@@ -31,9 +31,9 @@ class Parameter(Struct, frozen=True):
 def bound_values(
     owner: str, parameters: tuple[Parameter, ...], values: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the value of each parameter of `owner`: as given, else its default.
+    """Return the value of each parameter of `owner`: from `values`, else its default.
 
-    Raises UsageError for an unknown name, and for a value outside of the parameter's bounds.
+    Raises UsageError for an unknown name, and for a value outside the parameter's bounds.
     """
     known = {parameter.name: parameter for parameter in parameters}
     for name, value in values.items():

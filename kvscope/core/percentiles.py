@@ -1,4 +1,4 @@
-"""Nearest-rank percentiles: the least value that at least p % of all do not exceed."""
+"""Nearest-rank percentiles: the least value such that p % of all values are at most that large."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Quantiles(Struct, frozen=True):
-    """Nearest-rank quantiles of a quantity; the field that holds them names the unit."""
+    """Nearest-rank quantiles; a record's field with such quantiles carries the unit in its name."""
 
     p50: float
     p80: float
@@ -20,7 +20,7 @@ class Quantiles(Struct, frozen=True):
 
 
 class Percentiles(Struct, frozen=True):
-    """Nearest-rank percentiles as in SLOs; the field that holds them names the unit."""
+    """Nearest-rank percentiles of SLOs; a record's field with them carries the unit in its name."""
 
     p50: float
     p90: float
@@ -32,9 +32,9 @@ _PERCENTS = (50, 90, 95, 99)
 
 
 def percentiles(values: NDArray[Any]) -> Percentiles:
-    """Return the percentiles of at least one value, in any order.
+    """Return the percentiles of `values`, which must not be empty, in any order.
 
-    NumPy sorts faster than it partitions by four ranks: its sort uses vector instructions.
+    Sorting is faster than partitioning by four ranks: NumPy's sort uses vector instructions.
     """
     import numpy as np  # late: mistakes in a command are answered without it
 
@@ -43,7 +43,7 @@ def percentiles(values: NDArray[Any]) -> Percentiles:
 
 
 def at_rank(values: NDArray[Any], rank: float) -> float:
-    """Return the percentile `rank` (0-1, 0 excluded) of at least one value, in any order."""
+    """Return the percentile at `rank` (above 0, at most 1) of `values`, which must not be empty."""
     import numpy as np  # late, as above
 
     at = int(np.ceil(rank * len(values) - 1e-9)) - 1

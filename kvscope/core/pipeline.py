@@ -1,9 +1,9 @@
-"""Numba's compilation of a function: passes, lowering and calls, without what kernels lack.
+"""Numba's compilation pipeline, reduced to the passes, lowering and calls that kernels need.
 
-Kernels have no closures, no array expressions, no try, and count no references. Numba's pipeline
-looks for all of these in every function, rebuilds its analyses after each look, and writes code for
-them at each assignment and call: a sixth of its time, and a quarter of its output. And it looks for
-the types of `a + b` in every overload of `+`, each time: another sixth.
+Kernels have no closures, array expressions, `try` or reference counts. Numba's own pipeline looks
+for all of these in every function, repeats its analyses after each look, and writes code for them
+at each assignment and call: a sixth of its time, and a quarter of its output. It also searches all
+overloads of `+` for the types of each `a + b`: another sixth.
 
 Source: numba 0.61 to 0.68, numba/core/: compiler.py (DefaultPassBuilder), compiler_machinery.py,
 typed_passes.py, lowering.py, callconv.py.
@@ -50,14 +50,14 @@ _NEW_OBJECTS = (50_000, 20, 100)
 
 
 class CalledFunction(types.Dispatcher):  # type: ignore[misc]
-    """The type of a function that kernels call, with whole numbers of 64 bits only.
+    """The type of a function that kernels call; all its integer arguments have 64 bits.
 
-    Numba converts 32-bit ones. Registered as numba's `overload`, a function was compiled again for
-    each size, and for each caller's set of options.
+    Numba converts narrower arguments. With numba's `overload` a function is compiled again for each
+    integer size, and for each caller's set of options.
     """
 
     def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
-        """Return the types of a call."""
+        """Return the signature of a call, with signed integers widened to 64 bits."""
         named = {name: _widened(given) for name, given in keywords.items()}
         return super().get_call_type(context, tuple(map(_widened, arguments)), named)
 
@@ -72,13 +72,12 @@ def _widened(given: Any) -> Any:
 
 
 class _Context(Context):  # type: ignore[misc]
-    """Numba's typing context with a cache of the types of each operation."""
+    """Numba's typing context with a cache of the signatures of Python's own functions."""
 
     def __init__(self, whole: Any) -> None:
         self.__dict__ = whole.__dict__
 
     def resolve_function_type(self, function: Any, arguments: Any, keywords: Any) -> Any:
-        """Return the types of a call; cached for Python's own functions."""
         if keywords or not isinstance(getattr(function, "typing_key", function), _BUILTIN):
             return super().resolve_function_type(function, arguments, keywords)
         key = function, tuple(arguments)
@@ -93,10 +92,10 @@ _context = cache(_Context)  # one for numba's own
 
 
 class _Lower(Lower):  # type: ignore[misc]
-    """Writes a function's code without reference counts, with errors passed on to the caller."""
+    """Lowers a function to LLVM code without reference counts; errors return to the caller."""
 
     def lower_normal_function(self, described: Any) -> None:
-        """Write the function, optimized for size (short loops not unrolled) if marked APART."""
+        """Lower the function; if marked APART, optimize it for size and never inline it."""
         super().lower_normal_function(described)
         if APART in self.func_ir.func_id.func.__dict__:
             self.function.attributes.add("optsize")
@@ -110,11 +109,11 @@ class _Lower(Lower):  # type: ignore[misc]
             self.builder.store(value, self.getvar(name))
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
-        """Return the place of a variable, without debug information."""
+        """Return the stack slot of a variable, without debug information."""
         return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
 
     def lower_binop(self, wanted: Any, expression: Any, operation: Any) -> Any:
-        """Write a binary operation with known types; numba itself handles `x**2`."""
+        """Lower a binary operation with its inferred types; leave a constant `x**2` to numba."""
         if expression.static_rhs is not UNDEFINED:
             return super().lower_binop(wanted, expression, operation)
         known = _context(self.context.typing_context)
@@ -129,7 +128,7 @@ class _Lower(Lower):  # type: ignore[misc]
         return self.context.cast(self.builder, value, called.return_type, wanted)
 
     def _lower_call_normal(self, function: Any, call: Any, signature: Any) -> Any:
-        """Call a function, which stores its error directly where the caller would."""
+        """Lower a call; the function writes its error to where the caller returns its own."""
         known = isinstance(function, CalledFunction)
         if not known or isinstance(signature.return_type, types.Optional):
             return super()._lower_call_normal(function, call, signature)
@@ -158,7 +157,7 @@ class _Lowering(BaseNativeLowering):  # type: ignore[misc]
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _SingleAssignment(FunctionPass):  # type: ignore[misc]
-    """Numba's pass of the same name, without the analyses after it."""
+    """Numba's pass into single-assignment form, without the analyses after it."""
 
     _name = "kernel_single_assignment"
 
@@ -166,7 +165,6 @@ class _SingleAssignment(FunctionPass):  # type: ignore[misc]
         super().__init__()
 
     def run_pass(self, state: Any) -> bool:
-        """Bring the function into single-assignment form."""
         state.func_ir = reconstruct_ssa(state.func_ir)
         state.func_ir._definitions = build_definitions(state.func_ir.blocks)
         return True
@@ -177,7 +175,7 @@ class _WithoutPhis(PreLowerStripPhis):  # type: ignore[misc]
     _name = "kernel_without_phis"
 
     def run_pass(self, state: Any) -> bool:
-        """Replace phi nodes by assignments in the preceding blocks."""
+        """Replace phi nodes by assignments in the preceding basic blocks."""
         state.func_ir = self._strip_phi_nodes(state.func_ir)
         return True
 
@@ -196,7 +194,7 @@ _PASSES = (
 
 class _Passes(PassManager):  # type: ignore[misc]
     def run(self, state: Any) -> None:
-        """Run the passes in order, without reports on them."""
+        """Run the passes in order, without numba's timing and events."""
         for kind, _ in self.passes:
             step = _pass_registry.get(kind).pass_inst
             step.analysis = self._analysis
@@ -204,10 +202,10 @@ class _Passes(PassManager):  # type: ignore[misc]
 
 
 class Compiler(CompilerBase):  # type: ignore[misc]
-    """Numba's compiler with the passes that kernels need, and no others."""
+    """Numba's compiler with only the passes that kernels need."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return the only pipeline."""
+        """Return a list with the one pipeline."""
         self.state.typingctx = _context(self.state.typingctx)
         passes = _Passes("kernel")
         for step in _PASSES:
@@ -217,11 +215,10 @@ class Compiler(CompilerBase):  # type: ignore[misc]
 
 
 def undisturbed(call: Callable[[Any], Any], argument: Any) -> Any:
-    """Return `call(argument)` without two delays of Python's in a compilation.
+    """Return `call(argument)`, with rarer garbage collection and Python's stack in one piece.
 
-    Python collects garbage more rarely. And its stack is in one piece: by default it grows by
-    pieces of 16 KiB, and where a piece ends within a loop of numba's, each call there maps memory
-    and releases it, for up to a quarter of the time.
+    By default the stack grows by chunks of 16 KiB. Where a chunk ends within a loop of numba, each
+    call there maps and releases memory, for up to a quarter of the compile time.
     """
     before = gc.get_threshold()
     gc.set_threshold(*_NEW_OBJECTS)

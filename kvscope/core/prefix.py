@@ -1,4 +1,4 @@
-"""Prefix paths for kernels: a trie of blocks is an array of each block's parent; 0 is the root."""
+"""Prefix paths for kernels, in a trie of blocks: an array with each block's parent; 0: the root."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def write_path(
     start: int,
     end: int,
 ) -> None:
-    """Write the path that ends at `leaf` into path[start:end], from the head on.
+    """Write the path from the head to `leaf` into path[start:end].
 
-    Its length is end - start; a path of no blocks ends at the root and writes nothing.
+    The path must have end - start blocks; nothing is written for the root, whose path has none.
     """
     block = leaf
     for at in range(end - 1, start - 1, -1):
@@ -30,7 +30,7 @@ def write_path(
 
 @callable_in_kernels
 def ancestor(block_parent: Int32s | UInt32s, block: int, steps: int) -> int:
-    """Return the block `steps` levels towards the root; `block` itself for 0."""
+    """Return the ancestor of `block` that is `steps` levels above it; `block` itself for 0."""
     above = block
     for _ in range(steps):
         above = block_parent[above]
@@ -45,7 +45,7 @@ class Paths(NamedTuple):
 
 
 def paths(block_parent: Int32s, leaf: Int32s, blocks: Int32s) -> Paths:
-    """Return the path to each entry of `leaf`; `blocks` are the lengths of the paths."""
+    """Return the paths that end at the entries of `leaf`; `blocks` are their lengths in blocks."""
     starts = np.zeros(len(leaf) + 1, dtype=np.int64)
     np.cumsum(blocks, out=starts[1:])
     written = np.empty(starts[-1], dtype=np.int32)

@@ -1,7 +1,7 @@
 """A Ray cluster as an executor: each step is a Ray task with one core and the memory it needs.
 
 Ray schedules the tasks, repeats those whose worker or node is lost, rebuilds lost objects and moves
-objects to disk where memory is full. Steps have the same results wherever and how often they run.
+objects to disk if memory is full. A step has the same result wherever and however often it runs.
 
 Source: Ray 2.60, ray.init, ray.remote (`max_retries`), ray.wait, ray.cluster_utils.
 """
@@ -48,12 +48,12 @@ T = TypeVar("T")
 
 
 class RayCluster(Executor):
-    """A connection to a Ray cluster, until the context ends; reuses one that the process has.
+    """A connection to a Ray cluster; the end of the `with` block closes it if the block opened it.
 
-    `address` is HOST:PORT of its head node, ray://HOST:PORT of its Ray Client server, or "ray": the
+    `address` is HOST:PORT of the head node, ray://HOST:PORT of the Ray Client server, or "ray": the
     cluster that RAY_ADDRESS names, else a new one on this machine with `workers` cores (default:
-    all). Each node must see the file `seen_by_all`, if given, before it runs a step.
-    Entering raises UsageError where there is no such cluster.
+    all). A node without the file `seen_by_all`, if stated, raises InputError instead of running
+    steps. Entering raises UsageError if there is no such cluster.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class RayCluster(Executor):
 
     @property
     def free_bytes(self) -> int | None:
-        """Memory for tasks, in bytes, on the node with the least."""
+        """Memory for tasks, in bytes, on the node with the least; None if Ray states none."""
         return int(min(node.get("memory", 0) for node in _nodes())) or None
 
     def shared(self, value: T, version: int | None = None) -> T:
-        """Put the value into the object store, once a version; return its reference."""
+        """Put the value into Ray's object store, once per `version`; return its reference."""
         if version is None:
             return cast("T", ray.put(value))
         if version != self._shared.get(value, (None, None))[0]:
@@ -115,10 +115,10 @@ class RayCluster(Executor):
         stop: Event | None = None,
         each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
-        """Yield the results; after `stop`, running steps are cancelled.
+        """Yield as `Executor.results`; after `stop`, running steps are cancelled.
 
         Raises a step's own error, KvscopeError for a step lost more than RETRIES times, and
-        OutOfMemoryError where no node has `each_bytes`: Ray would wait for such a node forever.
+        OutOfMemoryError if no node has `each_bytes`, for which Ray would wait forever.
         """
         memory = int(each_bytes) + PROCESS_BYTES
         most = int(max((node.get("memory", 0) for node in _nodes()), default=memory))
@@ -169,7 +169,7 @@ def _nodes() -> list[dict[str, float]]:
 
 
 def _require_answer(address: str) -> None:
-    """Raise UsageError where nothing listens: Ray would try for minutes, then end the process."""
+    """Raise UsageError if nothing listens there: Ray would retry for minutes, then exit."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()

@@ -1,13 +1,13 @@
-"""Files at s3://, hf://, gs://, az:// and https:// addresses, read as streams; none kept on disk.
+"""Files at s3://, hf://, gs://, az:// and https:// addresses, read as streams, not kept on disk.
 
 S3 takes credentials, region and endpoint from the usual AWS settings (`AWS_PROFILE`,
 `AWS_ENDPOINT_URL` and others). Files of the Hugging Face hub are at hf://datasets/OWNER/NAME/PATH,
 with @REVISION after the name if needed; `HF_TOKEN` and `HF_ENDPOINT` count. gs://BUCKET/PATH and
 az://CONTAINER/PATH take the variables named below. Without credentials, public files are read.
 
-A connection that ends early is made a second time if the file has an ETag; a second early end, or
-another ETag, is an error. Calls are made in the background: obstore does not let Ctrl-C through
-before a server answers.
+A connection that ends early is repeated once if the file has an ETag; a second early end, or a
+changed ETag, is an error. Calls run in the background, since obstore blocks Ctrl-C until a server
+answers.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ _HTTP = re.compile(r"https?://([^/?#\\]*@)?[\w.:\[\]-]+([/?#].*)?")
 
 
 def remote_files(path: str) -> list[str]:
-    """Return the file at `path`, or the files in a folder or matching a pattern, by name.
+    """Return the files at `path`, sorted by name: one file, those of a folder, or of a pattern.
 
-    A folder ends in a slash; its own folders, hidden and empty files are left out. A file whose own
-    name looks like a pattern is that file, and so is each https:// address. Raises InputError where
-    there is none.
+    A folder ends in a slash; its subfolders, hidden and empty files are left out. An existing file
+    and any https:// address are no patterns. Raises InputError if nothing matches.
     """
     if path.startswith("http") or not (path.endswith("/") or glob.has_magic(path)):
         return [path]
@@ -78,7 +77,7 @@ def remote_files(path: str) -> list[str]:
 
 
 def open_remote(path: str) -> BinaryIO:
-    """Return a stream of the bytes at an address. Raises InputError where it cannot be opened."""
+    """Return a stream of the bytes at an address. Raises InputError if it cannot be opened."""
     base, name = (path, "") if path.startswith("http") else _parts(path)
     with _refusals(path):
         store = _hub_file(base, name) if path.startswith("hf") else _store(base)
@@ -87,7 +86,7 @@ def open_remote(path: str) -> BinaryIO:
 
 
 def _parts(path: str) -> tuple[str, str]:
-    """Return the address of a bucket or repository, and the name in it. Raises InputError."""
+    """Return the address of a bucket or repository and the name in it, or raise InputError."""
     match = _FILE.fullmatch(path) if path.isprintable() else None
     if match is None:
         scheme = path[:2]
@@ -97,7 +96,7 @@ def _parts(path: str) -> tuple[str, str]:
 
 
 def _names(base: str, folder: str) -> list[str]:
-    """Return the names of the non-empty files in a folder and all folders below."""
+    """Return the names, relative to `base`, of non-empty files in a folder and its subfolders."""
     if base.startswith("hf"):
         from huggingface_hub import HfFileSystem
 
@@ -166,7 +165,7 @@ def _hub_file(base: str, name: str) -> Any:
 
 
 def _secret(variable: str) -> str:
-    """Return an environment variable's value. Raises InputError, which does not show the value."""
+    """Return an environment variable's value, "" if unset. Raises InputError without showing it."""
     secret = os.environ.get(variable, "").strip()
     if not re.fullmatch(r"[!-~]*", secret):
         raise InputError("no token: it has spaces or other characters", where=variable)
@@ -174,7 +173,7 @@ def _secret(variable: str) -> str:
 
 
 class _Body(ChunkReader):
-    """The body of a response. Raises InputError where it ends before its stated length."""
+    """The body of a response. Raises InputError if the connection fails before its end."""
 
     def __init__(self, path: str, answer: Any) -> None:
         self._path, self._length = path, answer.meta["size"]
@@ -192,9 +191,10 @@ class _Body(ChunkReader):
 
 @contextmanager
 def _refusals(path: str, read: str = "") -> Iterator[None]:
-    """Raise errors of libraries and servers as InputError about `path`; `read` is the progress.
+    """Turn errors of libraries and servers in the `with` block into InputErrors about `path`.
 
-    Only parts of their messages are shown: the rest may contain signatures of a request.
+    `read` is the progress in words. Only parts of their messages are shown, since the rest may
+    contain the signature of a request.
     """
     scheme = path.partition("://")[0]
     try:

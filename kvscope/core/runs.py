@@ -1,6 +1,6 @@
-"""One replay of a trace and its results; the fields are those of `--json`.
+"""Records of one replay of a trace and its results; the fields are those of `--json`.
 
-Names carry their units. Rates are fractions (0-1); `None` means that the trace does not say.
+Names carry their units. Rates are fractions (0-1); None: the trace does not state the value.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ CapacityModel = Literal["cache", "engine"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Hits and latencies of some requests.
+    """Hits and latencies of the counted requests, or of a part of them.
 
-    `violations` are requests with a TTFT above the SLO and `tel_ms` is the tail excess latency, the
-    sum of their times beyond it; both None without an SLO. Fields `queued_...` are under the
-    trace's load, None where the trace has no times.
+    `violations` is the number of requests with a TTFT above the SLO, and `tel_ms` their tail excess
+    latency, Σ (TTFT - SLO); both None without an SLO. `ttft_ms` is on an idle engine; fields
+    `queued_...` are behind earlier requests of the trace, None if it has no times.
     """
 
     requests: int
@@ -46,12 +46,12 @@ class Outcome:
 
 
 def hit_rate(setting: RunSetting, outcome: Outcome) -> float:
-    """Return the hit rate in the weight of the setting's definition."""
+    """Return the token, block or request hit rate, as the setting's definition weights it."""
     return float(getattr(outcome, f"{setting.definition.weight}_hit_rate"))
 
 
 class PartOutcome(Struct, frozen=True):
-    """The outcome of one category, or of the requests that arrive in `length_s` from `start_s` on.
+    """The outcome of one category, or of requests that arrive within `length_s` after `start_s`.
 
     Either `category` or both `start_s` and `length_s` are set.
     """
@@ -63,10 +63,10 @@ class PartOutcome(Struct, frozen=True):
 
 
 class Misses(Struct, frozen=True):
-    """Why input tokens missed; with the hits they add up to all input tokens.
+    """Input tokens that missed, by cause; with the hits they add up to all input tokens.
 
-    `evicted` were computed before and no longer cached; `diverged` stand where the conversation's
-    history was different; `cold` are all other new tokens; `tail` cannot hit in any prefix cache.
+    `evicted`: computed before, no longer cached. `diverged`: new, where the previous turn's prompt
+    had other blocks. `cold`: all other new tokens. `tail`: cannot hit in any prefix cache.
     """
 
     evicted_tokens: int
@@ -78,15 +78,14 @@ class Misses(Struct, frozen=True):
 class RunSetting(Struct, frozen=True):
     """The settings, besides policy and capacity, on which a run's results depend.
 
-    Latency is TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2), of u
-    uncached and c cached tokens; `request_s` and the decode times are those of a `LatencyProfile`,
-    for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 for all of
-    it. The two `max_num_` limits are a simulated engine's, else None. `tiers` is the value of
-    `--tiers`, empty for a pool alone; `tier_mode` (the value of `--offload`) and `block_bytes`
-    belong to it. `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, else
-    empty. `engine` is the version of vLLM, as `vllm@0.22`, empty if simulated as the newest; for a
-    `cache`, the SGLang with whose prefix tree it is replayed, in chunks of
-    `max_num_batched_tokens`.
+    TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2) for u uncached and c
+    cached tokens; `request_s` and the decode times are those of a `LatencyProfile`, for an engine's
+    steps. `sample_rate` is the share of the trace that was replayed. The two `max_num_` limits are
+    a simulated engine's, else None. `tiers` is the value of `--tiers`, empty for a pool alone;
+    `tier_mode` (the value of `--offload`) and `block_bytes` apply to tiers. `kv_groups` is the
+    `KvGroups.text` of a hybrid model on an engine, else empty. `engine` is the version of vLLM,
+    such as `vllm@0.22`, empty if simulated as the newest. With `capacity_model` "cache" it is the
+    SGLang version whose prefix tree is replayed, with prefills of `max_num_batched_tokens`.
     """
 
     definition: HitDefinition
@@ -132,13 +131,12 @@ class RunSetting(Struct, frozen=True):
 class TierOutcome:
     """Hits of the counted requests in one tier, and its evictions in the whole replay.
 
-    `token_hit_rate` is of all input tokens, so the tiers' add up to that of the cache.
-    `transfer_ms` is what all counted requests together waited for its blocks; a read takes
-    `read_latency_ms`, then its bytes at `read_bytes_per_s` (None: no time at all). `read_bytes` is
-    None where the size of a block is unknown. SGLang's host tier copies beside a batch: there
-    `transfer_ms` is no wait of its own, and `read_bytes` are those of each GPU. `ttl_s` and
-    `demotions` (evictions that moved down) are those of tiers that no engine has, which earlier
-    versions of kvscope replayed.
+    `token_hit_rate` is a share of all input tokens, so the tiers' rates add up to the cache's.
+    `transfer_ms` is the sum of waits for the tier's blocks over all counted requests; a read takes
+    `read_latency_ms`, then its bytes at `read_bytes_per_s` (None: no time). `read_bytes` is None if
+    the size of a block is unknown. SGLang copies from its host tier during a batch: `transfer_ms`
+    is then no extra wait, and `read_bytes` are per GPU. `ttl_s` and `demotions` (evictions to a
+    lower tier) are of tiers that no engine has; earlier versions of kvscope replayed them.
     """
 
     name: str
@@ -160,13 +158,12 @@ class Run(Struct, frozen=True):
     """One policy at one capacity over one trace, and its results.
 
     `params` has every parameter of the policy; `leaves` names the blocks that may be evicted.
-    `hit_rate_error` is None for exact runs; for a sampled one, it bounds the error of the rate in
-    the definition's weight with 95 % confidence. `misses` is None under a flat definition. `tiers`
-    are set where the cache has several; `capacity_blocks` is then the sum of theirs, or for SGLang
-    its pool alone. Only an engine has `preemptions` (every one counted) and requests that it
-    `turned_away` (rejected) because they need more than all its blocks. `deployment` has the stated
-    deployment that was replayed, by the keys of kvscope.toml; None for a cache study. `created_at`
-    (UTC) and `run_id`, its number in the store, are None until the run is stored.
+    `hit_rate_error` bounds the error of a sampled run's hit rate (in the definition's weight) with
+    95 % confidence, None for exact runs. `misses` is None under a flat definition. `tiers` is empty
+    for a single tier; else `capacity_blocks` is the sum of theirs, or for SGLang its pool alone.
+    Only engines have `preemptions` and `turned_away`: requests rejected as longer than the pool.
+    `deployment` is the replayed deployment by the keys of kvscope.toml, None for a cache study.
+    `created_at` (UTC) and `run_id`, its number in the store, are None until the run is stored.
     """
 
     policy: str

@@ -1,8 +1,8 @@
 """TOML files with a msgspec schema: read with types and bounds, written complete or not at all.
 
-A schema is a `msgspec.Struct`, which refuses unknown keys if declared so. Every defect is one
-InputError that names the file, the key, the value and the remedy. A struct's `__post_init__`
-refuses a value by `ValueError("key: what is wrong")`.
+A schema is a `msgspec.Struct`, which refuses unknown keys if declared so. Every defect is an
+InputError with the file, the key, the value and the remedy. A struct's `__post_init__` refuses a
+value by `ValueError("key: what is wrong")`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ _LONGEST = 60  # characters of a value that an error repeats
 
 
 class Seconds(float):
-    """A time of at least 0 s that a file states in milliseconds, exact to the last digit."""
+    """A time in seconds, at least 0, that TOML files state in milliseconds, to the last digit."""
 
 
 def document_in(path: Path, remedy: str) -> dict[str, Any]:
     """Return the TOML file at `path`; numbers with a decimal point become Decimal.
 
-    Raises InputError for a file that is missing, not TOML, or of another version; its `remedy` says
-    how to make such a file.
+    Raises InputError for a file that is missing, not TOML, or of another schema version; `remedy`
+    is part of its message.
     """
     try:
         # Decimal, so that milliseconds become the very seconds that were written.
@@ -91,7 +91,7 @@ def document_in(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def files_named_in(path: Path) -> Iterator[Path]:
-    """Yield the files that a TOML file names, relative to its folder or the working directory."""
+    """Yield existing files named in a TOML file, relative to its folder or the current one."""
     if path.suffix != ".toml" or not path.is_file():
         return
     waiting: list[Any] = []
@@ -107,7 +107,7 @@ def files_named_in(path: Path) -> Iterator[Path]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """Return TOML as a document. Raises ValueError, also for too deep nesting."""
+    """Return TOML text as a dictionary. Raises ValueError for invalid TOML or too deep nesting."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MAX_DEPTH and _NUMBER.sub("", line).count(".") > MAX_DEPTH:
             raise ValueError(f"line {number:,} has a key of more than {MAX_DEPTH} names")
@@ -117,8 +117,8 @@ def _parsed(text: str) -> dict[str, Any]:
 def table_as(table: object, schema: type[T], where: str, remedy: str) -> T:
     """Return a TOML table or document as an instance of `schema`.
 
-    `where` is the file, or the key of a table in it (`file: key`). Raises InputError with the place
-    below `where`, the value and the remedy.
+    `where` is the file, or `file: key` for a table in it. Raises InputError with the key below
+    `where`, the value and the remedy.
     """
     try:
         return msgspec.convert(table, schema, dec_hook=_seconds)
@@ -131,7 +131,7 @@ def table_as(table: object, schema: type[T], where: str, remedy: str) -> T:
 def write_toml(
     path: Path, document: msgspec.Struct | Mapping[str, object], comments: Sequence[str] = ()
 ) -> None:
-    """Write `document` to `path`, complete or not at all, after `comments`; None is left out.
+    """Write `comments` and `document` to `path`, completely or not at all, without None values.
 
     Reading the file returns the same values to the last bit.
     """
@@ -142,7 +142,7 @@ def write_toml(
 
 
 def _seconds(kind: type, value: object) -> Seconds:
-    """Return milliseconds as seconds: msgspec calls this for types that it does not know."""
+    """Return milliseconds as `Seconds`: msgspec's hook for types that it does not know."""
     if kind is not Seconds:
         raise NotImplementedError(kind)
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
@@ -153,7 +153,7 @@ def _seconds(kind: type, value: object) -> Seconds:
 
 
 def _plain(value: object) -> object:
-    """Return a value as a TOML type: seconds as milliseconds, numpy's floats as Python's."""
+    """Return a value as a TOML type: `Seconds` in milliseconds, NumPy's floats as Python's."""
     if isinstance(value, Seconds):
         return Decimal(repr(float(value))) * 1_000
     if isinstance(value, float):
@@ -168,7 +168,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _refused(message: str, document: object, schema: Any, where: str, remedy: str) -> InputError:
-    """Return msgspec's error as an InputError for users."""
+    """Return the InputError for a message of msgspec's ValidationError."""
     at = _AT.fullmatch(message)
     assert at is not None  # noqa: S101  (the pattern takes any text)
     what, keys = at["what"], re.findall(r"\[[^]]*\]|[^.[]+", at["key"] or "")
@@ -198,10 +198,10 @@ def _refused(message: str, document: object, schema: Any, where: str, remedy: st
 
 
 def _located(schema: Any, value: Any, keys: Sequence[str]) -> tuple[Any, Any, list[str]]:
-    """Return the type and the value at `keys`, a path of msgspec's, and the path's names.
+    """Return the type and the value at a path of msgspec's, and the names along the path.
 
-    msgspec writes `[...]` for a value of a mapping, without its key: the first value that its type
-    refuses is taken.
+    msgspec writes `[...]` for a value of a mapping, without its key: this stands for the first
+    value that does not fit the type.
     """
     names = []
     for key in keys:
@@ -222,7 +222,7 @@ def _located(schema: Any, value: Any, keys: Sequence[str]) -> tuple[Any, Any, li
 
 
 def _bare(schema: Any) -> Any:
-    """Return a type without its bounds, and without an alternative None."""
+    """Return a type without bounds and without `| None`."""
     while get_origin(schema) in {Annotated, Union, types.UnionType}:
         schema = get_args(schema)[0]
     return schema
@@ -237,7 +237,7 @@ def _fits(value: object, schema: Any) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return a value as text for an error: as in TOML, and shortened."""
+    """Return a value as in TOML, shortened for an error message."""
     if isinstance(value, bool | Decimal):
         return str(value).lower().replace("infinity", "inf")
     text = str(value) if isinstance(value, date) else repr(value)

@@ -1,7 +1,7 @@
 """A trace: its summary as in the store, and its prompts as arrays for kernels.
 
-Requests may carry directives: how long their client wants their blocks to live. Names carry their
-units; `None` means "this trace cannot say".
+Requests may carry directives: how long their client wants their blocks to stay cached. Names carry
+their units; None: the trace does not state the value.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TtlSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Retain(msgspec.Struct, frozen=True, omit_defaults=True, rename={"start": "from"}):
-    """How to retain the prompt's tokens from `start` until before `to` (None: its output too).
+    """How to retain a prompt's tokens from `start` until before `to`; None: to the output's end.
 
-    `ttl_s` counts from the request; None: for good. `priority` (0–100, higher stays longer) holds
-    for `ttl_s`, then the default one.
+    `priority` (0–100, higher stays longer) holds for `ttl_s` seconds from the request on, then
+    DEFAULT_PRIORITY does; `ttl_s` None: without end.
     """
 
     start: Tokens = 0
@@ -36,10 +36,10 @@ class Retain(msgspec.Struct, frozen=True, omit_defaults=True, rename={"start": "
 
 
 class Directives(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one request states: `retain` by range of tokens; the last that covers a token counts.
+    """A request's directives: `retain` by range of tokens; the last that covers a token counts.
 
     `ends`: the conversation has ended. `pause`: the next turn comes after a pause, such as a tool
-    call. `refresh`: False if the request is not to renew what others stated about its blocks.
+    call. `refresh`: whether the request renews other requests' directives on its blocks.
     """
 
     retain: tuple[Retain, ...] = ()
@@ -49,12 +49,12 @@ class Directives(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """The directives as JSON, equal for equal ones."""
+        """The directives as JSON; equal directives have equal texts."""
         return msgspec.json.encode(self).decode()
 
 
 class StatedDirectives(Struct, frozen=True):
-    """The directives of R requests: `number` (R entries) is an index into `distinct`, -1: none."""
+    """The directives of R requests: `number` (R) is an index into `distinct`, -1 for none."""
 
     number: Int32s
     distinct: tuple[Directives, ...]
@@ -65,10 +65,10 @@ class StatedDirectives(Struct, frozen=True):
 
 
 class Part(NamedTuple):
-    """A part of a prompt, from the `end` of the previous part: tokens from the prompt's start.
+    """A part of a prompt, from the previous part's `end` to its own, in tokens from the start.
 
-    Its `kind` is "template" (what the chat template writes itself), "system", "tool 3" (the
-    definition of the third tool, maybe with its name behind), "user", "assistant" or "tool result".
+    Its `kind` is "template" (text of the chat template itself), "system", "tool 3" (the definition
+    of the third tool, maybe followed by its name), "user", "assistant" or "tool result".
     """
 
     kind: str
@@ -78,9 +78,9 @@ class Part(NamedTuple):
 class PromptParts(Struct, frozen=True):
     """The parts of R prompts: paths in a tree of P parts, as prompts are paths in a trie of blocks.
 
-    `last` (R) is the last part of each prompt, 0 for none. For each part (P + 1 entries, entry 0
-    being the root's), `above` is the part before it, `kind` an index into `kinds`, and `end` the
-    token at which it ends.
+    `last` (R) is the last part of each prompt, 0 for none. For each part (P + 1 entries; 0 is the
+    root), `above` is the part before it, `kind` an index into `kinds`, and `end` the token at which
+    it ends.
     """
 
     last: Int32s
@@ -90,7 +90,7 @@ class PromptParts(Struct, frozen=True):
     kinds: tuple[str, ...]
 
     def of(self, request: int) -> list[Part] | None:
-        """Return the parts of a prompt; None where they are not known."""
+        """Return the parts of the prompt of request number `request`, None if unknown."""
         parts, at = [], int(self.last[request])
         while at:
             parts.append(Part(self.kinds[self.kind[at]], int(self.end[at])))
@@ -108,12 +108,12 @@ PROBE = "kvscope_probe"  # true: a measurement of kvscope's, which no recording 
 
 
 class Trace(Struct, frozen=True):
-    """One trace in a store. `trace_id` is the store's key, `name` the user's.
+    """One trace in a store. `trace_id` is the store's key, `name` the user's name for it.
 
-    Both may be used again once the trace is removed; `content_hash` digests the input and how it
-    was read. `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones that
-    requests name, `tenants` the combinations of the first three, which share no blocks.
-    `measured_requests` have a measured TTFT or another of `Measurements`.
+    Both may be reused after the trace is removed. `content_hash` is a digest of the input and of
+    the options with which it was read. `models`, LoRA `adapters`, cache `salts` and `workers` count
+    the distinct values in the requests; `tenants` counts the combinations of the first three, which
+    share no blocks. `measured_requests` counts those with a TTFT or another of `Measurements`.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -147,14 +147,16 @@ class Trace(Struct, frozen=True):
 
     @property
     def has_hashes(self) -> bool:
-        """False for traces of lengths alone, which have no reuse to analyze."""
+        """Whether requests have block hashes; traces of lengths alone show no reuse."""
         return self.accesses > 0
 
 
 class PromptLengths(Struct, frozen=True):
-    """The length of each of R requests, in tokens and in blocks: R entries an array.
+    """The length of each of R requests, in tokens and in blocks: R entries per array.
 
-    `parent` is the previous turn of the request's conversation, -1 where there is none.
+    `parent` is the previous turn of the request's conversation, -1 for none. Of a prompt's
+    `blocks`, `full_blocks` are full. After the turn, `cached_blocks` of prompt and output are
+    cached; the first `carried_blocks` of these are identified, by a later turn's prompt.
     """
 
     block_size: int
@@ -167,10 +169,10 @@ class PromptLengths(Struct, frozen=True):
 
 
 class PromptPaths(PromptLengths, frozen=True):
-    """Requests as paths in a trie of N blocks.
+    """Prompts as paths in a trie of N blocks.
 
-    A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
-    `block_parent` has N + 1 entries, entry 0 being the root.
+    `block_parent` (N + 1 entries, 0 is the root) leads from a prompt's `leaf` up to the root, and
+    from `carried_leaf`, the last of its `carried_blocks`.
     """
 
     leaf: Int32s
@@ -179,7 +181,7 @@ class PromptPaths(PromptLengths, frozen=True):
 
     @property
     def full_leaf(self) -> Int32s:
-        """The last full block of each prompt (R), 0 for none."""
+        """The last full block of each prompt (R entries), 0 for none."""
         import numpy as np  # a stored trace is looked up without it
 
         is_partial = self.blocks > self.full_blocks
@@ -187,13 +189,13 @@ class PromptPaths(PromptLengths, frozen=True):
 
 
 class Measurements(Struct, frozen=True):
-    """How each request was served when the trace was recorded, R entries an array.
+    """Measurements of R requests from the recording of the trace, R entries per array.
 
-    `worker` (the engine, replica or rank) is an index into `workers`, -1 where the trace does not
-    say. Times count from the request's arrival: `ttft_s` until its first token, `queue_s` until
-    admission, `duration_s` until its last token; NaN where not measured. `cached_tokens` of the
-    prompt hit; -1: unknown. `delay_s` is the time that a user or a tool took after the previous
-    turn, or after the request `waits_for` (-1: none); NaN where not stated.
+    `worker` (the engine, replica or rank) is an index into `workers`, -1 if unknown. Times count
+    from the request's arrival: `ttft_s` until its first token, `queue_s` until admission,
+    `duration_s` until its last token; NaN if not measured. `cached_tokens` are the prompt's hits,
+    -1 if unknown. `delay_s` is the time of a user or a tool after the previous turn, or after the
+    request `waits_for` (-1: none); NaN if not stated.
     """
 
     worker: Int32s
@@ -206,7 +208,7 @@ class Measurements(Struct, frozen=True):
     workers: tuple[str, ...]
 
     def select(self, requests: Int64s) -> Measurements:
-        """Return the values of the requests with these numbers."""
+        """Return the measurements of the requests with these numbers, `waits_for` renumbered."""
         import numpy as np  # a stored trace is looked up without it
 
         place = np.full(len(self.waits_for) + 1, -1, dtype=np.int32)  # the last is of none
@@ -217,10 +219,10 @@ class Measurements(Struct, frozen=True):
 
 
 class Tenants(Struct, frozen=True):
-    """The model, LoRA adapter and cache salt that each of R requests names: numbers, -1 for none.
+    """The model, LoRA adapter and cache salt that each of R requests names, as numbers; -1: none.
 
-    Requests that differ in one of them share no blocks. `hash_id` (N + 1 entries, entry 0 being the
-    root's) has the trace's own ids, which are equal for equal tokens, whatever the tenant.
+    Requests that differ in one of them share no blocks. `hash_id` (an entry for each of N blocks,
+    after the root's) is the trace's own id, equal for equal tokens of different tenants.
     """
 
     model: Int32s
@@ -230,12 +232,12 @@ class Tenants(Struct, frozen=True):
 
 
 class Prompts(PromptPaths, frozen=True):
-    """Paths of requests with arrivals, outputs, conversations, users and categories.
+    """Prompts with their arrivals, outputs, conversations, users and categories.
 
-    `user` numbers the users from 0, -1 where the trace has none; `category` is an index into
-    `categories`, the names of (type, turn bucket), which are ordered by type and turn. `clock`
-    numbers (from 0) the sessions whose times are relative to an unknown start; -1: a time of the
-    trace's own clock. `measurements` and `directives` are None where the trace has none.
+    `user` numbers the users from 0, -1 if the trace has none; `category` is an index into
+    `categories`, the names of (type, turn bucket), ordered by type and turn. `clock` is the number
+    (from 0) of a session whose arrivals count from an unknown start, -1 for the trace's own clock.
+    `measurements` and `directives` are None if the trace has none.
     """
 
     arrival_s: Float64s

@@ -1,8 +1,7 @@
-"""Human units, parsed strictly and formatted so that they can be parsed again.
+"""Units in texts: strict parsing, and formatting of values.
 
-A number is written plainly (`1.5`, no sign, no thousands separators, no exponent) and a unit is
-never guessed: `200` is not a duration, while `0` is. An error repeats the text and gives correct
-examples.
+A number has no sign, no thousands separators and no exponent (`1.5`), and a unit is never guessed:
+`200` is not a duration, while `0` is. Errors repeat the text and show correct examples.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return `seconds` in a fitting unit, three significant digits: 203ms, 1.5s, 10.2m, 2h, 1d."""
+    """Return `seconds` in one unit with three significant digits: 203ms, 1.5s, 10.2m, 2h, 1d."""
     if not math.isfinite(seconds):
         return _not_finite(seconds)
     rounded = float(f"{seconds:.3g}")  # before the choice of a unit: 999.6ms is 1s, not 1000ms
@@ -113,9 +112,9 @@ def format_duration(seconds: float) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """Return `seconds` as people say them: 46.9 ms, 1.29 s, 2 min 56 s, 1 h 41 min, 223 days.
+    """Return `seconds` in words: 46.9 ms, 1.29 s, 2 min 56 s, 1 h 41 min, 223 days.
 
-    Not meant to be parsed again; `format_duration` is.
+    Not meant to be parsed again, unlike texts of `format_duration`.
     """
     if not math.isfinite(seconds):
         return _not_finite(seconds)
@@ -138,7 +137,7 @@ def duration_in_words(seconds: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """Return `size_bytes` in the largest unit that fits, in GiB from a hundredth on: 1.5 TiB."""
+    """Return `size_bytes` in the largest unit that fits, from 0.01 GiB on in GiB: 1.5 TiB."""
     if not math.isfinite(size_bytes):
         return _not_finite(size_bytes)
     least_of = {"TiB": TIB, "GiB": GIB / 100, "MiB": MIB, "KiB": KIB, "B": 0}
@@ -170,7 +169,7 @@ def format_pp(difference: float, decimals: int = 1) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Return events per second in a fitting period: 0.5/s, 2/min, 5/h."""
+    """Return a rate per second, minute, hour or day, whichever fits: 0.5/s, 2/min, 5/h."""
     if not math.isfinite(per_second):
         return _not_finite(per_second)
     for unit in ("s", "min", "h"):
@@ -183,9 +182,9 @@ def format_rate(per_second: float) -> str:
 def blocks_tokens_bytes(
     blocks: int, *, block_size: int, bytes_per_token: float | None = None
 ) -> str:
-    """Return a capacity in all its units: `5,637 blocks, 2,886,144 tokens, 352 GiB`.
+    """Return a capacity in blocks, tokens and bytes: `5,637 blocks, 2,886,144 tokens, 352 GiB`.
 
-    `block_size` in tokens. Without `bytes_per_token` (no model named) the bytes are left out.
+    `block_size` is in tokens. Without `bytes_per_token` (no model) the bytes are left out.
     """
     tokens = blocks * block_size
     parts = [f"{format_count(blocks)} blocks", f"{format_count(tokens)} tokens"]
@@ -201,7 +200,10 @@ def _value(
     scale_of: Callable[[str], Fraction | int | None],
     is_allowed: Callable[[Fraction], bool] = lambda _: True,
 ) -> Fraction:
-    """Return the exact number in `text` times its unit's scale. Raises UsageError otherwise."""
+    """Return the exact number in `text` times the scale of its unit.
+
+    Raises UsageError (`text` is not `kind`, write `examples`) for another form or value.
+    """
     match = _QUANTITY.fullmatch(text)
     scale = scale_of(match[2]) if match and len(match[1]) <= _LONGEST else None
     if match is None or scale is None or not is_allowed(value := Fraction(match[1]) * scale):
@@ -210,7 +212,7 @@ def _value(
 
 
 def _refuse_bits(text: str) -> None:
-    """Raise UsageError if a size's unit is `b`, or a small b after a capital letter: bits."""
+    """Raise UsageError if a size is in bits: its unit is `b`, or a small b after a capital."""
     size = text.removesuffix("/s")
     unit = size.lstrip("0123456789. ")
     if unit == "b" or (unit.endswith("b") and not unit.islower()):
@@ -223,7 +225,7 @@ def _refused(text: str, kind: str, examples: str) -> UsageError:
 
 
 def _two_units(count: int, per_large: int, large: str, small: str) -> str:
-    """Return `count` small units as large units and the rest: 2 min 56 s."""
+    """Return `count` small units as large and small ones: 2 min 56 s; without a rest of 0."""
     whole, rest = divmod(count, per_large)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
