@@ -112,8 +112,7 @@ def resolved_deployment(
 
 
 def with_any_latency(options: Asked) -> Asked:
-    """Return options with the default latency preset where a pool is stated, but neither a latency
-    nor both GPU and model.
+    """Return options with the default latency preset if they state a pool but imply no latency.
 
     For questions about hits, which need the pool: latency changes only which requests overlap.
     """

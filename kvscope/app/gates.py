@@ -146,7 +146,7 @@ class Known(Struct, frozen=True):
 
 
 class Gate(Struct, frozen=True):
-    """One condition. `written` is the limit as typed, `limit` the verdict or number in it."""
+    """One condition. `written` is the limit as typed, `limit` its value in the figure's unit."""
 
     name: str
     operator: str
@@ -396,10 +396,7 @@ def baseline_figures(
 
 
 def stored_run(store: Store, name: str) -> tuple[Trace, Run]:
-    """Return the trace and the run called `run:N`, with its results by category and over time.
-
-    Raises InputError if there is no such run.
-    """
+    """Return trace and run of `run:N`, with figures by category and time; InputError if none."""
     from kvscope.store import results, traces
 
     number = name.removeprefix(RUN)

@@ -62,11 +62,10 @@ def latency_for(
     deployment: ResolvedDeployment | None,
     prompts: Callable[[], Prompts],
 ) -> TraceLatency:
-    """Return the latency for a trace, fitted to its TTFTs if `--latency trace` or a roofline.
+    """Return the latency for a trace; `--latency trace` and a roofline are fitted to its TTFTs.
 
-    A roofline stays if the TTFTs determine no profile, or one outside the roofline's band: the
-    trace may be of other GPUs. With `--latency trace` that raises InputError. `prompts`
-    loads the trace's prompts.
+    If the TTFTs determine no profile, `--latency trace` raises InputError, and a roofline stays; it
+    stays also if they are outside its band, as of other GPUs. `prompts` loads the trace's prompts.
     """
     named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
     derived = deployment is not None and deployment.latency_origin == "derived"

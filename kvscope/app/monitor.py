@@ -32,10 +32,7 @@ class Monitor:
     def steps(
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> AbstractContextManager[Advance]:
-        """Return a context for the work called `label`, of `total` units if that is known.
-
-        The context yields a callable that adds to the number of finished units.
-        """
+        """Return a context for the work `label`; it yields a callable that adds finished units."""
         return nullcontext(lambda _: None)
 
     def check(self, undone: str = "it was finished") -> None:
@@ -71,7 +68,7 @@ class LogMonitor(Monitor):
 
 
 def replays_on(on: str | None, monitor: Monitor) -> AbstractContextManager[Executor | None]:
-    """Return a context of the executor for replays: the Ray cluster `on`, None for threads here."""
+    """Return a context of the executor for replays: the Ray cluster `on`, or None for threads."""
     return nullcontext() if on is None else ray_cluster(on, monitor)
 
 

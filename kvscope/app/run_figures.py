@@ -97,7 +97,7 @@ class RunFigures(Struct, frozen=True):
 
     @property
     def tiers(self) -> tuple[TierFigures, ...]:
-        """The results of each tier, if there are several."""
+        """The results of each tier; empty for a pool alone."""
         return tuple(
             TierFigures(tier, self._bytes(tier.capacity_blocks)) for tier in self.run.tiers
         )

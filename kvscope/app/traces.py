@@ -79,8 +79,7 @@ def load_trace(
     A path (`-`: standard input) is ingested if the store lacks it; a dataset's folder needs the
     store of `store_for`; other text is the name of a stored trace; None is the last used trace,
     which a note names. `foresee` receives a new trace before it is stored. Raises InputError for an
-    unknown trace, DamagedStoreError for a damaged one, UsageError for `reading` options on a stored
-    trace.
+    unknown trace, DamagedStoreError for a damaged one, UsageError for `reading` of a stored one.
     """
     if source is not None and is_dataset(source):
         dataset = open_dataset(source, reading)
@@ -242,9 +241,8 @@ def ingest_file(
 ) -> Ingested:
     """Ingest the trace at `path`, if the store lacks it, and mark it as last used.
 
-    Notes report bad lines, inferences, and a trace that was stored before. Raises InputError for an
-    unreadable trace, UnusableLinesError where too many of its lines are bad, and Stopped once the
-    monitor's `stop` is set.
+    Notes report bad lines, inferences, and a trace stored before. Raises InputError if unreadable,
+    UnusableLinesError if too many lines are bad, Stopped once the monitor's `stop` is set.
     """
     from kvscope.ingest.pipeline import ingest
 
@@ -288,8 +286,7 @@ def ingest_into(
 ) -> Ingested:
     """Build the dataset of all files at `paths` in a folder, or resume it at its missing shards.
 
-    Notes report bad lines, inferences, and a dataset that was finished before. Raises as
-    `ingest_dataset`.
+    Notes report bad lines, inferences, and a dataset finished before. Raises as `ingest_dataset`.
     """
     from kvscope.core.executor import LocalProcesses
     from kvscope.datasets.ingest import DatasetOptions, ingest_dataset
@@ -347,8 +344,7 @@ def noting_unusable_lines(monitor: Monitor) -> Iterator[None]:
 def replayable(stores: Stores, trace: Trace) -> Prompts:
     """Return the prompts of a trace for a replay.
 
-    Raises InputError for a trace that has lengths only, OutOfMemoryError for one too large for this
-    machine's memory.
+    Raises InputError for a trace of lengths only, OutOfMemoryError for one too large for memory.
     """
     from kvscope.replay.footprint import replays_bytes
 

@@ -175,10 +175,7 @@ def autoscaling(text: str) -> Scaling:
 
 
 class TierSize(NamedTuple):
-    """The bytes of a CPU memory tier, and of files on an SSD below it (0: none).
-
-    With a `pool`, all replicas share the files.
-    """
+    """CPU memory of a tier, and files on an SSD below (0: none); with a `pool`, they are shared."""
 
     size_bytes: int
     files_bytes: int = 0

@@ -68,10 +68,7 @@ class Advice(Struct, frozen=True):
 
 
 class WatchRequest(Struct, frozen=True):
-    """Options of a watch, and the advice to replay, None for none.
-
-    `capacity_tokens` is --capacity in tokens, None if that is not stated.
-    """
+    """Options of a watch, the advice to replay, and --capacity in tokens; None if not stated."""
 
     options: WatchOptions
     advice: Advice | None = None
@@ -239,10 +236,7 @@ def watch_request(options: WatchOptions) -> WatchRequest:
 
 
 def _advice(path: str) -> Advice:
-    """Return the advice of the recommendation file at `path`.
-
-    A recommendation for vLLM is replayed in the block pool of one replica, others in a plain cache.
-    """
+    """Return a recommendation file's advice, for a vLLM replica's block pool or a plain cache."""
     from kvscope.app.requests import latency_profile
     from kvscope.core.hits import standard
     from kvscope.deployment.engines import parse_engine

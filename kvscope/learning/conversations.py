@@ -28,16 +28,13 @@ V = TypeVar("V")
 
 
 class RequestHints(NamedTuple):
-    """The session, type and turn that a request states; None or "unknown" where it does not.
-
-    `arrival_s` is by a replayed trace's clock; `probe` marks requests of `kvscope calibrate`.
-    """
+    """The session, type, turn and trace time that a request states, else None or "unknown"."""
 
     session: str | None
     type: str
     turn: int | None
-    arrival_s: float | None = None
-    probe: bool = False
+    arrival_s: float | None = None  # by the clock of a trace that is replayed
+    probe: bool = False  # sent by `kvscope calibrate`
 
 
 def read_hints(request: Request) -> RequestHints:

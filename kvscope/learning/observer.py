@@ -21,8 +21,7 @@ class Observer:
     that it handles. No method may change the request. Events: `arrived` (request), `stepping`
     before a step is planned, `admitted` (request id, hit tokens; the first time only), `updating`
     and `updated` before and after a step's outputs are processed, `releasing` (request) before its
-    blocks are freed, `put_off` (blocks) if they are freed later, `released` after freeing, and
-    `closing`.
+    blocks are freed, `put_off` (blocks) if freed later, `released` after freeing, and `closing`.
     """
 
     what = "kvscope"

@@ -401,7 +401,7 @@ def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
 
 
 def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
-    """Return `trace`, or the trace of its range in `request`; UsageError for a dataset's range."""
+    """Return `trace`, or its time range stated in `request`; UsageError for a dataset's range."""
     from kvscope.app.traces import dataset_of, load_range
 
     if request.from_s is None and request.until_s is None:

@@ -104,8 +104,7 @@ def _exported(options: FitOptions) -> Variant:
 def run(opened: Opened, request: FitRequest, monitor: Monitor) -> Fit:
     """Return the fit of the trace's models, which the store keeps; write the `exported` policy.
 
-    Raises InputError if the trace lacks what the options need, OutOfMemoryError if it is too
-    large for this machine's memory.
+    Raises InputError if the trace lacks data for the options, OutOfMemoryError if too large.
     """
     from kvscope.app.traces import require_hashes
     from kvscope.learning.learners import reads_fit

@@ -392,8 +392,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     `disaggregated`, if requested, have the answer's router and policy with autoscaling, or with
     separate prefill and decode replicas. Policies learn from the whole fleet's traffic.
     `lru_curves` are over a replica's capacity, for routers that see only the order and the sessions
-    of requests, in open loop; `pooled_curve` is that of one cache for all. `think` is None in open
-    loop.
+    of requests, in open loop (`think` None); `pooled_curve` is that of one cache for all.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -705,7 +704,7 @@ def _with_references(
 def _runs(
     sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor, executor: Executor | None
 ) -> list[FleetRun]:
-    """Return the runs of all fleets, in their order."""
+    """Return the runs of all fleets, in their order; raise Stopped if a stop prevented some."""
     with monitor.steps("compiling and preparing"):
         for _ in sweep.prepare(fleets):
             monitor.check("any fleet was replayed")

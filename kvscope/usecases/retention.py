@@ -36,8 +36,7 @@ class RetentionOptions(Options, frozen=True, kw_only=True):
 class Retention(Struct, frozen=True, kw_only=True):
     """Times to live (TTL): hits and memory of each, overall and by category, and prices.
 
-    A `ttl_s` of null means forever. `ttls` are usual ones, `curve` has a finer grid, and `most` is
-    the shortest that keeps 90 % of the hits.
+    A `ttl_s` of null means forever. `curve` has more TTLs than `ttls`; `most` keeps 90 % of hits.
     """
 
     trace: Trace

@@ -107,7 +107,7 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
 
 def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:
-    """Return the request in the options of `simulate`; `replicas` allows several replicas."""
+    """Return the request in the options of `simulate`; `replicas` allows more than one."""
     recommended = _recommendation(options)
     where = None if recommended else resolved_deployment(options)
     if where is not None:
@@ -336,8 +336,7 @@ def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulatio
 def known_figures(request: SimulateRequest) -> Known:
     """Return the names that conditions on replays at one capacity may use.
 
-    A name without a policy means the only policy, or the recommended policy. Raises UsageError if
-    several capacities are replayed.
+    A name alone is of the only or recommended policy. UsageError unless one capacity is replayed.
     """
     if (count := _capacities(request)) != 1:
         raise UsageError(

@@ -194,7 +194,6 @@ def validate_request(options: ValidateOptions) -> ValidateRequest:
 
 
 def _check_options(options: ValidateOptions) -> None:
-    """Raise UsageError for options that contradict each other."""
     options.check_engine("vLLM")
     rate_scale = above_zero(options.rate_scale)
     if options.sequential and options.in_flight:

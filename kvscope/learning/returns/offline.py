@@ -45,8 +45,7 @@ from kvscope.replay.traffic import Traffic
 class ReturnsOffline(OfflineLearner):
     """The classes of all requests, and each class's index by age.
 
-    In each cache a guard chooses between LRU, need alone (whether a next turn needs the block), and
-    these tables.
+    In each cache a guard chooses between LRU, need by a next turn alone, and these tables.
     """
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:

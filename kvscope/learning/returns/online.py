@@ -229,7 +229,6 @@ class ReturnsLearner(GuardedLearner):
         return ("LRU", "need alone", "return times")[candidate]
 
     def _in_force(self) -> Float64s:
-        """Return the table of the candidate in force."""
         if self.candidate == OWN:
             return self._values
         return np.full(self._values.shape, WORTHS[self.candidate])

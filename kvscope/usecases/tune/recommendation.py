@@ -246,9 +246,8 @@ class Recommendation(Struct, frozen=True):
     `explored` are the trials on the training window, `infinite` is an infinite cache on the
     validation window, `limit` the same on validation and held-out window, as are the `oracles`
     (offline optimum, no bound on TTFT). `without_drafter` is LRU's hit rate on later requests
-    without speculative decoding, null where there is none.
-    Without a deployment, the study covers one idle cache and has no engine flags. `path` is the
-    output file.
+    without speculative decoding, null where there is none. Without a deployment, the study covers
+    one idle cache and has no engine flags. `path` is the output file.
     """
 
     DOCUMENT: ClassVar[str] = (
