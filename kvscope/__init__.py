@@ -1,4 +1,4 @@
-"""kvscope: what a prefix cache gives, what it could give, and what to set for it.
+"""kvscope: replay LLM traces on simulated engines, and recommend prefix-cache settings.
 
 The Python API is in kvscope.api; its names are imported when they are first used, so that
 `import kvscope` is quick and an engine that loads the plugin imports nothing else. For type
@@ -29,7 +29,7 @@ __all__ = [  # noqa: PLE0604  (use cases declare theirs)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of the API."""
+    """Return the function or class `name` of kvscope.api, imported at its first use."""
     if name in __all__:
         from importlib import import_module
 

@@ -10,10 +10,10 @@ _OBJECTS_BETWEEN_COLLECTIONS = 500_000
 
 
 def prepare_collector() -> None:
-    """Let Python look for dead cycles of objects rarely in this process, which ends soon.
+    """Collect garbage rarely in this process, which ends soon.
 
-    Its start alone makes a hundred thousand objects that stay; at Python's own pace they would be
-    looked through some two hundred times, for a tenth of the time of a small analysis.
+    Its start alone makes a hundred thousand objects that stay; Python's own thresholds would scan
+    them some two hundred times, for a tenth of the time of a small analysis.
     """
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
 
@@ -21,7 +21,7 @@ def prepare_collector() -> None:
 def main() -> None:
     """Run the command line and end the process with its exit code.
 
-    An interrupt ends it in one line even while it still loads.
+    An interrupt prints one line, even while modules are still loading.
     """
     prepare_collector()
     try:
@@ -40,8 +40,8 @@ def main() -> None:
 def _end_quickly(code: int) -> None:
     """End the process without freeing its objects one by one, for which Python takes up to 0.1 s.
 
-    Return where a thread still has to be waited for. Nothing is lost: files are closed by their
-    owners, the command line has flushed stdout, and what is registered for the end runs.
+    Return if another thread is not a daemon, and so still runs. Nothing is lost: files are closed
+    by their owners, the command line has flushed stdout, and `atexit` functions run.
     """
     others = set(threading.enumerate()) - {threading.current_thread()}
     if all(thread.daemon for thread in others):

@@ -6,10 +6,10 @@
     result = kvscope.tune(trace, slo="200ms", gpu="h100", model="llama3-8b")
     result.save("recommendation.toml")
 
-Arguments are the options of the command line, under the same names: texts as they are written there
-(`"80GiB"`, `"200ms"`, `"p95"`) or plain numbers in bytes, seconds, tokens, blocks or shares from 0
-to 1. Nothing is written to disk unless `db` names a store. Mistakes raise UsageError, unreadable
-traces InputError. What the command line prints as notes goes to the logger `kvscope`.
+Arguments are the options of the command line, under the same names: the same texts (`"80GiB"`,
+`"200ms"`, `"p95"`) or plain numbers in bytes, seconds, tokens, blocks or shares from 0 to 1.
+Nothing is written to disk unless `db` names a store. Mistakes raise UsageError, unreadable traces
+InputError. Notes that the command line prints go to the logger `kvscope`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class OpenTrace:
         self.store.close()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts of the trace: `trace` in every JSON document."""
+        """Return the facts of the trace, as under `trace` in every JSON document."""
         from kvscope.usecases.documents import to_dict
 
         return to_dict(self.facts)

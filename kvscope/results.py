@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class UseCaseResult:
     """The result of a use case's function, with its JSON document, frames, figures and HTML.
 
-    Its attributes are the fields of the result object, and the object itself, named after the last
-    word of its class: `explanation` for an `Explanation`, `study` for a `FleetStudy`.
+    Its attributes are the fields of the result object, and that object itself under the last word
+    of its class name: `explanation` for an `Explanation`, `study` for a `FleetStudy`.
     """
 
     _case: AnyUseCase
@@ -82,7 +82,7 @@ class UseCaseResult:
         return fragment(self._report.screen())
 
     def save(self, path: str | PathLike[str] | None = None, *, force: bool = False) -> None:
-        """Write the command's output file; the logger `kvscope` gets a note of the outcome.
+        """Write the command's output file; the logger `kvscope` gets a note on it.
 
         Without `force`, a recommendation of a change is not replaced by another verdict, and a file
         that kvscope did not write is not replaced (UsageError). Raises AttributeError if the
@@ -98,7 +98,7 @@ class UseCaseResult:
         LogMonitor().note(file.write(self._answer, target, force=force))
 
     def to_polars(self, table: str | None = None) -> pl.DataFrame:
-        """Return a list in the document as a frame; nested fields become columns of their own."""
+        """Return a table of the JSON document as a frame, with a column for each nested field."""
         import polars as pl
 
         table = table or self._case.table

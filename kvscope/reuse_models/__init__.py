@@ -1,1 +1,1 @@
-"""Models of reuse and of conversations: estimators, their results, and the choice among them."""
+"""Models of reuse and of conversations: estimators, their results, and the choice of a model."""

@@ -7,9 +7,9 @@ As in scikit-learn: `fit` returns the model itself, learned attributes end in `_
 replaces them.
 
 The fit is by maximum likelihood under right-censoring. A touched block is ever reused with
-probability p, after a wait distributed by F: S(t) = 1 - p F(t). A block reused after t contributes
-log p + log f(t), a block still waiting after t log S(t). The free parameters are unbounded: first
-the logit of p, then those of F as the model defines them.
+probability p, after a wait distributed by F: S(t) = 1 - p F(t). A block reused after t adds log p +
+log f(t) to the log-likelihood, a block still waiting after t log S(t). The free parameters are
+unbounded: first the logit of p, then those of F as the model defines them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ReuseModel:
         raise NotImplementedError
 
     def natural(self, free: Float64s) -> Float64s:
-        """Return the values of `parameters`; each rises with its own free parameter alone."""
+        """Return the values of `parameters`; each increases with its own free parameter alone."""
         return np.exp(free)
 
     def ordered(self, free: Float64s) -> Float64s:
@@ -78,10 +78,10 @@ class ReuseModel:
     def fit(
         self, of: Observations, reference: KaplanMeier | None = None, *, intervals: bool = True
     ) -> Self:
-        """Fit to `of` by maximum likelihood; `reference` saves fitting Kaplan-Meier again.
+        """Return the model itself, fitted to `of` by maximum likelihood.
 
-        Without `intervals`, which take half of the time, all of them are None. Raises InputError if
-        no block was reused.
+        `reference`: the Kaplan-Meier curve of `of`, fitted here if None. Without `intervals`, which
+        take half of the time, all of them are None. Raises InputError if no block was reused.
         """
         if not of.reused_runs:
             raise InputError(
@@ -158,7 +158,7 @@ def expit(x: float) -> float:
 
 
 def logit(p: float) -> float:
-    """Return the inverse of `expit`, bounded."""
+    """Return log(p / (1 - p)), the inverse of `expit`, with p bounded away from 0 and 1."""
     edge = expit(-_LOGIT_BOUND)
     inside = min(max(p, edge), 1.0 - edge)
     return float(np.log(inside / (1.0 - inside)))
@@ -186,7 +186,7 @@ def scores(model: ReuseModel, of: Observations, free: Float64s) -> tuple[Float64
 
 
 def maximize(model: ReuseModel, of: Observations, start: Float64s, bounds: Float64s) -> Maximum:
-    """Return the maximum found from `start` within `bounds` (K × 2, of the model's parameters)."""
+    """Return the likelihood's maximum, sought from `start` within `bounds` of F's K parameters."""
     from scipy.optimize import minimize
 
     box = np.vstack(([[-_LOGIT_BOUND, _LOGIT_BOUND]], bounds))
@@ -251,8 +251,8 @@ def covariance(model: ReuseModel, of: Observations, free: Float64s) -> Float64s 
     """Return the covariance of the free parameters, None where the data do not identify them.
 
     Blocks of one run share their wait, and runs of one cluster may be alike, so the inverse of the
-    information is too small. This is the sandwich estimator: scores are summed by cluster, and
-    their spread between clusters counts.
+    information is too small. This is the sandwich estimator, from the spread between clusters of
+    scores summed by cluster.
     Source: Liang and Zeger, Longitudinal data analysis using generalized linear models (1986).
     """
     bread = information(model, of, free)
@@ -270,7 +270,7 @@ def covariance(model: ReuseModel, of: Observations, free: Float64s) -> Float64s 
 
 
 def quantile(clusters: int) -> float:
-    """Return the half-width of an interval of `LEVEL` in standard deviations (Student's t)."""
+    """Return the half-width of a 95 % CI (`LEVEL`) in standard deviations, by Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(max(clusters - 1, 1), 0.5 + LEVEL / 2))

@@ -15,7 +15,7 @@ _SPREADS = (3.0, 30.0)  # ratio of the two rates at the start of a search
 
 
 def exponential_estimates(of: Observations) -> tuple[float, float]:
-    """Return p and the rate per second after expectation maximization has converged."""
+    """Return p and the rate (1/s) of an exponential, by converged expectation maximization."""
     waiting = ~of.reused
     estimates = exponentials(
         ReuseCounts(
@@ -29,7 +29,7 @@ def exponential_estimates(of: Observations) -> tuple[float, float]:
 
 
 class Exponential(ReuseModel):
-    """Waits without memory, as the workload-aware policy takes them: S(t) = 1 - p (1 - exp(-r t)).
+    """Waits without memory, as in the policy `wa`: S(t) = 1 - p (1 - exp(-r t)).
 
     Hazard: p r exp(-r t) / S(t). Log-likelihood: the sum over reused blocks of log(p r) - r t, and
     over waiting ones of log S(t). `rate_per_s` r, one over the mean wait of reused blocks.
@@ -50,13 +50,13 @@ class Exponential(ReuseModel):
         return left, (-rt * left)[None]
 
     def start(self, of: Observations) -> Float64s:
-        """Return the estimates of `exponential_estimates`."""
+        """Return the estimates of `exponential_estimates` as free parameters."""
         p, rate = exponential_estimates(of)
         return np.array([logit(p), np.log(rate)])
 
 
 class Hyperexponential(ReuseModel):
-    """S(t) = 1 - p (1 - a exp(-u t) - (1 - a) exp(-v t)), u > v.
+    """Two kinds of waits: S(t) = 1 - p (1 - a exp(-u t) - (1 - a) exp(-v t)), u > v.
 
     Some waits are short and some long, each kind without memory. Hazard: p f(t) / S(t), f(t) = a u
     exp(-u t) + (1 - a) v exp(-v t). Log-likelihood: the sum over reused blocks of log(p f(t)), and
@@ -117,12 +117,12 @@ def _expected(of: Observations, p: float, a: float, u: float, v: float) -> tuple
 
 
 class Weibull(ReuseModel):
-    """S(t) = 1 - p (1 - exp(-(t / s)^k)).
+    """Weibull waits: S(t) = 1 - p (1 - exp(-(t / s)^k)).
 
     The hazard falls (k below 1: a heavy tail) or rises with time. Hazard: p (k / s) (t / s)^(k - 1)
     exp(-(t / s)^k) / S(t). Log-likelihood: the sum over reused blocks of log(p k / s) + (k - 1)
-    log(t / s) - (t / s)^k, and over waiting ones of log S(t). `scale_s` s, within which 63 % of the
-    waits that end do so; `shape` k, 1 is the exponential.
+    log(t / s) - (t / s)^k, and over waiting ones of log S(t). `scale_s` s: 63 % of the waits that
+    end are shorter; `shape` k, 1 is the exponential.
     """
 
     name = "weibull"
@@ -143,7 +143,7 @@ class Weibull(ReuseModel):
         return left, np.stack((k * steep, -k * log_ratio * steep))
 
     def start(self, of: Observations) -> Float64s:
-        """Start from the exponential, with a slightly heavier tail."""
+        """Return the exponential of the uncensored waits, with a slightly heavier tail."""
         hit = of.reused
         mean = float(of.weight[hit] @ of.waited_s[hit]) / of.total_reused
         share = of.total_reused / of.total
@@ -151,7 +151,7 @@ class Weibull(ReuseModel):
 
 
 class Lognormal(ReuseModel):
-    """S(t) = 1 - p Phi(z), with z = log(t / m) / s and Phi the normal distribution.
+    """Lognormal waits: S(t) = 1 - p Phi(z), z = log(t / m) / s, Phi the normal distribution.
 
     Hazard: p phi(z) / (s t S(t)). Log-likelihood: the sum over reused blocks of
     log(p phi(z) / (s t)), and over waiting ones of log S(t). `median_s` m; `sigma` s, the standard
@@ -177,7 +177,7 @@ class Lognormal(ReuseModel):
         return ndtr(-z), np.stack((dense / sigma, z * dense))
 
     def start(self, of: Observations) -> Float64s:
-        """Start from the logarithms of the uncensored waits."""
+        """Return estimates from the logarithms of the uncensored waits."""
         hit = of.reused
         share = of.weight[hit] / of.total_reused
         logs = np.log(of.waited_s[hit])

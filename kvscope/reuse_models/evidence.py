@@ -45,7 +45,7 @@ class Turns(Struct, frozen=True):
 
 
 class Evidence:
-    """R requests in order of arrival, their touched blocks, and the next touch of each block.
+    """R requests in order of arrival, the blocks that they touch, and each block's next touch.
 
     A touched block waits, in the category of its request, until another prompt touches it. Blocks
     are the full ones of prompt and output. Output that no later turn carries is never reused and

@@ -38,11 +38,11 @@ _TURNS = 10  # turns with a row of their own
 
 
 def fit(store: Store, trace: Trace, *, window_s: float | None = None, warmup: float = 0.0) -> Fit:
-    """Fit models to `trace` without the first `warmup` of its requests (a share).
+    """Return models fitted to `trace` without the first `warmup` of its requests (a share).
 
     Windows are `window_s` long; by default an hour, or a fifth of the span if less. For a trace of
     lengths only conversations can be fitted, if its lineage is known. Raises UsageError for a
-    window longer than the trace.
+    window longer than the trace after the warm-up.
     """
     evidence = load_evidence(store, trace)
     return fit_to(evidence, trace, window_s=window_s, warmup=warmup)
@@ -55,7 +55,7 @@ def fit_to(
     window_s: float | None = None,
     warmup: float = 0.0,
 ) -> Fit:
-    """Fit models to the loaded `evidence`; the options are those of `fit`."""
+    """Return models fitted to the loaded `evidence`; the options are those of `fit`."""
     span = evidence.after(warmup)
     if window_s is not None and window_s > span.length_s:
         raise UsageError(

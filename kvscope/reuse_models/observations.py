@@ -146,7 +146,7 @@ class KaplanMeier:
     horizon_: int
 
     def fit(self, of: Observations, effective: float | None = None) -> Self:
-        """Fit to `of`; `effective` is its number of independent blocks."""
+        """Return the curve itself, fitted to `of`; `effective`: its independent blocks if known."""
         order = np.argsort(of.waited_s, kind="stable")
         times, first = np.unique(of.waited_s[order], return_index=True)
         weight = of.weight[order]

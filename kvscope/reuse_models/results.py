@@ -51,7 +51,7 @@ class Curve(Struct, frozen=True):
 
 
 class CategoryFit(Struct, frozen=True):
-    """The model to use for a category, None with too few gaps, and the reason (`verdict`)."""
+    """The model to use for a category, None if its gaps are too few, and the reason (`verdict`)."""
 
     category: str
     n: int
@@ -66,7 +66,7 @@ class CategoryFit(Struct, frozen=True):
 
 
 class WindowFit(Struct, frozen=True):
-    """A category in one window: fit of the exponential, and of the chosen model if another.
+    """A category in one window: fit of the exponential, and `params` of the chosen model.
 
     `ks` is the exponential's distance from the window's own reuse, `next_ks` from that of the next
     window without overlap, `distance` that between the two observed curves; both are None without
@@ -155,7 +155,7 @@ class NextTurnFit(Struct, frozen=True):
 class NextPromptFit(Struct, frozen=True):
     """Tokens that a next turn adds, after a turn of a category, or of any category (None).
 
-    `values` are equally likely.
+    `values` are sixteen equally likely numbers of tokens.
     """
 
     category: str | None

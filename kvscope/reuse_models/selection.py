@@ -45,9 +45,10 @@ class Choice(Struct, frozen=True):
 
 
 def choose(of: Observations) -> Choice:
-    """Fit every model; choose the exponential if it fits, else the least AIC among those that fit.
+    """Return all fitted models, and as the chosen one the exponential if it fits.
 
-    If none fits, choose the smallest KS distance: AIC also weighs times with hardly any reuse.
+    Else it is the least AIC among the models that fit. If none fits, it is the smallest KS
+    distance: AIC also weighs times with hardly any reuse.
     """
     reference = KaplanMeier().fit(of.merged(), of.effective)
     models = tuple(kind().fit(of, reference) for kind in MODELS)
@@ -117,9 +118,10 @@ def over_windows(
     length_s: float,
     use: Mapping[str, str],
 ) -> tuple[WindowFits, tuple[StabilityFit, ...]]:
-    """Fit every window on its own; `use` names the model of each category that has one.
+    """Return the fits of all sliding windows, and how stable each category is over them.
 
-    A window is fitted to the touches in it, censored at its end.
+    `use` names the model of each category that has one. A window is fitted to the touches in it,
+    censored at its end.
     Source: KVCache Cache in the Wild (ATC'25), Figures 15, 23 and 29.
     """
     spans = sliding(span, length_s)

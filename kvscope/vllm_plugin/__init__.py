@@ -31,7 +31,10 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Observe every engine of this process, if the environment asks for it. Never raises."""
+    """Observe every engine of this process if KVSCOPE_RECOMMENDATION or KVSCOPE_RECORD is set.
+
+    Never raises: errors are logged, and vLLM keeps its own order.
+    """
     from kvscope.core.errors import KvscopeError
     from kvscope.learning.observer import log
     from kvscope.vllm_plugin.settings import RECOMMENDATION, RECORD

@@ -1,7 +1,7 @@
 """vLLM's schedulers with kvscope's observers around them.
 
-Of vLLM only the queue of free blocks is replaced, and the methods of the block pool by which blocks
-get and lose their hashes are wrapped. `ForcedOutputs` is a logits processor for `kvscope validate`.
+In vLLM only the queue of free blocks is replaced; the methods of the block pool that add and remove
+the hashes of blocks are wrapped. `ForcedOutputs` is a logits processor for `kvscope validate`.
 
 Source: vLLM 0.32.0, vllm/v1/core/sched/scheduler.py (Scheduler), vllm/v1/core/block_pool.py
 (BlockPool), vllm/config/scheduler.py (SchedulerConfig.get_scheduler_cls),
@@ -55,7 +55,7 @@ def check_version() -> None:
     """Raise EngineError for a vLLM of an unknown version, or without the methods that are wrapped.
 
     Known are the releases of `PLUGIN`, patches and local builds included. Pre-releases (0.33.0rc1,
-    0.33.1.dev4) are not: they may have the code of the release before, or of neither release.
+    0.33.1.dev4) are unknown: they may have the code of the release before, or of neither release.
     """
     missing = [name for kind, names in _REQUIRED for name in names if not hasattr(kind, name)]
     if not _is_known(vllm.__version__) or missing:
@@ -147,7 +147,7 @@ class KvscopeScheduler(_Observed, Scheduler):  # type: ignore[misc]  # as above
 def observers(scheduler: Any) -> tuple[Observer, ...]:
     """Return the observers of a new scheduler, by its configuration and the environment.
 
-    Never raises: an error in the settings is logged, and the engine starts without observers.
+    Never raises: errors are logged, and the engine starts without the failed observers.
     """
     try:
         settings = read_settings(scheduler.vllm_config.additional_config, os.environ)
@@ -172,7 +172,7 @@ def observers(scheduler: Any) -> tuple[Observer, ...]:
 
 
 def _controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:
-    """Return the controller that orders an engine's free blocks; empty if vLLM's order stays."""
+    """Return the controller that orders an engine's free blocks; empty to keep vLLM's order."""
     policy = settings.policy
     # Without a TTL, LRU is vLLM's own order.
     if policy is None or (policy.name == "lru" and not math.isfinite(policy.values["ttl_s"])):
@@ -188,7 +188,7 @@ def _controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:
 
 
 def _recordings(scheduler: Any, settings: PluginSettings) -> list[Observer]:
-    """Return the engine's recording; empty if none is requested, or none possible (logged)."""
+    """Return the engine's recording; empty if it is not requested, or not possible (logged)."""
     if settings.record is None:
         return []
     if not scheduler.kv_cache_manager.enable_caching:
@@ -268,7 +268,7 @@ def _report_losses(pool: Any, controller: EvictionController) -> None:
 
 
 def _report_hashes(pool: Any, controller: EvictionController) -> None:
-    """Wrap `pool`'s methods: `controller` then learns of hashes that enter and leave the cache."""
+    """Wrap `pool`'s methods to notify `controller` of hashes that enter and leave the cache."""
     cache = pool.cache_full_blocks
     uncache = pool._remove_cached_block_hashes  # noqa: SLF001  (the one way out of the cache)
 
@@ -305,12 +305,12 @@ def register() -> None:
 
 
 class ForcedOutputs(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM has no types
-    """Makes a request that names its output tokens output exactly those.
+    """Forces the output of a request to the tokens that it names.
 
         --logits-processors kvscope.vllm_plugin.adapter:ForcedOutputs
 
-    and in a request `"vllm_xargs": {"kvscope_outputs": [17, 4, ...]}`. Otherwise a model with
-    random weights outputs other tokens than the trace's next turn has in its prompt.
+    and in a request `"vllm_xargs": {"kvscope_outputs": [17, 4, ...]}`. Otherwise the output of a
+    model with random weights differs from the output that the trace's next turn has in its prompt.
     """
 
     def is_argmax_invariant(self) -> bool:

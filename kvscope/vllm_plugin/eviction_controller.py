@@ -39,8 +39,8 @@ class EvictionController(Observer):
 
     `clock` returns seconds and is read twice a step; times of requests count from the first
     arrival, as in the simulator. With `trace_clock`, the time is the one stated by requests
-    (`kvscope_arrival_s`), so that a trace can be replayed faster than it was recorded; requests
-    without it teach nothing. `fitted` is a table fitted offline.
+    (`kvscope_arrival_s`), so that a trace can be replayed faster than it was recorded; nothing is
+    learned from requests without it. `fitted` is a table fitted offline.
     """
 
     free: Any = None
@@ -73,7 +73,7 @@ class EvictionController(Observer):
 
     @property
     def in_words(self) -> str:
-        """The policy, its parameters and its learner, for a line of the log."""
+        """The policy, its parameters and its learner, as text for the log."""
         learned = f"; {self.learner.in_words}" if self.learner and self.learner.in_words else ""
         return f"{self.policy.name} {self.policy.values}{learned}"
 
@@ -114,7 +114,7 @@ class EvictionController(Observer):
                 self.policy.adapt(np.array(sorted(self._recent), dtype=np.int64), self.p)
 
     def turn(self, request: Request, state: RequestState) -> tuple[Turn, Sequence[int]]:
-        """Return a request as the policy sees it now, and the cuts of its path (in blocks)."""
+        """Return a request's turn by now, and the cuts (in blocks) between parts of its path."""
         learner = self.learner
         category = learner.category(request, state.memo) if learner else 0
         cuts = learner.cuts(state.memo) if learner else ()
@@ -139,10 +139,11 @@ class EvictionController(Observer):
         blocks_of: Callable[[str], list[Block]],
         lru: Callable[[list[Block]], Any],
     ) -> GuardedQueue:
-        """Return the queue that replaces the engine's: it holds the `free` ones of all `blocks`.
+        """Return the queue that replaces the engine's: it begins with the `free` blocks.
 
-        `forget` removes a block's hash from the engine's cache; `blocks_of` lists a request's
-        blocks; `lru` makes the engine's own queue of free blocks, used after a failure.
+        `blocks` are all blocks of the pool; `forget` removes a block's hash from the engine's
+        cache; `blocks_of` lists a request's blocks; `lru` makes the engine's own queue of free
+        blocks, used after a failure.
         """
         self._forget, self._blocks_of = forget, blocks_of
         ordered = self.free = FreeBlocks(
@@ -172,7 +173,7 @@ class EvictionController(Observer):
             self.free.expire(now_s - self._ttl_s)
 
     def updating(self) -> None:
-        """Advance the clock."""
+        """Advance the clock before a step's outputs are processed."""
         self.free.at(self.clock())
 
     def releasing(self, request: Request) -> None:
@@ -193,17 +194,17 @@ class EvictionController(Observer):
                     self._forget(block)
 
     def put_off(self, blocks: list[Block]) -> None:
-        """Remember the planned lanes of the request's blocks, since vLLM frees them later."""
+        """Keep the planned lanes of the request's blocks: vLLM frees them later."""
         if self.free.plan is not None:
             for block in blocks:
                 self.free.assigned[block.block_id] = planned(self.free.plan, block)
 
     def released(self) -> None:
-        """End the request's plan: blocks freed without one go to the usual lane."""
+        """End the request's plan: blocks freed without a plan go to the usual lane."""
         self.free.plan = None
 
     def cached(self, blocks: list[Block], start: int, end: int) -> None:
-        """Note the hashes that a request's blocks `start` to `end` - 1 have received."""
+        """Note the hashes that blocks `start` to `end` - 1 of a request have received."""
         above = blocks[start - 1].block_hash if start else None
         for block in blocks[start:end]:
             if block.block_hash is not None:
@@ -221,14 +222,14 @@ class EvictionController(Observer):
             self.free.emptied(block)
 
     def cleared(self) -> None:
-        """Note that all blocks, which are free, have lost their hashes."""
+        """Note that all blocks have lost their hashes; all of them are free."""
         self.free.lost_all()
         if self.learner is not None:
             self.learner.cleared()
 
 
 def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
-    """Return `policy` if an engine can run it; raise UsageError at `where` otherwise."""
+    """Return `policy` if the plugin can run it; raise UsageError at `where` otherwise."""
     if isinstance(policy, LanePolicy) and policy.runs_in_plugin():
         return policy
     why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"

@@ -1,7 +1,7 @@
-"""The free blocks of an engine in the order of a policy: one recency list a lane.
+"""The free blocks of an engine in the order of a policy: one recency list per lane.
 
-It stands for vLLM's own queue of free blocks and keeps its rules: blocks without a hash are taken
-first, the last one freed in front; a block that is hit leaves in O(1). Of the blocks with a hash
+It replaces vLLM's own queue of free blocks and keeps its rules: blocks without a hash are taken
+first, the last one freed in front; a block that is hit leaves in O(1). Among blocks with a hash,
 the policy's score decides between the oldest of each lane.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue). The rules are those of
@@ -37,14 +37,14 @@ class Ring:
 
 
 def planned(plan: LanePlan, block: Block) -> int:
-    """Return the lane that a plan, with depths in tokens, gives to a block."""
+    """Return the lane of a block in a plan whose depths count tokens."""
     return lane_at(plan, block.block_hash_num_tokens or 0)[1]
 
 
 class FreeBlocks:
     """The blocks of vLLM's FreeKVCacheBlockQueue, in the order of a policy.
 
-    `score` returns the worth of a lane's oldest block after a number of idle seconds. Before a
+    `score` returns the score of a lane's oldest block after a number of idle seconds. Before a
     request frees its blocks, `plan` (in tokens) names their lanes; without a plan they go where
     they are `assigned`, or to the lane `usual`. `prefixes`, for policies that evict leaves, tracks
     cached blocks; `forget` is then called at once for each block taken. `next_step_s` belongs to
@@ -83,7 +83,7 @@ class FreeBlocks:
             self.num_free_blocks += 1
 
     def at(self, now_s: float) -> None:
-        """Advance the clock; the worth of blocks is constant until the next call."""
+        """Advance the clock; scores of blocks are constant until the next call."""
         self.now_s = now_s
         self._heap.at(now_s)
 
@@ -92,7 +92,7 @@ class FreeBlocks:
         self._heap.anew()
 
     def popleft_n(self, count: int) -> list[Block]:
-        """Remove and return the first `count` blocks."""
+        """Remove and return the `count` blocks to take first: unhashed ones, then evicted ones."""
         if count > self.num_free_blocks:
             raise ValueError(f"{count} blocks wanted, {self.num_free_blocks} are free")
         taken = self._pop_unhashed(count)
@@ -103,7 +103,7 @@ class FreeBlocks:
         return taken
 
     def _evict(self, taken: list[Block], count: int) -> None:
-        """Append to `taken` the block of least worth, and equal ones freed together with it.
+        """Append to `taken` the block with the lowest score, then those of its lane freed with it.
 
         Ends with `count` blocks taken, or earlier once the next choice may differ.
         """
@@ -127,7 +127,6 @@ class FreeBlocks:
         heap.changed.add(lane)
 
     def _pop_unhashed(self, most: int) -> list[Block]:
-        """Remove and return up to `most` blocks without a hash."""
         taken: list[Block] = []
         ring = self.unhashed
         block = ring.next_free_block
@@ -140,7 +139,7 @@ class FreeBlocks:
         return taken
 
     def remove(self, block: Block) -> None:
-        """Remove from its list a free block that a request hit."""
+        """Remove a free block that a request hit from its list."""
         if block.prev_free_block is None or block.next_free_block is None:
             raise RuntimeError(f"remove() called on a block that is not free: {block}")
         key = block.block_hash
@@ -152,7 +151,7 @@ class FreeBlocks:
         self.num_free_blocks -= 1
 
     def append_n(self, blocks: list[Block]) -> None:
-        """Add freed blocks with a hash, in the order to take them, to the planned lanes."""
+        """Add freed blocks with a hash to the planned lanes; the first is to be taken first."""
         plan, now_s, count, lanes = self.plan, self.now_s, self._count, self.lanes
         for block in blocks:
             at = block.block_id
@@ -171,7 +170,7 @@ class FreeBlocks:
         self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: list[Block]) -> None:
-        """Add freed blocks without a hash, in the order to take them."""
+        """Add freed blocks without a hash in front; the first is to be taken first."""
         for block in reversed(blocks):
             _link(block, self.unhashed)
         self.num_free_blocks += len(blocks)
@@ -189,7 +188,7 @@ class FreeBlocks:
         yield from blocks
 
     def expire(self, before_s: float) -> None:
-        """Remove the hash of blocks freed before `before_s`, and put them first."""
+        """Remove the hashes of blocks freed before `before_s`, and move the blocks to the front."""
         for lane, ring in enumerate(self.lanes):
             block = ring.next_free_block
             while block is not ring and self._freed_s[block.block_id] < before_s:
@@ -201,7 +200,7 @@ class FreeBlocks:
                 block = ring.next_free_block
 
     def gained(self, key: Key, above: Key | None) -> None:
-        """Note that a block has got hash `key`, behind a block with hash `above` (None: first)."""
+        """Note that a block got hash `key`, after the block with hash `above` (None: first)."""
         if self._prefixes is not None:
             self._prefixes.gain(key, above)
             if self._parked:
@@ -219,7 +218,7 @@ class FreeBlocks:
                 self._unpark(key)
 
     def emptied(self, block: Block) -> None:
-        """Put a block that has lost its hash first, if it is free."""
+        """Move a block that has lost its hash to the front, if it is free."""
         if block.block_hash is None and block.next_free_block is not None:
             self._heap.changed.add(self._lane[block.block_id])
             _unlink(block)
@@ -249,9 +248,9 @@ class FreeBlocks:
         return self._freed[at], self._freed_s[at]
 
     def _choose(self) -> tuple[Block, float]:
-        """Return the block to evict: of the lanes' oldest, the least worth, of equals the oldest.
+        """Return the block to evict: of the lanes' oldest, the lowest score, of equals the oldest.
 
-        Also return the free-sequence number below which blocks of its lane and worth come next.
+        Also return the free-sequence number below which blocks of its lane and score come next.
         """
         heap = self._heap
         if self._prefixes is not None:
@@ -287,7 +286,7 @@ class FreeBlocks:
                 block = ring.next_free_block
 
     def _unpark(self, key: Key | None) -> None:
-        """Return a block that was set aside to its lane, in order of its time of freeing."""
+        """Move a block that was set aside back to its lane, in order of its time of freeing."""
         block = self._parked.pop(key, None) if self._parked and key is not None else None
         if block is None:
             return

@@ -1,8 +1,8 @@
 """The queue of free blocks that vLLM calls: the policy's order, and vLLM's own after any failure.
 
-A record of the free blocks, a number a block, is kept apart from the policy's lists. It alone
+A record of the free blocks, one number per block, is separate from the policy's lists. It alone
 decides which blocks vLLM's queue gets after a failure, so that an error in the middle of a call
-neither loses a block nor hands it out twice.
+neither loses a block nor returns it twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _guarded(by_policy: Method) -> Method:
-    """Return a method that runs `by_policy`, and after any failure vLLM's method of that name."""
+    """Return a method that runs `by_policy`, or after any failure vLLM's method of that name."""
     name = by_policy.__name__
 
     @wraps(by_policy)
@@ -40,8 +40,8 @@ class GuardedQueue:
 
     `blocks` are all blocks of the pool in the order of their ids, `free` the free ones, the next to
     be taken first; both agree with `ordered`. `lru` makes vLLM's own queue of the free blocks in
-    LRU's order. It is made at the next call from vLLM, never inside a call of kvscope: the two
-    queues link blocks through the same fields.
+    LRU's order; it is called at vLLM's next call, never inside a call of kvscope: the two queues
+    link blocks through the same fields.
     """
 
     def __init__(

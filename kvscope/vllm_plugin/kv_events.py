@@ -1,23 +1,23 @@
-"""A trace from the KV-cache events of vLLM or SGLang: requests as far as they show from outside.
+"""A trace from the KV-cache events of vLLM or SGLang: requests as far as events show them.
 
 Events name the blocks stored, the block before them and their session, and the blocks removed, but
-not where requests begin and end. So a chain of blocks that grows at its pace counts as one request:
+not where requests begin and end. So a chain of blocks that keeps growing counts as one request:
 
-- Its first blocks are its prompt. Several more at once are the prompt's next chunk if they follow
-  directly on a step that computed about as many blocks as any has, so that it may have cut the
-  prompt; else they are the prompt of a next turn.
-- Single blocks after that are output, as long as they come at the pace of the chain, or at first
-  of all chains. One that comes much later is a next turn's prompt.
+- Its first blocks are its prompt. Several more in one event are the prompt's next chunk if the step
+  just before stored about as many blocks as the largest step, and so may have cut the prompt; else
+  they are the prompt of a next turn.
+- Single blocks after that are output, as long as their distances in time are usual for the chain,
+  or at first for all chains. A much later block is a next turn's prompt.
 
-Partial blocks do not show, nor do prompts found whole in the cache. For requests that ask for it
-(`kv_cache_report_mode`), blocks found in the cache are published as if they were stored again: this
+Partial blocks do not show, nor do prompts found whole in the cache. For requests with
+`kv_cache_report_mode`, blocks found in the cache are published as if they were stored again: this
 begins a request.
 
 SGLang stores a prompt's blocks once they are computed and an output's once the request has ended,
-so what continues a prompt, and is not its next chunk, is the output and ends the request.
+so blocks that continue a prompt, and are not its next chunk, are the output and end the request.
 
-Models with several KV groups publish each block once a group: only the first group that keeps whole
-prefixes is followed.
+Models with several KV groups publish each block once per group: only the first group that keeps
+whole prefixes is followed.
 
 Source: vLLM 0.32.0, vllm/distributed/kv_events.py (ZmqEventPublisher, BlockStored, BlockRemoved);
 SGLang 0.5.23, sglang/srt/disaggregation/kv_events.py and mem_cache/events.py, encoded the same way.
@@ -52,7 +52,7 @@ _FEW, _RECENT = 8, 256  # distances that make a pace, and that it looks back on
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """vLLM's event of this name, without the token ids, which are not decoded."""
+    """vLLM's event of this name, except for its token ids, which are not decoded."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
@@ -118,7 +118,7 @@ class BlockChains(Struct):
 
     Of `stored` blocks, `unknown` ones follow a block that no event named. `reported` requests began
     with their cached blocks. `unsure` counts first output blocks of chains, each of which may be a
-    short turn. `outputs_at_end`: outputs are stored when their request has ended, as SGLang does.
+    short turn. `outputs_at_end`: outputs are stored when their request has ended, as by SGLang.
     """
 
     quiet_s: float = QUIET_S
@@ -142,7 +142,7 @@ class BlockChains(Struct):
     _pace_s: float = math.inf
 
     def take(self, batch: EventBatch) -> list[TraceLine]:
-        """Process a batch of events; return the lines of requests that have ended by its time."""
+        """Process a batch of events; return the trace lines of requests ended by its time."""
         if self._start_s is None:
             self._start_s = batch.ts
         self._batch += 1
@@ -182,7 +182,7 @@ class BlockChains(Struct):
         return self._group is not None and event.group_idx == self._group[0]
 
     def ended(self, now_s: float) -> list[TraceLine]:
-        """Return the lines of the chains that have not grown for `quiet_s`."""
+        """Return the trace lines of the chains that have not grown for `quiet_s`."""
         over = [tip for tip, chain in self._growing.items() if now_s - chain.last_s > self.quiet_s]
         return self._lines(*(self._growing.pop(tip) for tip in over))
 
@@ -232,7 +232,7 @@ class BlockChains(Struct):
         return self._lines(chain, same)
 
     def _continues(self, chain: _Chain, event: BlockStored, now_s: float) -> bool:
-        """Return whether an event is of a chain's request, and not of a next turn's prompt."""
+        """Return whether an event belongs to a chain's request, and not to a next turn's prompt."""
         if chain.session != event.session_id:
             return False
         if chain.was_cached or self.outputs_at_end:

@@ -1,8 +1,8 @@
 """Requests as an engine serves them, written as a trace: hashes, lengths and times, never content.
 
-One line of the Qwen-Bailian format a finished request, with more keys: `block_size`, `model`,
+One line of the Qwen-Bailian format per finished request, with more keys: `block_size`, `model`,
 `lora_name`, `cache_salt`, `cached_tokens`, `ttft_ms`, `queue_ms` and `duration_ms`. Hashes, also
-those of cache salts, are keyed by a random salt, one a recording and stored nowhere, so that a
+those of cache salts, are keyed by a random salt, one per recording and stored nowhere, so that a
 known prompt cannot be found in the trace.
 """
 
@@ -64,7 +64,7 @@ class LineWriter:
         atexit.register(self.close)
 
     def put(self, make: Callable[[], TraceLine]) -> None:
-        """Queue one more line. Never waits."""
+        """Queue a line, or drop it if the queue is full. Never waits."""
         try:
             self._waiting.put_nowait(make)
         except queue.Full:
@@ -160,7 +160,7 @@ class Recording(Observer):
         self._warned = False
 
     def arrived(self, request: Request) -> None:
-        """Note the request's hints and its session's previous request; skip kvscope's probes."""
+        """Note the request's hints and its session's previous request; ignore kvscope's probes."""
         if request.request_id in self._requests:  # more input of one that streams it
             return
         hints = read_hints(request)
@@ -253,7 +253,7 @@ class Recording(Observer):
 def _content_hashes(request: Request) -> list[Any]:
     """Return the hashes that the blocks would have without the request's salt and adapter.
 
-    A line has separate fields for these. The request's own hashes without a working vLLM hasher.
+    A line has separate fields for these. If vLLM's hasher does not work, the request's own hashes.
 
     Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
     """

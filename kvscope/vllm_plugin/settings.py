@@ -1,9 +1,9 @@
 """The plugin's settings: `KVSCOPE_*` in the environment, or vLLM's `--additional-config`.
 
 KVSCOPE_RECOMMENDATION=recommendation.toml      the policy that `kvscope tune` or `fit` wrote
-KVSCOPE_RECORD=folder                           record every request to there
-KVSCOPE_CACHE_STUDY=1                           run also what was tuned without a deployment
-KVSCOPE_CLOCK=requests                          for replays: requests carry the time
+KVSCOPE_RECORD=folder                           record every request in this folder
+KVSCOPE_CACHE_STUDY=1                           allow a policy tuned without a deployment
+KVSCOPE_CLOCK=requests                          for replays: requests state the time
 
 --additional-config '{"kvscope": {"recommendation": "recommendation.toml", "record": "folder"}}'
 --additional-config '{"kvscope": {"policy": {"name": "tlru", "params": {"xi_tokens": 2048}}}}'
@@ -46,7 +46,7 @@ class SettingsTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PluginSettings(Struct, frozen=True):
-    """The policy that orders free blocks, its fitted table, and the folder to record to.
+    """The policy that orders free blocks, its fitted table, and the folder for recordings.
 
     `trace_clock`: the policy's clock is the time stated in requests, see `EvictionController`.
     """
@@ -111,7 +111,7 @@ def _readable(text: str) -> Path:
 
 
 def _is_cache_study(document: Mapping[str, Any]) -> bool:
-    """Return whether a recommendation was made without a deployment, and so without flags.
+    """Return whether a recommendation was made without a deployment.
 
     Earlier versions of kvscope wrote flags into every recommendation, but no deployment.
     """
