@@ -1,9 +1,9 @@
 """The `engine` capacity model: vLLM's block pool and scheduler, request by request.
 
-`state` holds blocks and requests, `pool` allocates, frees and evicts blocks, `groups` gives them to
-requests and hashes them, `admission` looks up and admits requests, `scheduler` makes the steps of
-the engine, `replay` runs a trace through them. `offload` is the scheduler with a CPU tier below the
-pool: which chunks requests load and store is in `offload_blocks`; `chunks` holds and evicts them.
+`state` holds blocks and requests, `pool` allocates, frees and evicts blocks, `groups` assigns
+blocks to requests and hashes them, `admission` looks up and admits requests, `scheduler` plans the
+engine's steps, `replay` runs a trace. `offload` is the scheduler with a CPU tier below the pool:
+`offload_blocks` selects the chunks that requests load and store, `chunks` holds and evicts them.
 """
 
 from kvscope.vllm_sim.replay import (

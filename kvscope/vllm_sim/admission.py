@@ -1,4 +1,4 @@
-"""The queue of waiting requests, and how the first of them is admitted.
+"""The waiting queue, and the admission of its first request.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_manager.py (KVCacheManager.get_computed_blocks,
 allocate_slots) and vllm/v1/core/sched/scheduler.py (Scheduler.schedule).
@@ -18,7 +18,7 @@ from kvscope.vllm_sim.state import NONE, Machine
 
 @called_by_kernels
 def arrive(machine: Machine) -> None:
-    """Queue the requests that have arrived by now; switch to the policy's table of that time."""
+    """Queue the requests that have arrived by now, and switch to the policy table in force."""
     requests, state = machine.requests, machine.state[0]
     while state.arrived < len(requests) and requests[state.arrived].arrival_s <= state.now_s:
         state.arrived += 1
@@ -27,10 +27,10 @@ def arrive(machine: Machine) -> None:
 
 @callable_in_kernels
 def peek_waiting(machine: Machine) -> int:
-    """Return the first request of the waiting queue, NONE if it is empty, and write out its path.
+    """Return the first request of the waiting queue, NONE if it is empty; write its path.
 
-    Preempted requests come first, the last one preempted in front; then by arrival. Oversized
-    requests are rejected here.
+    Preempted requests come first, the last one preempted in front; then requests by arrival.
+    Oversized requests are rejected here. The path goes into the last row of `path`.
     """
     requests, state = machine.requests, machine.state[0]
     if state.preempted > 0:
@@ -52,7 +52,7 @@ def peek_waiting(machine: Machine) -> int:
 
 @callable_in_kernels
 def write_front(machine: Machine, request: int) -> None:
-    """Write out the path of a waiting request."""
+    """Write a waiting request's path into the last row of `path`, unless it is there."""
     if machine.state[0].front != request:
         row, record = machine.path[len(machine.path) - 1], machine.requests[request]
         write_path(machine.parents, record.leaf, row, 0, record.length)
@@ -76,7 +76,7 @@ def enter_running(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def note_admission(machine: Machine, request: int, hits: int) -> None:
-    """Count the hits of a request when it is first admitted."""
+    """Record hits (blocks) and time of a request's first admission."""
     record, state = machine.requests[request], machine.state[0]
     record.hits = hits
     record.admitted_s = state.now_s
@@ -85,9 +85,9 @@ def note_admission(machine: Machine, request: int, hits: int) -> None:
 
 @called_by_kernels
 def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
-    """Let the policy adapt to the uncached tokens of a request.
+    """Let an adaptive policy learn from a request's uncached tokens.
 
-    `number` counts requests by first admission.
+    `number` is the count of requests that were admitted for the first time before this one.
     """
     if machine.state[0].adaptive and machine.functions.adapts(machine.p):
         note_recent(machine.recent, number, uncached_tokens)
@@ -98,7 +98,7 @@ def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
 
 @callable_in_kernels
 def look_up_front(machine: Machine, request: int) -> int:
-    """Return the hit tokens of the front request, and note its junction (where prompts part)."""
+    """Return the front request's hit in tokens, and record its junction (see `look_up`)."""
     record, size = machine.requests[request], machine.state[0].block_size
     look = record.look if record.hits == NONE else (known_tokens(machine, request) - 1) // size
     hit, record.junction = look_up(machine, look * size)
@@ -107,7 +107,7 @@ def look_up_front(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def note_written(machine: Machine, request: int, hit: int) -> None:
-    """Note how much of the front request was ever cached, and would hit without eviction."""
+    """Record how many front-request blocks were ever cached, and would hit without eviction."""
     record, state = machine.requests[request], machine.state[0]
     record.written = max(count_written(machine, record.look), hit // state.block_size)
     record.kept = record.written
@@ -123,8 +123,8 @@ def note_written(machine: Machine, request: int, hit: int) -> None:
 def admit(machine: Machine, request: int, budget: int) -> int:
     """Try to admit the first waiting request, given a budget of tokens.
 
-    Return the tokens to compute in the step being planned; 0 if the request has to wait. Hits
-    count when a request is first admitted.
+    Return the tokens to compute in the step being planned; 0 if the request has to wait. Hits are
+    recorded at a request's first admission only.
     """
     record, first = machine.requests[request], machine.requests[request].hits == NONE
     hit = look_up_front(machine, request)

@@ -1,8 +1,8 @@
-"""The chunks of a CPU tier: which it holds, which it admits, and which it evicts.
+"""The chunks of a CPU tier: holding, admission and eviction, by LRU or ARC.
 
 A chunk is written once, when a request has computed it; a load only reads it. A request's accesses
-count when it ends, the tail first, so that a prefix stays longer than the chunks after it. In vLLM
-0.33, LRU also ranks chunks provisionally at a request's first access.
+update the eviction order when it ends, its tail first, so that a prefix stays longer than the
+chunks after it. In vLLM 0.33, LRU also ranks chunks provisionally at a request's first access.
 
 Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/cpu/manager.py (CPUOffloadingManager) and
 vllm/v1/kv_offload/cpu/policies/ (LRUCachePolicy, ARCCachePolicy).
@@ -32,13 +32,13 @@ RANKS_EACH = 1 << 24  # more than a request has chunks
 
 @callable_in_kernels
 def sentinel(off: Offload, place: int) -> int:
-    """Return the sentinel of list `place` (T1, T2, B1, B2), or of the tracker (LISTS)."""
+    """Return the sentinel of list `place` (T1, T2, B1, B2), or of the offer tracker (LISTS)."""
     return len(off.chunks) - LISTS - 1 + place
 
 
 @callable_in_kernels
 def chunk_at(off: Offload, path: Int32s, at: int) -> int:
-    """Return the node that stands for the chunk at place `at` of a path."""
+    """Return the trie node that stands for the chunk at place `at` of a request's path."""
     state = off.state[0]
     if state.groups == 1:
         return path[(at + 1) * state.unit_nodes - 1]  # type: ignore[no-any-return]
@@ -47,7 +47,7 @@ def chunk_at(off: Offload, path: Int32s, at: int) -> int:
 
 @called_by_kernels
 def chunk_of_groups(off: Offload, path: Int32s, at: int) -> int:
-    """Return the node that stands for a chunk of a model with several groups."""
+    """Return `chunk_at` of a model with several groups of layers."""
     state = off.state[0]
     group = state.groups - 1 - at % state.groups
     node = path[(at // state.groups + 1) * state.unit_nodes - 1]
@@ -56,7 +56,7 @@ def chunk_of_groups(off: Offload, path: Int32s, at: int) -> int:
 
 @callable_in_kernels
 def is_held(off: Offload, node: int) -> bool:
-    """Return whether the tier holds a chunk, or a store of it is under way."""
+    """Return whether the tier holds a chunk or is storing it."""
     return ABSENT < off.chunks[node].place < B1  # type: ignore[no-any-return]
 
 
@@ -113,7 +113,7 @@ def move_to_end(off: Offload, node: int, place: int) -> None:
 def rank_provisionally(off: Offload, request: int, node: int, at: int) -> None:
     """Rank a request's chunk `at` in LRU's list: a request's tail chunks are older than its head.
 
-    The search begins at the request's previously ranked chunk, if that is still nearby.
+    The search begins at the request's last ranked chunk, if that still has such a rank.
     """
     chunks, member = off.chunks, off.members[request]
     rank, highest = member.rank * RANKS_EACH - (at + 1), member.rank * RANKS_EACH
@@ -141,7 +141,7 @@ def take_rank(off: Offload, request: int) -> None:
 
 @called_by_kernels
 def see(off: Offload, request: int, path: Int32s, at: int) -> None:
-    """Note a request's access to its chunk `at`; the first access ranks it in 0.33's LRU."""
+    """Record a request's access to its chunk `at`; vLLM 0.33's LRU ranks it at the first one."""
     mark = off.members[request].access + at
     if off.marks[mark] & SEEN:
         return
@@ -166,7 +166,7 @@ def reuse(off: Offload, request: int, at: int) -> None:
 
 @callable_in_kernels
 def track(off: Offload, node: int) -> None:
-    """Make a chunk the tracker's most recently offered one."""
+    """Move a chunk to the recent end of the tracker, which counts offers (`store_threshold`)."""
     chunks = off.chunks
     end = sentinel(off, LISTS)
     chunks[chunks[node].older].newer = chunks[node].newer
@@ -180,7 +180,7 @@ def track(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def untrack(off: Offload, node: int) -> None:
-    """Remove a chunk from the tracker."""
+    """Remove a chunk from the tracker of offers."""
     chunks = off.chunks
     chunks[chunks[node].older].newer = chunks[node].newer
     chunks[chunks[node].newer].older = chunks[node].older
@@ -191,7 +191,7 @@ def untrack(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def count_offers(off: Offload, path: Int32s, count: int) -> None:
-    """Count an offer of `count` chunks; a full tracker drops its oldest chunks not offered."""
+    """Count an offer of `count` chunks; a full tracker drops its oldest other chunks."""
     chunks, state, protected = off.chunks, off.state[0], 0
     for at in off.offered[:count]:
         node = chunk_at(off, path, at)
@@ -216,7 +216,7 @@ def count_offers(off: Offload, path: Int32s, count: int) -> None:
 
 @callable_in_kernels
 def adapt_target(off: Offload, node: int) -> None:
-    """Adjust ARC's target size of T1 if a chunk is in one of the ghost lists."""
+    """Adjust ARC's target size of T1 and renew the chunk, if it is in a ghost list (B1, B2)."""
     state, place = off.state[0], off.chunks[node].place
     if place == B1:
         state.target = min(state.target + max(1.0, state.b2 / state.b1), float(state.capacity))
@@ -228,7 +228,7 @@ def adapt_target(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def next_victim(off: Offload, node: int, place: int) -> int:
-    """Return a list's first evictable chunk behind `node`, or the list's sentinel."""
+    """Return a list's first evictable chunk after `node`, the list's sentinel if none is."""
     end, offer = sentinel(off, place), off.state[0].offers
     at = off.chunks[node].after
     while at != end and (off.chunks[at].users != 0 or off.chunks[at].offer == offer):
@@ -240,7 +240,7 @@ def next_victim(off: Offload, node: int, place: int) -> int:
 def choose_victims(off: Offload, wanted: int) -> bool:
     """Write the next `wanted` chunks to evict into `victims`; return False if there are too few.
 
-    Chunks of the current offer stay.
+    Chunks of the current offer are not evicted.
     """
     state, size = off.state[0], off.state[0].t1
     ends = sentinel(off, T1), sentinel(off, T2)
@@ -273,7 +273,7 @@ def remove_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def evict_chunks(off: Offload, count: int) -> None:
-    """Evict the first `count` victims; ARC remembers them in its ghost lists."""
+    """Evict the first `count` chunks of `victims`; ARC keeps them in its ghost lists."""
     state = off.state[0]
     for at in range(count):
         node, place = off.victims[at], off.chunks[off.victims[at]].place
@@ -289,7 +289,7 @@ def evict_chunks(off: Offload, count: int) -> None:
 
 @callable_in_kernels
 def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
-    """Add a request's chunk, whose store is under way."""
+    """Add a request's chunk to the tier; it is pending until its store ends."""
     node = chunk_at(off, path, at)
     if off.state[0].provisional:
         take_rank(off, request)
@@ -303,9 +303,9 @@ def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
 
 @callable_in_kernels
 def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
-    """Write into `fresh` which of the offered chunks the tier lacks and admits; return how many.
+    """Write offered chunks that the tier lacks and admits into `fresh`; return their number.
 
-    No chunk of the offer can be evicted by it.
+    Marks all `count` chunks of the offer, so that they are not evicted for it.
     """
     chunks, state, fresh = off.chunks, off.state[0], 0
     for at in off.offered[:count]:
@@ -320,7 +320,7 @@ def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
 
 @callable_in_kernels
 def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int) -> None:
-    """Record an offer: ghost hits of its fresh chunks (ARC), accesses to fresh and held ones."""
+    """Record an offer: fresh chunks' ghost hits (ARC), accesses to fresh and held chunks."""
     state, access = off.state[0], off.members[request].access
     for reverse in range(fresh - 1, -1, -1):
         mark = access + off.fresh[reverse]
@@ -341,9 +341,9 @@ def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int)
 
 @called_by_kernels
 def offer_chunks(off: Offload, request: int, path: Int32s, count: int) -> int:
-    """Offer the first `count` places of `offered`, a request's chunks; return how many are stored.
+    """Offer a request's chunks at the first `count` places in `offered`; return how many it stores.
 
-    Their places are in `fresh`. -1: the tier refused all, since too few chunks can be evicted.
+    `fresh` has the places of stored chunks. -1: too few chunks can be evicted, and none is stored.
     """
     state = off.state[0]
     state.offers += 1
@@ -365,7 +365,7 @@ def offer_chunks(off: Offload, request: int, path: Int32s, count: int) -> int:
 
 @callable_in_kernels
 def list_range(off: Offload, begin: int, end: int) -> int:
-    """Write the places begin..end into `offered`; return how many they are."""
+    """Write the places [begin, end) into `offered`; return their number."""
     for at in range(begin, end):
         off.offered[at - begin] = at
     return end - begin
@@ -382,7 +382,7 @@ def pin_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def unpin_chunk(off: Offload, node: int) -> None:
-    """Count one load fewer that reads a chunk, or the end of its store."""
+    """End a chunk's store, else decrement the number of loads that read it."""
     chunk = off.chunks[node]
     chunk.users = 0 if chunk.users == PENDING else chunk.users - 1
     if chunk.users == 0:
@@ -391,9 +391,9 @@ def unpin_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def commit_accesses(off: Offload, request: int, path: Int32s, chunks: int) -> None:
-    """Apply a finished request's accesses to LRU's or ARC's lists, the tail first.
+    """Apply a finished request's accesses to its first `chunks` chunks to LRU's or ARC's lists.
 
-    Of chunks that end at the same token, the last group's come first.
+    The tail comes first; of chunks that end at the same token, the last group's chunk.
     """
     access, groups = off.members[request].access, off.state[0].groups
     for first in range(chunks - groups, -1, -groups):

@@ -1,7 +1,7 @@
-"""Steps in which every running request decodes one token, and nothing else happens, in one go.
+"""Fast-forward over steps in which every running request decodes one token and nothing else.
 
-Most steps of an engine are such steps: only counters, times and now and then a block change. They
-add up the same numbers in the same order as `scheduler` does, so all results are equal to the bit.
+Most steps of an engine are of this kind: only counters, times and now and then a block change. The
+functions add up the same numbers in the same order as `scheduler`: all results are bit-identical.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WORTHWHILE = 3  # steps in one go: fewer take as long one by one
 
 @callable_in_kernels
 def next_arrival_s(machine: Machine) -> float:
-    """Return when the next request arrives, infinity if none does."""
+    """Return when the next request arrives (s), infinity if none does."""
     arrived = machine.state[0].arrived
     return machine.requests[arrived].arrival_s if arrived < len(machine.requests) else float("inf")
 
@@ -38,9 +38,10 @@ def is_queue_empty(machine: Machine) -> bool:
 
 @callable_in_kernels
 def decode_steps(machine: Machine, coming: int) -> int:
-    """Return how many steps every running request decodes in before its last token.
+    """Return for how many steps every running request decodes without reaching its last token.
 
-    0 if a request does not decode next; each has `coming` tokens in flight before a step.
+    0 if fewer than WORTHWHILE, or if some request does not decode next with `coming` (0 or 1)
+    tokens in flight.
     """
     steps = ALWAYS
     for at in range(machine.state[0].running):
@@ -57,7 +58,7 @@ def decode_steps(machine: Machine, coming: int) -> int:
 
 @callable_in_kernels
 def set_progress(machine: Machine, request: int, computed: int, coming: int) -> None:
-    """Set a decoding request's computed and generated tokens before the next step."""
+    """Set a decoding request's progress, given its `computed` tokens before the next step."""
     record, steps = machine.requests[request], machine.state[0].steps
     record.computed = computed
     record.generated = computed + 1 - coming - record.prompt
@@ -77,7 +78,7 @@ def decode_cost_s(machine: Machine, step: int) -> float:
 
 @callable_in_kernels
 def end_decodes(machine: Machine, coming: int, steps: int) -> None:
-    """Advance running requests by `steps` decoded tokens from those in row 1 of `batch`."""
+    """Advance running requests by `steps` tokens from their computed tokens in row 1 of `batch`."""
     for at in range(machine.state[0].running):
         request = machine.running[at]
         if steps > 0:
@@ -92,8 +93,8 @@ def end_decodes(machine: Machine, coming: int, steps: int) -> None:
 def first_change(machine: Machine, coming: int) -> int:
     """Return the number of steps until any running request's blocks change.
 
-    Fill row 0 of `batch` with that number for each request, row 1 with their computed tokens. NONE
-    if a step may change more than blocks.
+    Fill row 0 of `batch` with each request's number of steps, row 1 with its computed tokens. NONE
+    if the end of a step may hash blocks, too.
     """
     running, changes, computed = machine.running, machine.batch[0], machine.batch[1]
     first = ALWAYS
@@ -109,7 +110,7 @@ def first_change(machine: Machine, coming: int) -> int:
 
 @callable_in_kernels
 def change_blocks(machine: Machine, coming: int, step: int) -> int:
-    """Allocate, hash and free the blocks of requests that are due at a step.
+    """Allocate, hash and free blocks of the requests whose blocks change at a step.
 
     Return the next step with a change; NONE if too few blocks are free, and then nothing changes.
     """
@@ -133,11 +134,10 @@ def change_blocks(machine: Machine, coming: int, step: int) -> int:
 
 @called_by_kernels
 def fast_forward(machine: Machine, steps: int, until_s: float, settled: bool) -> int:
-    """Run decode-only steps until another kind of step is due, and return how many.
+    """Run decode-only steps until another kind of step is due, and return their number.
 
-    At most `steps` of them, none at `until_s` or later. The step before decoded one token of each
-    running request; `settled`: it also tried to admit the waiting ones, and no request has ended
-    since.
+    At most `steps`, none at `until_s` or later. The last step must have decoded one token of each
+    running request; `settled`: it also tried to admit waiting requests, and none has ended since.
     """
     state, coming = machine.state[0], int(machine.state[0].in_progress > 0)
     admits, empty = admits_any(machine), is_queue_empty(machine)

@@ -1,4 +1,4 @@
-"""Contents of blocks, and how much of a prompt all groups of layers have cached.
+"""Contents of blocks (what their hashes stand for), and hits: prefixes that all groups have cached.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator) and
 vllm/v1/core/single_type_kv_cache_manager.py (find_longest_cache_hit of each manager).
@@ -13,13 +13,13 @@ from kvscope.vllm_sim.state import NONE, Machine
 
 @callable_in_kernels
 def blocks_for(tokens: int, block_size: int) -> int:
-    """Return the number of blocks that hold `tokens` tokens, the last one perhaps partial."""
+    """Return the number of blocks that hold `tokens` tokens, a partial last block included."""
     return (tokens + block_size - 1) // block_size
 
 
 @callable_in_kernels
 def content_at(machine: Machine, row: int, group: int, at: int) -> int:
-    """Return the content of a group's block `at` on the path in `row`."""
+    """Return the content of a group's block `at` on the path in row `row` of `path`."""
     layout, size = machine.groups[group], machine.groups[group].blocks_per_node
     if size > 1:
         return machine.path[row, at // size] + at % size * layout.nodes + layout.first_content  # type: ignore[no-any-return]
@@ -28,21 +28,21 @@ def content_at(machine: Machine, row: int, group: int, at: int) -> int:
 
 @callable_in_kernels
 def content_after(machine: Machine, row: int, group: int, tokens: int) -> int:
-    """Return the content of a group's block that ends after `tokens` of the path in `row`."""
+    """Return the content of a group's block that ends after `tokens` tokens of path `row`."""
     depth = tokens // machine.state[0].block_size - 1
     return machine.path[row, depth] + machine.groups[group].first_content  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def was_held(machine: Machine, content: int) -> bool:
-    """Return whether a content was ever in a block, or a state was written for it."""
+    """Return whether a block ever had a content, or a state was written for it."""
     written = len(machine.written) > 0 and machine.written[content] > 0
     return written or machine.holders[content] != 0  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def look_up(machine: Machine, tokens: int) -> tuple[int, int]:
-    """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
+    """Return the front request's hit, at most `tokens`, and its junction, both in tokens.
 
     The junction is the longest prefix that only some of the groups have cached, 0 if it is no
     longer than the hit. Prompts part there, so windows and states are worth keeping.
@@ -59,9 +59,9 @@ def look_up(machine: Machine, tokens: int) -> tuple[int, int]:
 
 @callable_in_kernels
 def count_written(machine: Machine, most: int) -> int:
-    """Return how many leading nodes of the front path, at most `most`, full attention ever held.
+    """Return how many leading trie nodes of the front request full attention ever held.
 
-    For a model without full attention, its first group counts.
+    At most `most`. For a model without full attention, its first group counts.
     """
     front, group = len(machine.path) - 1, machine.specs[0].begin
     nodes, parts = machine.groups[group].nodes_per_block, machine.groups[group].blocks_per_node

@@ -1,9 +1,9 @@
-"""Blocks of requests: what they take from the pool, and give back to it.
+"""Blocks of requests: allocated from the pool, hashed, and freed.
 
 Most models have one group of layers, of full attention, which keeps all blocks of a request; only
-its blocks may lie in several lanes. What other models do is in `hybrid`.
+its blocks may lie in several lanes (a policy's queues). Other models are in `hybrid`.
 
-Above a CPU tier, the blocks that a request gets and leaves are noted (`offload_state`).
+With a CPU tier, `offload_state` records the blocks that a request takes and frees.
 
 Source: vLLM 0.32.0, vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager) and
 vllm/v1/core/kv_cache_manager.py (KVCacheManager.allocate_slots, free).
@@ -68,9 +68,9 @@ def first_held(machine: Machine, request: int, group: int) -> int:
 
 @called_by_kernels
 def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
-    """Free the blocks begin..end of a block table that go in front; the last is allocated first.
+    """Free those of blocks [begin, end) of a block table that go in front, see `goes_in_front`.
 
-    Rows of linear attention have gaps.
+    The last one is allocated first. Rows of linear attention have gaps.
     """
     for at in range(begin, end):
         block = machine.table[row, at]
@@ -80,7 +80,7 @@ def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
 
 @called_by_kernels
 def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int) -> None:
-    """Free blocks begin..end of a group, the last one first, to lane 0, the only one."""
+    """Free blocks [begin, end) of a request's group, last first, to lane 0, the only lane."""
     row = machine.requests[request].slot * len(machine.groups) + group
     free_unhashed(machine, row, begin, end)
     for at in range(end - 1, begin - 1, -1):
@@ -91,7 +91,7 @@ def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int
 
 @callable_in_kernels
 def planned_step(machine: Machine) -> int:
-    """Return the value that `written` takes for states hashed in the step being planned."""
+    """Return the step number that `written` records for states hashed in the planned step."""
     return machine.state[0].steps + 2  # type: ignore[no-any-return]
 
 
@@ -99,7 +99,7 @@ def planned_step(machine: Machine) -> int:
 def hash_filled(machine: Machine, request: int, tokens: int, written: int) -> None:
     """Hash the blocks that `tokens` tokens fill and that groups keep, up to where a hit may end.
 
-    States get the step `written`. Most steps fill no block: this check is cheaper than a call.
+    `written` is the step to record for states. Most steps fill no block: this check saves a call.
     """
     state = machine.state[0]
     if state.draft_tokens > 0 and not state.drops:
@@ -125,7 +125,7 @@ def hash_full(machine: Machine, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def hash_planned(machine: Machine, request: int, tokens: int) -> None:
-    """Hash the blocks that a request fills in the planned step, and note its progress before it."""
+    """Hash the blocks that a request fills in the planned step; record its tokens before it."""
     hash_filled(machine, request, tokens, planned_step(machine))
     record = machine.requests[request]
     record.planned_step = machine.state[0].steps + 1
@@ -152,7 +152,7 @@ def prefill_end(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def columns(machine: Machine, request: int, group: int) -> int:
-    """Return the used length of a running request's row in a group's block table, with gaps."""
+    """Return the used length (blocks and gaps) of a running request's row in the block table."""
     record, layout = machine.requests[request], machine.groups[group]
     ahead, scratch = layout.ahead_tokens, layout.scratch
     if not record.reserves:
@@ -179,7 +179,7 @@ def lose_new_contents(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def turn_of(machine: Machine, request: int, part: int) -> Turn:
-    """Return a request as policies see it, with the category of part `part` of its path."""
+    """Return a request as the turn that policies see, in the category of a `part` of its path."""
     record = machine.requests[request]
     return Turn(
         request,
@@ -192,7 +192,7 @@ def turn_of(machine: Machine, request: int, part: int) -> Turn:
 
 @called_by_kernels
 def last_part(machine: Machine, request: int, finished: bool) -> int:
-    """Return the part of a path that its last block lies in, 0 for a preempted request."""
+    """Return the part of its path that has a request's last block, 0 if it is preempted."""
     end = columns(machine, request, 0) - 1 if finished else 0
     return int(np.searchsorted(machine.cuts[request], end, side="right"))
 
@@ -222,9 +222,9 @@ def free_to_lanes(machine: Machine, request: int, finished: bool) -> None:
 
 @called_by_kernels
 def release(machine: Machine, request: int, finished: bool) -> None:
-    """Free all blocks of a request that runs, group by group, the tail first.
+    """Free all blocks of a running request, group by group, the tail first.
 
-    The new blocks of a turn that the policy does not admit lose their content.
+    The new blocks of a turn that the policy does not admit lose their hash.
     """
     record, state, known = machine.requests[request], machine.state[0], machine.functions
     if has_tier(machine):
@@ -250,7 +250,7 @@ def release(machine: Machine, request: int, finished: bool) -> None:
 
 @called_by_kernels
 def note_release(machine: Machine, request: int, finished: bool) -> None:
-    """Note that a request leaves the pool: after it has finished, the tier still stores its blocks.
+    """Record that a request leaves the pool; the tier goes on to store a finished one's blocks.
 
     The stores of a preempted request must end before its blocks are reused.
     """
@@ -270,7 +270,7 @@ def note_release(machine: Machine, request: int, finished: bool) -> None:
 
 @callable_in_kernels
 def keep_table(machine: Machine, request: int, number: int) -> None:
-    """Copy the block table of the `number`th ended request for its stores; free skipped blocks."""
+    """Copy an ended request's block table to entry `number`, for stores; free skipped blocks."""
     off, record, groups = machine.offload, machine.requests[request], len(machine.groups)
     for group in range(groups):
         if machine.groups[group].kind == LINEAR:
@@ -291,7 +291,7 @@ def keep_table(machine: Machine, request: int, number: int) -> None:
 def quiet_until(machine: Machine, request: int, coming: int) -> int:
     """Return a decoding request's computed tokens when its blocks may next change, a lower bound.
 
-    A change is an allocation, a hash or a free; `coming` tokens are in flight before each step.
+    Changes are allocating, hashing and freeing; `coming` tokens are in flight before each step.
     NONE if the end of a step may hash, too: where hits end within blocks or states are rehashed.
     """
     record, state = machine.requests[request], machine.state[0]
@@ -310,9 +310,9 @@ def quiet_until(machine: Machine, request: int, coming: int) -> int:
 
 @callable_in_kernels
 def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
-    """Return how many of a request's next `tokens` tokens a step computes after `computed` ones.
+    """Return how many of a request's next `tokens` tokens a step computes, after `computed` ones.
 
-    With linear attention, steps end where states are worth keeping.
+    All of them, except that with linear attention steps end where states are worth keeping.
     """
     if machine.state[0].state_tokens == 0:
         return tokens
@@ -328,7 +328,7 @@ def free_copied(machine: Machine) -> None:
 
 @called_by_kernels
 def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
-    """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
+    """Return how many more blocks a request needs, over all groups, for a step begin..tokens.
 
     `capped`: windows count at most the blocks that they hold at a time.
     """
@@ -343,8 +343,8 @@ def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capp
 def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserved: int) -> bool:
     """Return whether the pool has the blocks of a waiting request's first `end` tokens.
 
-    `hit` of these tokens are a hit, those up to `cached` are loaded; `reserved` blocks are kept for
-    other requests. With `reserve_full_prompt` all its known tokens must fit.
+    The first `hit` tokens are a hit, tokens up to `cached` are loaded; `reserved` blocks are kept
+    for other requests. With `reserve_full_prompt` all known tokens of the request must fit.
     """
     state, row, layout = machine.state[0], machine.path[len(machine.path) - 1], machine.groups[0]
     if state.hybrid:
@@ -361,7 +361,7 @@ def fits(machine: Machine, request: int, hit: int, cached: int, end: int, reserv
 
 @called_by_kernels
 def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the blocks of a hit of `hit` tokens that tokens after the first `cached` still read."""
+    """Pin those blocks of a hit (`hit` tokens) that tokens after the first `cached` still read."""
     if machine.state[0].hybrid:
         machine.grouped.use_hits(machine, request, hit, cached)
         return
@@ -378,7 +378,7 @@ def use_hits(machine: Machine, request: int, hit: int, cached: int) -> None:
 
 @called_by_kernels
 def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> None:
-    """Allocate blocks in all groups until `tokens` tokens have room.
+    """Allocate blocks in all groups, to have room for a request's first `tokens` tokens.
 
     `admitted`: the request was not running before this plan.
     """

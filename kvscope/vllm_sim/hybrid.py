@@ -1,17 +1,17 @@
 """Blocks of hybrid models: several groups of layers, each with its block table, in one pool.
 
 A block belongs to one group and its content is the pair (group, node): node + group * nodes. Full
-attention keeps all blocks of a request; sliding windows and chunks free those that no later token
-looks at. Linear attention ("linear") writes one block a step, the state after its last token, and
-its steps end where blocks do. A prefix is a hit only if all groups have the blocks needed there.
+attention keeps all blocks of a request; sliding windows and chunks free blocks that no later token
+attends to. Linear attention writes one block a step, the state after the step's last token, and its
+steps end at block ends. A prefix is a hit only if all groups have the blocks needed at its end.
 
 With a `prefix_match_unit` below the blocks of states, hits end within blocks, at the end of an
-earlier prompt: a step ends there, and each request that goes on from there, the first one or one
-that hits, copies the block before it writes to it. Look-ups find such a block by its group's node
-at the prompt's end, and once it is full by the node at its own end, too.
+earlier prompt: a step ends there, and each request that continues from there (the earlier request,
+or one that hits) copies the block before it writes to it. Look-ups find such a block by its group's
+node at the prompt's end, and once the block is full by the node at the block's end, too.
 
 Engines call these functions by their addresses (`GroupFunctions`), so that they are not compiled
-for models with layers of one kind, and once for engines with a CPU tier and without.
+for models with layers of one kind, and only once for engines with and without a CPU tier.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator),
 vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager, SlidingWindowManager,
@@ -60,7 +60,7 @@ from kvscope.vllm_sim.state import (
 
 
 def free_skipped(machine: Any, request: int, tokens: int) -> None:
-    """Free blocks that no token after the first `tokens` attends to; note when more will be."""
+    """Free blocks that no token after the first `tokens` attends to; note the next time to free."""
     record = machine.requests[request]
     record.skips_at = ALWAYS
     for group in range(len(machine.groups)):
@@ -93,7 +93,7 @@ def ends_segment(machine: Machine, group: int, at: int) -> bool:
 
 @callable_in_kernels
 def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
-    """Return whether a group keeps a request's block `at` for later ones, by the retention."""
+    """Return whether a group keeps a request's block `at` cached, by the retention settings."""
     record, layout, state = machine.requests[request], machine.groups[group], machine.state[0]
     if layout.kind not in (SLIDING, LINEAR):
         return True
@@ -117,7 +117,7 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
 
 @callable_in_kernels
 def note_states(machine: Machine, request: int, at: int, written: int) -> None:
-    """Note the step `written` for the states in a request's blocks `at` that it holds."""
+    """Record `written` as the step of the states that a request holds in its blocks `at`."""
     slot = machine.requests[request].slot
     for group in range(len(machine.groups)):
         if machine.groups[group].kind != LINEAR or at < first_held(machine, request, group):
@@ -128,7 +128,7 @@ def note_states(machine: Machine, request: int, at: int, written: int) -> None:
 
 @callable_in_kernels
 def rehash_state(machine: Machine, request: int, filled: int, written: int) -> None:
-    """Note the last state before a prompt's end as `written`, if `filled` tokens fill its block."""
+    """Record `written` for the last state before a prompt's end, if `filled` tokens end there."""
     size, prompt = max(1, machine.state[0].state_tokens), machine.requests[request].prompt
     if filled // size == last_boundary(machine, prompt, size) // size:
         note_states(machine, request, filled // size - 1, written)
@@ -136,9 +136,9 @@ def rehash_state(machine: Machine, request: int, filled: int, written: int) -> N
 
 @callable_in_kernels
 def hashed_blocks(machine: Machine, group: int, tokens: int) -> int:
-    """Return how many leading blocks of a group are hashed once `tokens` tokens are filled.
+    """Return how many leading blocks of a group are hashed once `tokens` tokens are computed.
 
-    Hashes reach as far as a hit may end, for a drafter's window one block further.
+    Blocks are hashed up to the last possible end of a hit, a drafter's window one block further.
     """
     layout, alignment = machine.groups[group], machine.state[0].alignment_tokens
     size = layout.block_tokens
@@ -150,9 +150,9 @@ def hashed_blocks(machine: Machine, group: int, tokens: int) -> int:
 
 
 def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
-    """Hash blocks as `hash_filled` does.
+    """Hash the blocks of all groups that `tokens` tokens fill, for `hash_filled`.
 
-    With `rehashes_states`, the last state before a prompt's end is noted again while it is held.
+    With `rehashes_states`, the last state before a prompt's end gets the step `written` again.
     """
     record, state = machine.requests[request], machine.state[0]
     filled, exported = tokens // state.hash_tokens * state.hash_tokens, NONE
@@ -247,7 +247,7 @@ def hash_export(
 
 
 def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: bool) -> int:
-    """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
+    """Return how many more blocks a request needs, over all groups, for a step begin..tokens.
 
     `capped`: windows count at most the blocks that they hold at a time.
     """
@@ -308,11 +308,11 @@ def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
 def fits(machine: Any, request: int, hit: int, cached: int, end: int, reserved: int) -> bool:
     """Return whether the pool has the blocks of a waiting request's first `end` tokens.
 
-    `hit` of these tokens are a hit, those up to `cached` are loaded; `reserved` blocks are kept for
-    other requests. With `reserve_full_prompt` all its known tokens must fit, windows with what they
-    hold at a time. False while the state at the hit's end is still being computed in the planned
-    step. A block in which the hit ends takes one more for its copy. The state at the end of the hit
-    counts even if a later one is loaded.
+    The first `hit` tokens are a hit, tokens up to `cached` are loaded; `reserved` blocks are kept
+    for other requests. With `reserve_full_prompt` all known tokens must fit, windows with the
+    blocks that they hold at a time. False while the planned step still computes the state at the
+    hit's end. A block in which the hit ends takes one more for its copy. The state at the hit's end
+    counts even if a later state is loaded.
     """
     state, front = machine.state[0], len(machine.path) - 1
     total, needed, needed_whole = known_tokens(machine, request), reserved, 0
@@ -349,7 +349,7 @@ def fits(machine: Any, request: int, hit: int, cached: int, end: int, reserved: 
 
 
 def use_hits(machine: Any, request: int, hit: int, cached: int) -> None:
-    """Pin the blocks of a hit of `hit` tokens that tokens after the first `cached` still read."""
+    """Pin those blocks of a hit (`hit` tokens) that tokens after the first `cached` still read."""
     record, state, partial = machine.requests[request], machine.state[0], False
     for group in range(len(machine.groups)):
         row = record.slot * len(machine.groups) + group
@@ -368,11 +368,11 @@ def use_hits(machine: Any, request: int, hit: int, cached: int) -> None:
 
 
 def cut(machine: Any, request: int, computed: int, tokens: int) -> int:
-    """Return how many of a request's next `tokens` tokens a step computes after `computed` ones.
+    """Return how many of a request's next `tokens` tokens a step computes, after `computed` ones.
 
-    With linear attention, steps of a prompt end at a block's end, before the prompt's last token
-    and at a junction, where a state is worth keeping; 0 where the budget ends before that. A step
-    that exports the last state before a prompt's end need not end there.
+    With linear attention, steps of a prompt end where a state is worth keeping: at a block's end,
+    before the prompt's last token and at a junction; 0 if the budget ends before that. A step that
+    exports the last state before a prompt's end need not end there.
     """
     record, state = machine.requests[request], machine.state[0]
     size = state.state_tokens
@@ -509,7 +509,7 @@ def allocate(machine: Any, request: int, tokens: int, admitted: bool) -> None:
 
 @callable_in_kernels
 def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> None:
-    """Note the plan in which a request got blocks begin..end; NONE for those before `first`."""
+    """Record that a request got blocks [begin, end) in this plan; NONE for those before `first`."""
     off = machine.offload
     for at in range(begin, end):
         off.since[row, at] = off.state[0].plan if at >= first else NONE
@@ -540,9 +540,10 @@ def forget(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) -> bool:
-    """Return whether all groups of a spec have the front path's block that ends at node `depth`.
+    """Return whether all groups of a spec have cached a block of the front request.
 
-    `part` numbers the blocks within that node from 0. With `ever`, evicted blocks count, too.
+    The block ends at node `depth` of its path, or is part `part` (from 0) of that node. With
+    `ever`, evicted blocks count, too.
     """
     last = machine.path[len(machine.path) - 1, depth - 1]
     for group in range(machine.specs[spec].begin, machine.specs[spec].end):
@@ -555,7 +556,7 @@ def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) ->
 
 @callable_in_kernels
 def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, with a cached state at its end."""
+    """Return the longest prefix (tokens), at most `tokens`, with a cached state at its end."""
     alignment, size = machine.state[0].alignment_tokens, machine.state[0].block_size
     for end in range(tokens // alignment * alignment, 0, -alignment):
         if is_cached(machine, spec, end // size, 0, ever):
@@ -565,7 +566,7 @@ def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
 
 @callable_in_kernels
 def look_up_sliding(machine: Machine, spec: int, tokens: int, drops: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, whose last window of blocks is cached.
+    """Return the longest prefix (tokens), at most `tokens`, whose last window is cached.
 
     A drafter needs `drops` (0 or 1) further cached blocks, which do not count as a hit.
     """
@@ -584,7 +585,7 @@ def look_up_sliding(machine: Machine, spec: int, tokens: int, drops: int, ever: 
 
 @callable_in_kernels
 def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, cached from its (or its last chunk's) start."""
+    """Return the longest prefix (tokens) cached from its start, or its last attention chunk's."""
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, at = layout.block_tokens, 0
     if layout.kind == CHUNKED:
@@ -611,7 +612,7 @@ def whole_tokens(machine: Machine) -> int:
 
 @callable_in_kernels
 def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: bool) -> int:
-    """Return how many of `tokens` a spec's groups have cached, less a drafter's `dropped` ones."""
+    """Return the prefix (of `tokens`) that a spec's groups cache, less a drafter's `dropped`."""
     kind = machine.groups[machine.specs[spec].begin].kind
     if kind == SLIDING:
         return look_up_sliding(machine, spec, tokens, int(dropped > 0), ever)
@@ -622,7 +623,7 @@ def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: b
 
 @callable_in_kernels
 def note_verified(machine: Machine, spec: int, dropped: bool) -> None:
-    """Mark that a spec `dropped` its drafter's block, or clear all marks after a shorter hit."""
+    """Mark a spec whose drafter's block was `dropped`; else clear all marks, for a shorter hit."""
     if dropped:
         machine.specs[spec].verified = 1
         return
@@ -631,11 +632,11 @@ def note_verified(machine: Machine, spec: int, dropped: bool) -> None:
 
 
 def look_up_groups(machine: Any, tokens: int, ever: bool) -> tuple[int, int]:
-    """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
+    """Return the front request's hit, at most `tokens`, and its junction, both in tokens.
 
     The junction is the longest prefix that only some of the groups have cached, 0 if it is no
     longer than the hit. With `ever`, evicted blocks count as cached. The last block of a drafter's
-    groups is computed again; next to other groups, they are looked up one block further.
+    groups is computed again, so these are looked up one block further.
     """
     specs = machine.specs
     single = len(machine.groups) == 1

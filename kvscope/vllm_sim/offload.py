@@ -1,15 +1,14 @@
-"""The scheduler with a CPU tier below the pool: loads of waiting requests, a store in each step.
+"""The scheduler with a CPU tier below the pool: waiting requests load, each step stores.
 
-A request whose prefix goes on in the tier gets its blocks, and waits outside of the running ones
-until they are loaded. It waits while its chunks are being stored, or loaded for another request. At
-the end of each plan, the chunks that running requests fill in it are offered to the tier; their
-copies begin with the step after it. If another request gets a block that a copy still reads, the
-step waits for the copy.
+A request whose prefix continues in the tier gets its blocks, and waits apart from running requests
+until they are loaded. It waits while its chunks are being stored, or loaded for another request.
+The end of each plan offers the chunks that the planned step fills to the tier; their copies begin
+with the next step. If another request gets a block that a copy still reads, the step waits for the
+copy.
 
-Transfers of one direction follow each other; how long they take is modelled. All else is exact, but
-for requests that end in the same step: vLLM stores their last chunks in no order, the model in that
-of the batch. At most `max_num_seqs` loads (16 if that is less)
-hold blocks at a time.
+Transfers of one direction follow each other; their times are modelled. All else is exact, but for
+requests that end in the same step: vLLM stores their last chunks in no order, the model in the
+batch's order. At most `max_num_seqs` loads (16 if `max_num_seqs` is less) hold blocks at a time.
 
 Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py
 (OffloadingConnectorScheduler) and worker.py, vllm/v1/core/sched/scheduler.py.
@@ -90,7 +89,7 @@ LOAD = -2  # of an admission: the request has begun to load
 
 @callable_in_kernels
 def reserved_blocks(machine: Machine) -> int:
-    """Return the blocks that prompts in progress and loads still need."""
+    """Return the number of blocks that prompts in progress and loads still need."""
     off, requests, state = machine.offload, machine.requests, machine.state[0]
     reserved = 0
     for at in range(state.running + off.state[0].loading):
@@ -104,7 +103,7 @@ def reserved_blocks(machine: Machine) -> int:
 
 @callable_in_kernels
 def take_slot(machine: Machine, request: int) -> None:
-    """Move the front request from the waiting queue to a block table, with its path."""
+    """Move the front request from the waiting queue to a slot of the block tables."""
     record, path, state = machine.requests[request], machine.path, machine.state[0]
     free = len(machine.slots) - state.running - machine.offload.state[0].loading
     record.slot = machine.slots[free - 1]
@@ -127,7 +126,7 @@ def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
 def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
     """Begin to load a request's chunks between `hit` and `cached` tokens.
 
-    Return how many of these blocks had been read from storage.
+    Return how many of the blocks to load were read from storage before.
     """
     off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
     member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
@@ -157,7 +156,7 @@ def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
 
 @callable_in_kernels
 def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
-    """Offer the tier the first `count` chunks of `offered`; return False if the tier refuses them.
+    """Offer the tier the first `count` chunks of `offered`; return False if it refuses them.
 
     `row` is the request's slot, or its index among the ended requests.
     """
@@ -194,9 +193,9 @@ def tokens_stored(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def offer_step(machine: Machine) -> None:
-    """Offer the chunks that the planned step fills, then the remaining ones of ended requests.
+    """Offer the chunks that the planned step fills, then the remaining chunks of ended requests.
 
-    States of linear attention come first, each as an offer of its own.
+    States of linear attention come first, in an offer each.
     """
     off, state, front = machine.offload, machine.state[0], len(machine.path) - 1
     states = list_states(machine)
@@ -225,7 +224,7 @@ def offer_step(machine: Machine) -> None:
 
 @callable_in_kernels
 def store_step(machine: Machine) -> None:
-    """End a plan: offer its chunks to the tier, then count the accesses of ended requests."""
+    """End a plan: offer its chunks to the tier, then apply the accesses of ended requests."""
     off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
     size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
     reads = bool(state.storage)
@@ -250,7 +249,7 @@ def store_step(machine: Machine) -> None:
 
 @callable_in_kernels
 def submit(off: Any, job: Any, now_s: float) -> None:
-    """Begin the copy of a store."""
+    """Begin a store's copy at `now_s`, or when earlier stores have ended."""
     state = off.state[0]
     begin_s = max(now_s, state.store_free_s)
     job.done_s = begin_s + (state.store_latency_s + state.store_chunk_s * job.nodes)
@@ -262,7 +261,7 @@ def submit(off: Any, job: Any, now_s: float) -> None:
 def begin_transfers(machine: Machine) -> float:
     """Begin the stores of the previous plan and the loads of this plan.
 
-    Return when the step can start (s): it waits for stores whose blocks it writes.
+    Return when the step can start (s): after the stores whose blocks it writes.
     """
     off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
     begin_s = now_s
@@ -322,7 +321,7 @@ def end_transfers(machine: Machine) -> None:
 
 @callable_in_kernels
 def next_end_s(machine: Machine) -> float:
-    """Return when the next transfer ends, now if a store has yet to begin, infinity without any."""
+    """Return when the next transfer ends (s): now if a store has yet to begin, infinity if none."""
     off, state, soonest_s = machine.offload, machine.offload.state[0], np.inf
     for number in range(state.stores_done, state.stores):
         job = off.stores[number % len(off.stores)]
@@ -339,9 +338,9 @@ def next_end_s(machine: Machine) -> float:
 def wait(machine: Machine, until_s: float) -> float:
     """Advance an idle engine to the next arrival or end of a transfer.
 
-    Return its time, infinity for never. If it is after `until_s`, the engine stays idle, since a
-    request may still be sent until then. After a preemption (loads hold blocks), others may fit
-    once the preempted request's stores have ended.
+    Return the time of that event (s), infinity for none. If it is after `until_s`, the engine does
+    not advance, since a request may still be sent until then. After a preemption (loads hold
+    blocks), other requests may fit once the preempted request's stores have ended.
     """
     requests, state, off = machine.requests, machine.state[0], machine.offload.state[0]
     preempted = off.waits == 2
@@ -359,7 +358,7 @@ def wait(machine: Machine, until_s: float) -> float:
 
 @callable_in_kernels
 def mark_arrived(machine: Machine) -> None:
-    """Assign space for chunk marks to the requests that have arrived."""
+    """Reserve space in `marks` for the requests that have arrived."""
     off = machine.offload.state[0]
     while off.marked < machine.state[0].arrived:
         machine.offload.members[off.marked].access = off.marks_taken
@@ -369,7 +368,7 @@ def mark_arrived(machine: Machine) -> None:
 
 @callable_in_kernels
 def next_new(machine: Machine, at: int) -> int:
-    """Return the first request from `at` on that arrived and was never admitted."""
+    """Return the first request from `at` on that arrived, fits, and was never admitted."""
     requests = machine.requests
     while at < machine.state[0].arrived and (requests[at].oversized or requests[at].hits != NONE):
         at += 1
@@ -389,7 +388,7 @@ def advance_next(machine: Machine) -> None:
 def resume(machine: Machine, request: int, budget: int) -> int:
     """Prepare to run a request whose load has ended.
 
-    Return the tokens to compute in the step being planned, 0 if it and all later ones must wait.
+    Return the tokens to compute in the step being planned; 0 if this and later requests must wait.
     """
     record, member = machine.requests[request], machine.offload.members[request]
     total = record.prompt + record.generated
@@ -406,10 +405,10 @@ def resume(machine: Machine, request: int, budget: int) -> int:
 
 @callable_in_kernels
 def admit_above_tier(machine: Machine, request: int, budget: int) -> int:
-    """Try to admit a waiting request, whose path is written out.
+    """Try to admit a waiting request, whose path is in the last row of `path`.
 
     Return the tokens to compute in the step being planned; LOAD if it begins to load, SKIP if this
-    request must wait, 0 if all must.
+    request must wait, 0 if all requests must wait.
     """
     off, record, state = machine.offload, machine.requests[request], machine.state[0]
     total, member = record.prompt + record.generated, off.members[request]
@@ -449,7 +448,7 @@ def admit_above_tier(machine: Machine, request: int, budget: int) -> int:
 def join(machine: Machine, request: int, tokens: int) -> None:
     """Allocate a request's blocks, and plan its next `tokens` tokens.
 
-    With LOAD as `tokens`, the blocks are for a load, and nothing is planned.
+    If `tokens` is LOAD, the blocks are for a load, and nothing is planned.
     """
     off, state, record = machine.offload, machine.state[0], machine.requests[request]
     end = record.computed + max(tokens, 0)
@@ -485,7 +484,7 @@ def leave_loading(off: Offload, at: int) -> None:
 
 @called_by_kernels
 def plan_waiting(machine: Machine) -> None:
-    """Plan requests that do not run: loaded ones, then preempted, then arrived."""
+    """Plan requests that do not run: first loaded, then preempted, then arrived requests."""
     off, state = machine.offload, machine.state[0]
     loaded, were = next_loaded(machine, 0), off.state[0].loading
     preempted, at = state.preempted - 1, next_new(machine, state.next)
@@ -519,7 +518,7 @@ def plan_waiting(machine: Machine) -> None:
 
 @callable_in_kernels
 def schedule_above_tier(machine: Machine) -> None:
-    """Plan a step: running requests, then, if none was preempted, those that wait."""
+    """Plan a step: running requests, then, if none was preempted, waiting requests."""
     begin_plan(machine)
     machine.offload.state[0].plan += 1
     machine.offload.state[0].now_s = machine.state[0].now_s
@@ -532,7 +531,7 @@ def schedule_above_tier(machine: Machine) -> None:
 
 @called_by_kernels
 def run_above_tier(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-    """Run an engine with a CPU tier, as `run_steps`; False at once if requests can never start."""
+    """Run an engine with a CPU tier, as `run_steps` does; False if requests can never start."""
     state, off = machine.state[0], machine.offload.state[0]
     if off.stuck:
         return False

@@ -1,16 +1,16 @@
-"""What requests above a CPU tier do with blocks of the pool, and which chunks these fill.
+"""Blocks and chunks of requests above a CPU tier: which chunks they load, and which they store.
 
 A chunk belongs to one group of layers, as its blocks do. A prefix is loaded only if the tier holds
-all chunks that each group attends to: of full attention all behind the hits on the GPU, of windows
-those before the end. Of windows, chunks are stored where a load can end: before the end of a prompt
-and where prompts part, by the retention interval also before its multiples, or before each chunk of
-full attention.
+all chunks that each group attends to: for full attention all chunks after the hit on the GPU, for
+windows the last chunks before the prefix's end. Windows' chunks are stored where a load can end:
+before the end of a prompt and where prompts part, with a retention interval also before its
+multiples, or before each chunk of full attention.
 
-Of linear attention, one state is loaded, that at the end. States are stored when they are hashed,
-each on its own: those that the pool keeps and a chunk ends with.
+Linear attention loads one state, at the prefix's end. A state is stored when it is hashed, in an
+offer of its own, if the pool keeps it and a chunk ends with it.
 
-vLLM notes the blocks of a request as it gets them and strikes out those that were given away
-since. So a window that its request has left is stored until another request gets its blocks.
+vLLM records a request's blocks when it gets them, and removes those that another request has got
+since. So a window that a request has passed can be stored until another request gets its blocks.
 
 Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py
 (_lookup_complete_chunks, update_state_after_alloc, _update_req_states,
@@ -54,7 +54,7 @@ def allocated_of(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fence_block(machine: Machine, request: int, block: int) -> None:
-    """Note that the newest store reads `request`'s block; for ANY, its next owner has to wait."""
+    """Fence a block that the newest store reads: its user after `request` (ANY: any) must wait."""
     off, state = machine.offload, machine.offload.state[0]
     fence = off.fences[state.fences % len(off.fences)]
     fence.job, fence.request, fence.older = state.stores, request, off.fence[block]
@@ -64,7 +64,7 @@ def fence_block(machine: Machine, request: int, block: int) -> None:
 
 @callable_in_kernels
 def fence_until_ended(machine: Machine, request: int, block: int) -> None:
-    """Fence a block; the step waits if its request ended and this plan has reused the block."""
+    """Fence a block; the step waits if `request` has ended and this plan has reused the block."""
     off, state = machine.offload, machine.offload.state[0]
     fence_block(machine, request, block)
     if off.taken[block] == state.plan and has_ended(machine, request):
@@ -73,7 +73,7 @@ def fence_until_ended(machine: Machine, request: int, block: int) -> None:
 
 @callable_in_kernels
 def place_of(machine: Machine, group: int, at: int) -> int:
-    """Return the place, in its request's list of chunks, of a group's chunk `at`."""
+    """Return the place of a group's chunk `at` in its request's list of chunks."""
     state = machine.offload.state[0]
     nodes = (at + 1) * machine.offload.layers[group].chunk_tokens // machine.state[0].block_size
     return (nodes // state.unit_nodes - 1) * state.groups + state.groups - 1 - group  # type: ignore[no-any-return]
@@ -88,7 +88,7 @@ def group_of(machine: Machine, place: int) -> int:
 
 @callable_in_kernels
 def number_of(machine: Machine, place: int) -> int:
-    """Return the number, within its group, of the chunk at a place."""
+    """Return the number (from 0) within its group of the chunk at a place."""
     off, group = machine.offload, group_of(machine, place)
     nodes = (place // off.state[0].groups + 1) * off.state[0].unit_nodes
     return nodes * machine.state[0].block_size // off.layers[group].chunk_tokens - 1  # type: ignore[no-any-return]
@@ -96,14 +96,14 @@ def number_of(machine: Machine, place: int) -> int:
 
 @callable_in_kernels
 def chunk_of(machine: Machine, group: int, at: int) -> int:
-    """Return the node of a group's chunk `at` on the front path."""
+    """Return the trie node of a group's chunk `at` on the front request's path."""
     path = machine.path[len(machine.path) - 1]
     return chunk_at(machine.offload, path, place_of(machine, group, at))
 
 
 @callable_in_kernels
 def chunks_before(machine: Machine, group: int, end: int) -> int:
-    """Return how many chunks before the end of a load a group's window covers (0: all of them)."""
+    """Return how many chunks before a load's end a group's window covers (0: all chunks)."""
     layers, layout = machine.offload.layers[group], machine.groups[group]
     if layout.kind != SLIDING:
         return layers.window_chunks  # type: ignore[no-any-return]
@@ -114,7 +114,7 @@ def chunks_before(machine: Machine, group: int, end: int) -> int:
 
 @callable_in_kernels
 def find_leading(machine: Machine, request: int, group: int, begin: int, end: int) -> int:
-    """Return how many of a group's chunks begin..end the tier holds without a gap from `begin`.
+    """Return how many of a group's chunks [begin, end) the tier holds, from `begin` without a gap.
 
     Missing chunks are read from storage if it has them. SKIP while a chunk is being stored or read.
     """
@@ -138,10 +138,10 @@ def find_leading(machine: Machine, request: int, group: int, begin: int, end: in
 
 @callable_in_kernels
 def find_window(machine: Machine, group: int, begin: int, end: int, first: int) -> int:
-    """Return how many of the chunks begin..end lie before the end of the last window in the tier.
+    """Return how many of the chunks [begin, end) precede the end of the tier's last whole window.
 
-    A window at `end` needs `first` chunks. A run from `begin` is a window, too, since the GPU has
-    the blocks before it. SKIP if one of its chunks is being stored.
+    A window at `end` needs `first` chunks. Chunks from `begin` without a gap are a window, too,
+    since the GPU has the blocks before them. SKIP if a chunk of the window is being stored.
     """
     off, wanted, run, pending = machine.offload, first, 0, False
     for at in range(end - 1, begin - 1, -1):
@@ -158,9 +158,10 @@ def find_window(machine: Machine, group: int, begin: int, end: int, first: int) 
 
 @callable_in_kernels
 def find_chunks(machine: Machine, request: int, group: int, hit: int, most: int, keyed: int) -> int:
-    """Return the token, up to `most`, at which a group's chunks in the tier after the hit end.
+    """Return the prefix (tokens) up to which the tier has a group's chunks after the hit.
 
-    0 if there are none, SKIP if the request has to wait. The request has `keyed` whole chunks.
+    It ends with the chunk of token `most` at the latest. 0 without chunks, SKIP if the request has
+    to wait. The request has `keyed` whole chunks.
     """
     tokens = machine.offload.layers[group].chunk_tokens
     begin, end = hit // tokens, min(blocks_for(most, tokens), keyed)
@@ -189,7 +190,7 @@ def is_loading(machine: Machine, hit: int, end: int) -> bool:
 
 @called_by_kernels
 def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
-    """Return the tokens to load after the `hit` ones, SKIP if the request waits for chunks.
+    """Return how many tokens to load after the first `hit`, SKIP if the request waits for chunks.
 
     Full attention is looked up first, then windows, widest first; if a group has fewer tokens than
     earlier groups, these are looked up again. Windows leave the last token to compute, states all
@@ -232,7 +233,7 @@ def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
 
 @called_by_kernels
 def list_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
-    """List, in `offered`, places of chunks to load for tokens `hit`..`cached`; return how many."""
+    """Write the places of chunks to load for tokens [hit, cached) to `offered`; return how many."""
     off, bpc, count = machine.offload, machine.offload.state[0].blocks_per_chunk, 0
     for group in range(len(machine.groups)):
         size, tokens = machine.groups[group].block_tokens, off.layers[group].chunk_tokens
@@ -251,7 +252,7 @@ def list_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
 def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> int:
     """Return block `at` of a request, NONE if it was freed and another request has taken it.
 
-    A block that was passed over keeps the state noted by `pass_over`.
+    For blocks of passed chunks, the answer is the one recorded by `pass_over`.
     """
     off, number = machine.offload, row * len(machine.groups) + group
     ended = has_ended(machine, request)
@@ -268,7 +269,7 @@ def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> i
 
 @callable_in_kernels
 def pass_over(machine: Machine, request: int, row: int, group: int, end: int) -> None:
-    """Note which blocks of the chunks before `end` a request still has, before they are reused."""
+    """Record which blocks of its chunks before `end` a request still has, before any reuse."""
     off, bpc = machine.offload, machine.offload.state[0].blocks_per_chunk
     number = row * len(machine.groups) + group
     for at in range(off.next_chunk[request, group] * bpc, end * bpc):
@@ -282,7 +283,7 @@ def stores_block(
 ) -> bool:
     """Return whether a later load may need a group's block `at`, one of the first `last`.
 
-    `horizon` is the number of blocks before the request's end, NO_HORIZON while it is unknown.
+    `horizon`: blocks before the end of the request or of its prompt, NO_HORIZON if unknown.
     """
     off, state, layout = machine.offload, machine.state[0], machine.groups[group]
     size, needed = layout.block_tokens, layout.blocks_for_hit
@@ -309,7 +310,7 @@ def stores_block(
 def stores_chunk(
     machine: Machine, request: int, row: int, group: int, at: int, last: int, horizon: int
 ) -> bool:
-    """Return whether to offer a group's chunk `at`: a load may need it, and it is still there.
+    """Return whether to offer a group's chunk `at`: a load may need it, and its blocks remain.
 
     `last` and `horizon` as in `stores_block`, in chunks.
     """
@@ -328,7 +329,7 @@ def stores_chunk(
 
 @callable_in_kernels
 def first_again(machine: Machine, group: int, end: int) -> int:
-    """Return the first chunk before `end` that an ended request offers again, `end` for none."""
+    """Return the first chunk that an ended request of `end` chunks offers again, `end` for none."""
     state, layout = machine.offload.state[0], machine.groups[group]
     alignment = state.alignment_tokens
     if layout.kind != SLIDING or alignment == 0 or alignment % layout.block_tokens:
@@ -339,9 +340,9 @@ def first_again(machine: Machine, group: int, end: int) -> int:
 
 @callable_in_kernels
 def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
-    """List, in `offered`, the places of chunks newly filled by `tokens` tokens; return how many.
+    """Write the places of chunks newly filled by `tokens` tokens to `offered`; return how many.
 
-    Most steps fill none, and this check of each group is much cheaper than a call.
+    Most steps fill no chunk, and this check of each group is much cheaper than a call.
     """
     off, more = machine.offload, has_ended(machine, request)
     for group in range(len(machine.groups)):
@@ -352,7 +353,7 @@ def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
 
 @called_by_kernels
 def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
-    """List newly filled chunks as `list_stores`, for a request that may have some."""
+    """Do the work of `list_stores`, for a request that may have newly filled chunks."""
     off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
     ended, known, count = has_ended(machine, request), known_tokens(machine, request), 0
     allocated = allocated_of(machine, request)
@@ -384,7 +385,7 @@ def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
 
 @callable_in_kernels
 def advance(machine: Machine, request: int, row: int) -> None:
-    """Move a request's next offer behind the chunks that the tier has just accepted."""
+    """Begin a request's next offer after the chunks that the tier has just accepted."""
     off = machine.offload
     passes_over = off.state[0].reconsiders and not has_ended(machine, request)
     for group in range(len(machine.groups)):
@@ -409,7 +410,7 @@ def stores_passed(
 def list_states_of(machine: Machine, request: int, count: int) -> int:
     """Append a request's states hashed in this plan to the first `count` entries of `states`.
 
-    Return the new number of entries. A chunk of states is the state at its end.
+    Return the new number of entries. Of a chunk of states, only the state at its end is stored.
     """
     off, record = machine.offload, machine.requests[request]
     bpc, hashed = off.state[0].blocks_per_chunk, record.hashed
@@ -432,9 +433,9 @@ def list_states_of(machine: Machine, request: int, count: int) -> int:
 
 @called_by_kernels
 def list_states(machine: Machine) -> int:
-    """List, in `states`, the states hashed in this plan; return their number.
+    """Write the states hashed in this plan to `states`; return their number.
 
-    Planned requests come first, then a loaded request for which the pool has no room yet.
+    Planned requests come first, then loaded requests for which the pool has no room yet.
     """
     off, planned, count = machine.offload, machine.state[0].planned, 0
     if machine.state[0].state_tokens == 0:
@@ -448,7 +449,7 @@ def list_states(machine: Machine) -> int:
 
 @callable_in_kernels
 def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
-    """Note that the newest store reads the blocks of a chunk."""
+    """Fence the blocks of a chunk, which the newest store reads."""
     bpc, group = machine.offload.state[0].blocks_per_chunk, group_of(machine, place)
     number = number_of(machine, place)
     if machine.groups[group].kind == LINEAR:
@@ -465,7 +466,7 @@ def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
 
 @callable_in_kernels
 def blocks_still_needed(machine: Machine, request: int) -> int:
-    """Return the blocks that the rest of a prompt takes; windows count at most what they hold."""
+    """Return how many blocks a prompt's rest takes; windows count the most they hold at a time."""
     record, known = machine.requests[request], known_tokens(machine, request)
     planned = record.planned_step == machine.state[0].steps + 1
     begin = record.computed_before if planned else record.computed
@@ -474,7 +475,7 @@ def blocks_still_needed(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fits_loaded(machine: Machine, request: int, end: int) -> bool:
-    """Return whether the pool can run a loaded request up to `end`, freeing its skipped blocks."""
+    """Return whether a loaded request can run up to `end` tokens; free its skipped blocks."""
     state, record = machine.state[0], machine.requests[request]
     if state.reserve_full_prompt and blocks_still_needed(machine, request) > state.free:
         return False
@@ -486,7 +487,7 @@ def fits_loaded(machine: Machine, request: int, end: int) -> bool:
 
 @callable_in_kernels
 def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the blocks of a hit of `hit` tokens that tokens after the first `cached` still read."""
+    """Pin the blocks of a hit as `use_hits` does; offer states only after the hit."""
     off = machine.offload
     use_hits(machine, request, hit, cached)
     for group in range(len(machine.groups)):
@@ -496,7 +497,7 @@ def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
 
 @callable_in_kernels
 def note_table(machine: Machine, request: int) -> None:
-    """Call `note_block` for each block in a request's block table, once they are allocated."""
+    """Call `note_block` for each block in a request's block tables, after allocation."""
     record = machine.requests[request]
     for group in range(len(machine.groups)):
         size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group

@@ -1,9 +1,9 @@
-"""How vLLM's CPU tier works, from text, and as options of vLLM.
+"""Options of vLLM's CPU tier: parsed from text, and written as vLLM's own arguments.
 
     vllm@0.33:eviction_policy=arc:blocks_per_chunk=4
 
-An engine with its version, with options of vLLM's OffloadingConnector behind colons, under vLLM's
-names; what is left out is vLLM's default.
+The text is an engine with its version, then options of vLLM's OffloadingConnector behind colons,
+under vLLM's names and with vLLM's defaults.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FORM = f"write for example {_VLLM}{RELEASES[-1]} or {_VLLM}{RELEASES[-1]}:evict
 class OffloadSpec(Struct, frozen=True):
     """vLLM's CPU tier without its size; fields are vLLM's options, with its defaults.
 
-    `files`: vLLM's files (`fs`) are below it, in a folder to be named for PATH.
+    `files`: a file tier (vLLM's `fs`) is below it; users replace PATH by its folder.
     """
 
     release: Release
@@ -59,7 +59,7 @@ class OffloadSpec(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, *, files: bool = False) -> OffloadSpec:
-        """Return the tier of a text such as `vllm@0.33:store_threshold=2`; `files` may be below.
+        """Return the tier of a text such as `vllm@0.33:store_threshold=2`, above `files` or not.
 
         Raises UsageError for any other text, and for values that vLLM refuses.
         """
@@ -82,7 +82,7 @@ class OffloadSpec(Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """Sentences on how the tier works."""
+        """The behaviour of the tier in sentences."""
         content = "prompts only" if self.offload_prompt_only else "prompts and outputs"
         chunk = "" if self.blocks_per_chunk == 1 else f", {self.blocks_per_chunk} blocks a chunk"
         offers = ""
@@ -107,7 +107,7 @@ class OffloadSpec(Struct, frozen=True):
     ) -> OffloadSettings:
         """Return the settings of a tier with room for `blocks` blocks, and these copy times.
 
-        By default the `storage` of its files is ample and takes no time.
+        `storage` counts with `files` only; by default it is ample and takes no time.
         """
         return OffloadSettings(
             max(1, blocks // max(1, self.blocks_per_chunk)),
@@ -137,14 +137,14 @@ class OffloadSpec(Struct, frozen=True):
 
     @property
     def _stated(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
+        """Options that differ from their defaults."""
         plain = OffloadSpec(self.release)
         values = {name: getattr(self, name) for name in _OPTIONS}
         return {name: value for name, value in values.items() if value != getattr(plain, name)}
 
 
 def own_offload(engine: Engine | None) -> str:
-    """Return the `--offload` text of a vLLM version's tier, by default of the last one modelled."""
+    """Return the `--offload` text of a vLLM version's tier, of the last modelled one for None."""
     last = engine is None or engine.version >= _LAST_VERSION
     return f"{_VLLM}{RELEASES[-1 if last else 0]}"
 

@@ -1,11 +1,11 @@
 """The tables of a CPU tier: its chunks, the transfers under way, and what requests did with it.
 
 Like the tables of the engine (`state`), one tuple of records that kernels read and write. A chunk
-is `blocks_per_chunk` blocks of a path in one group of layers; the trie's node at its end stands for
-it, plus `nodes_each` for each group before its own.
+is `blocks_per_chunk` blocks of a path in one group of layers. Its number is the trie node at its
+end, plus `nodes_each` for each group before its own.
 
-A request's chunks have places, by where they end and, of those that end together, the last group
-first. With one group, the place of a chunk is its number.
+The place of a chunk is its index among the chunks of its request, sorted by their ends; of chunks
+that end together, the last group's comes first.
 """
 
 from __future__ import annotations
@@ -126,17 +126,17 @@ class Offload(NamedTuple):
     """A CPU tier of c chunks below an engine; without one all tables are empty.
 
     `chunks` (N + 1 + 5), `members` (R), `layers` (G) and `state` (1) are records as above; `marks`
-    are what each request did with each of its chunks, and `next_chunk` (R x G) the next chunk that
-    it offers of each group. `loads` and `stores` are rings of transfers, whose chunks are in
-    `load_nodes` and `store_nodes`. Per GPU block, `fence` is its last entry in `fences` and `taken`
-    the last plan in which a request got it. `since` is the plan in which each entry of a block
-    table was set, kept if running requests may free blocks. `order` lists groups in the order of
-    look-ups, `loading` the requests that load, `ended` those that ended, with their blocks in
-    `ended_table`, as in `table`. `reads` and `writes` are the copies from and to storage, over
-    `links`, and `asked` the chunks that storage has yet to answer for. Storage holds `files`
-    (N + 1) in a `pool` (1); machines that share it share its `pool_links`, the upper limit of its
-    bandwidth. Scratch rows: `offered`, `fresh`, `ends`, `victims`, and `states` (a request and the
-    place of a state to offer).
+    are flags of what each request did with each of its chunks, `next_chunk` (R x G) the next chunk
+    of each group that a request offers. `loads` and `stores` are rings of transfers, whose chunks
+    are in `load_nodes` and `store_nodes`. Per GPU block, `fence` is its last entry in `fences` and
+    `taken` the last plan in which a request got it. `since` is the plan in which each entry of a
+    block table was set, kept if running requests may free blocks. `order` lists groups in the order
+    of look-ups, `loading` the requests that load, `ended` requests that ended in this plan, with
+    their blocks in `ended_table`, as in `table`. `reads` and `writes` are the copies from and to
+    storage, over `links`, `asked` the chunks that storage has yet to answer for. Storage holds
+    `files` (N + 1) in a `pool` (1); machines that share storage share `pool_links`, the limits of
+    its bandwidth. Scratch rows: `offered`, `fresh`, `ends`, `victims`, and `states` (request and
+    place of each state to offer).
     """
 
     chunks: Records
@@ -189,9 +189,9 @@ def empty_offload(
     groups: KvGroups,
     block_size: int,
 ) -> Offload:
-    """Return an empty CPU tier for requests with `path_blocks` blocks over a trie of `nodes` nodes.
+    """Return an empty CPU tier for requests with `path_blocks` trie nodes each.
 
-    `nodes` counts all groups; a trie block has `block_size` tokens. The engine has `usable` blocks,
+    `nodes`: trie nodes times groups, of `block_size` tokens each. The engine has `usable` blocks,
     and block tables of `width` blocks for `slots` requests.
     """
     size, number = settings.blocks_per_chunk, len(groups.groups)
@@ -271,7 +271,7 @@ def _records(count: int, dtype: np.dtype[np.void]) -> Records:
 
 
 def _layers(groups: KvGroups, blocks_per_chunk: int) -> Records:
-    """Return the tokens of a chunk of each group, and how many chunks its window spans."""
+    """Return each group's tokens per chunk, and chunks per window (0: full attention)."""
     layers = _records(len(groups.groups), LAYERS)
     for record, group in zip(layers, groups.groups, strict=True):
         record.chunk_tokens = group.block_tokens * blocks_per_chunk

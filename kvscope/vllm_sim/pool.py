@@ -1,10 +1,10 @@
-"""The block pool of an engine: blocks in use, their content, and the queues of free ones.
+"""The block pool of an engine: blocks in use, their contents, and the queues of free blocks.
 
-A free block keeps its content until it is allocated again. Free blocks without a hash are in a
-queue of their own, the last one freed in front, and behind it those that no request ever took;
-those with a hash are in the lanes of the policy, the last one freed at the end. Before vLLM 0.24
-those without a hash join the lanes too, once a request has used them. The next block to allocate is
-one without a hash, else the head of the lane that scores lowest.
+A free block keeps its content until it is allocated again. Free blocks without a hash have a queue
+of their own, with the last freed block in front and blocks that no request ever took behind it.
+Blocks with a hash are in lanes, the policy's queues, with the last freed block at the end. Before
+vLLM 0.24 blocks without a hash join the lanes too, once a request has used them. The next block to
+allocate is one without a hash, else the head of the lane that scores lowest.
 
 Source: vLLM 0.32.0, vllm/v1/core/block_pool.py (BlockPool, BlockHashToBlockMap) and
 vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue).
@@ -73,7 +73,7 @@ def park(machine: Machine, block: int) -> None:
 
 @called_by_kernels
 def unpark(machine: Machine, block: int) -> None:
-    """Return a parked block to its lane, in order of the time at which it was freed."""
+    """Return a parked block to its lane, in order of free-sequence numbers."""
     blocks, count = machine.blocks, machine.state[0].blocks
     queue = blocks[block].lane + 1
     behind = count + queue
@@ -87,7 +87,7 @@ def unpark(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def holder_of(machine: Machine, content: int) -> int:
-    """Return the oldest block (or second record of a block) with a content, NONE if none has it."""
+    """Return the oldest block (or second record of a block) with a content, NONE without one."""
     return max(machine.holders[content], 0) - 1  # type: ignore[no-any-return]
 
 
@@ -146,7 +146,7 @@ def has_orphans(machine: Machine, block: int) -> bool:
 
 @callable_in_kernels
 def use(machine: Machine, block: int) -> None:
-    """Count one more user of a block; a free block leaves its queue and keeps its content."""
+    """Increment a block's number of users; a free block leaves its queue, with its content."""
     if machine.blocks[block].users == 0:
         unlink(machine, block)
         machine.state[0].free -= 1
@@ -155,7 +155,7 @@ def use(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def goes_in_front(machine: Machine, block: int) -> bool:
-    """Return whether a block goes in front of all others when it is freed."""
+    """Return whether a block is to be allocated first once freed: it has no hash (vLLM 0.24 on)."""
     return machine.blocks[block].content == ROOT and not machine.state[0].unhashed_last
 
 
@@ -223,9 +223,9 @@ def worth_of(machine: Machine, lane: int, head: int) -> float:
 
 @called_by_kernels
 def choose_victim(machine: Machine) -> int:
-    """Return the block to evict: the candidate of lowest worth, of equals the one freed first.
+    """Return the block to evict: of all lanes' candidates that of lowest worth, else freed first.
 
-    Also note the runner-up's worth, for `choose_again`.
+    Also record the runner-up's worth, for `choose_again`.
     """
     state = machine.state[0]
     chosen, least_worth, first_freed = NONE, np.inf, ALWAYS
@@ -252,7 +252,7 @@ def choose_victim(machine: Machine) -> int:
 
 @callable_in_kernels
 def choose_again(machine: Machine) -> int:
-    """Return the block to evict; compare only the last victim's lane if no other has changed."""
+    """Return the block to evict, with one comparison if only the last victim's lane has changed."""
     state = machine.state[0]
     if state.taken_lane != NONE:
         head = candidate(machine, state.taken_lane)
@@ -265,7 +265,7 @@ def choose_again(machine: Machine) -> int:
 
 @callable_in_kernels
 def take(machine: Machine, again: bool) -> int:
-    """Allocate a free block: one without a hash, else the block to evict. One must be free.
+    """Allocate a free block: one without a hash, else the block to evict. Some block must be free.
 
     `again`: the pool and the time have not changed since the last allocation.
     """
@@ -295,7 +295,7 @@ def take(machine: Machine, again: bool) -> int:
 
 @called_by_kernels
 def note_block(machine: Machine, block: int) -> None:
-    """Note that a request gets a block; while a store still reads it, the next step waits."""
+    """Record that a request gets a block; if a store still reads the block, the step waits."""
     off, requests = machine.offload, machine.requests
     off.taken[block] = off.state[0].plan
     entry = off.fence[block]

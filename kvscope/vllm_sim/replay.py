@@ -1,4 +1,4 @@
-"""A trace on the simulated engine: what each request hits while others run at the same time."""
+"""Replay of a trace on the simulated engine: hits and latency of requests that run together."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ SLICE_STEPS = 100_000  # between two checks for an interrupt
 
 
 class EngineReplay(Struct, frozen=True):
-    """What an engine did with R requests; every array has R entries.
+    """What an engine did with R requests; every array has R entries, blocks are the trace's.
 
     `hit_blocks` were cached when a request was first admitted, as vLLM counts hits;
     `written_blocks` had been cached by then, evicted or not, and `kept_blocks` would have been hits
     had nothing been evicted: fewer where a hybrid model keeps no window. `queue_s` is the time from
-    arrival to that admission, `ttft_s` to the first token, `tpot_s` the time per output token after
-    it, nan without a second one. `oversized` requests need more than all blocks: they were
-    rejected, have no hits, and nan for times.
+    arrival to first admission, `ttft_s` to the first token, `tpot_s` the time per later output
+    token, nan without any; `finish_s` is in trace time. `oversized` requests need more than all
+    blocks: they were rejected, have no hits, and nan for times.
 
-    With a CPU tier (else None), `loaded_blocks` follow the hits and were loaded from it,
-    `read_blocks` of them came from storage below; loads copied `copied_blocks`. The tier stored
+    With a CPU tier (else None), `loaded_blocks` follow the hits and were loaded from the tier,
+    `read_blocks` of them came from storage below it; loads copied `copied_blocks`. The tier stored
     `stored_chunks` and evicted `chunk_evictions`. At least one prompt token is computed.
     """
 
@@ -74,7 +74,7 @@ def replay_engine(
 ) -> EngineReplay:
     """Run a trace through vLLM's scheduler and cache manager, with `policy` to evict blocks.
 
-    Requests come at their arrival times, and overlap by the time that `cost` gives each step.
+    Requests come at their arrival times; each step takes the time of `cost`, so they overlap.
     `tables` are as in `idle_machine`. Raises UsageError for a policy without lanes.
 
     Source: vLLM 0.32.0, see `scheduler` and `pool`.
@@ -127,8 +127,8 @@ def hits_without_eviction(
 ) -> Int32s:
     """Return each request's hits, in blocks of the trace, if a hybrid model's pool evicts nothing.
 
-    Requests run one at a time. Hits are fewer than with full attention: windows are kept at some
-    places only, by the retention interval of `groups`, and a drafter may shorten hits.
+    Requests run one at a time. Hits are fewer than with full attention: the retention interval of
+    `groups` keeps windows at some places only, and a drafter may shorten hits.
     """
     known = engine_traffic(prompts)
     ample = EngineSettings.one_at_a_time(NO_LIMIT, groups)
@@ -154,14 +154,14 @@ def never_start(requests: int, where: str = "--tiers") -> UsageError:
 
 
 def loaded_blocks(requests: Records, members: Records, block_size: int) -> Int32s:
-    """Return the blocks that each request loaded after its hits; its last token is computed."""
+    """Return how many blocks each request loaded after its hits, without its last token's."""
     blocks = np.maximum(members.external, 0) // block_size
     most = (requests.prompt - 1) // block_size - np.maximum(requests.hits, 0)
     return np.asarray(np.minimum(blocks, most), dtype=np.int32)
 
 
 def replayed(machine: Machine) -> EngineReplay:
-    """Return what an engine did; UsageError if some requests never start."""
+    """Return what an engine did with its requests; UsageError if some of them never start."""
     requests, state, offload = machine.requests, machine.state[0], machine.offload
     loaded = copied = read = None
     if offload.state[0].stuck:

@@ -2,8 +2,8 @@
 
 Source: vLLM 0.32.0, vllm/v1/core/sched/scheduler.py (Scheduler.schedule, update_from_output),
 vllm/v1/core/sched/async_scheduler.py (AsyncScheduler) and vllm/v1/engine/core.py (EngineCore.step,
-step_with_batch_queue). First come, first record; text; no accepted drafts, no priorities, no
-adapters.
+step_with_batch_queue). First come, first served; text prompts; without accepted drafts, priorities
+or adapters.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def cost_plan(machine: Machine) -> None:
 
 @callable_in_kernels
 def preempt(machine: Machine) -> None:
-    """Preempt the youngest running request, which then waits in front."""
+    """Preempt the youngest running request, and put it in front of the waiting queue."""
     state = machine.state[0]
     request = machine.running[state.running - 1]
     release(machine, request, False)
@@ -83,8 +83,8 @@ def preempt(machine: Machine) -> None:
 def plan_running(machine: Machine) -> bool:
     """Plan for running requests; return True if none was preempted.
 
-    If no block is free, the youngest request is preempted, possibly the one that needs it. A
-    request whose last output token is in flight gets no step.
+    If too few blocks are free, the youngest request is preempted, possibly the one that needs them.
+    A request whose last output token is in flight gets no step.
     """
     state, undisturbed, at = machine.state[0], True, 0
     while at < state.running and state.budget > 0:
@@ -128,7 +128,7 @@ def schedule(machine: Machine) -> bool:
 
 @called_by_kernels
 def complete(machine: Machine) -> None:
-    """End a step: its tokens are known, complete requests finish."""
+    """End the step in progress: its tokens become known, and complete requests finish."""
     state, before = machine.state[0], machine.state[0].running
     state.now_s = state.end_s
     for at in range(state.in_progress):
@@ -168,7 +168,7 @@ def leave_waiting(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def compact_running(machine: Machine, before: int) -> None:
-    """Remove finished requests from the first `before` entries of the list of running ones."""
+    """Remove finished requests from the first `before` entries of `running`."""
     count = 0
     for at in range(before):
         request = machine.running[at]
@@ -206,8 +206,8 @@ def run_steps(machine: Machine, steps: int, finished: int, until_s: float) -> bo
     """Run an engine with any policy: plan up to `steps` steps.
 
     Stop early once `finished` requests have finished or were rejected, or before a step that would
-    be planned at `until_s` or later. Return False if nothing is left to do; arrivals at infinity do
-    not count yet.
+    be planned at `until_s` or later. Return False if nothing is left to do; requests that arrive at
+    infinity are not sent yet and do not count.
     """
     state, requests = machine.state[0], machine.requests
     pause = waited = 0  # steps until the next try to go fast, and between the last two

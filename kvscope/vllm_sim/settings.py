@@ -20,12 +20,12 @@ NO_LIMIT = 2**31 - 1
 class StepCost(Struct, frozen=True):
     """How long one engine step takes, in seconds.
 
-    base_s + max(floor_s, prefill_token_s · u) + prefill_pair_s · u·(c + u/2), summed over the
-    prompts' chunks of u tokens after c earlier ones, + decode_token_s + decode_context_token_s · c
-    for every request that decodes one token after c others. A step without prompts begins with
-    decode_base_s instead, where it is given. Where steps overlap, the CPU launches the kernels of a
-    step with prompts for launch_s and plans no step meanwhile, so requests that arrive within
-    launch_s can still enter the next step.
+    base_s + max(floor_s, prefill_token_s · U) for U prompt tokens in all, + prefill_pair_s ·
+    u·(c + u/2) for each prompt's u tokens after c earlier tokens, + decode_token_s +
+    decode_context_token_s · c for each request that decodes a token after c earlier tokens. A step
+    without prompts takes decode_base_s (None: base_s) in place of base_s and floor_s. Where steps
+    overlap, the CPU launches the kernels of a step with prompts for launch_s and plans no step
+    meanwhile, so requests that arrive within launch_s can still enter the next step.
     """
 
     base_s: float
@@ -82,7 +82,7 @@ ChunkPolicy = Literal["lru", "arc"]
 
 
 class Transfers(Struct, frozen=True):
-    """Time of a transfer: `latency_s`, plus `chunk_s` a chunk; each direction is one queue."""
+    """Time of a transfer: `latency_s`, plus `chunk_s` per chunk; each direction is one queue."""
 
     latency_s: float = 0.0
     chunk_s: float = 0.0
@@ -95,9 +95,9 @@ class StorageSettings(Struct, frozen=True):
     """Files below the CPU tier: none is deleted; once they fill their size, no more are written.
 
     Waiting requests read them, as in vLLM's file system tier (`fs`). With `shared`, all replicas
-    use one folder: each reads what another one wrote, and does not write a file that exists. `read`
-    and `write` are of a replica's own link; all links together take at least `pool_read_s` and
-    `pool_write_s` for a chunk. With `evicts`, unlike in vLLM, the least recently read or written
+    use one folder: each reads the others' files, and does not write a file that exists. `read` and
+    `write` are the times of a replica's own link; all links together take at least `pool_read_s`
+    and `pool_write_s` per chunk. With `evicts`, unlike in vLLM, the least recently read or written
     file makes room.
 
     Source: vLLM 0.33.0, vllm/v1/kv_offload/tiering/fs/manager.py and io.py.
@@ -113,11 +113,11 @@ class StorageSettings(Struct, frozen=True):
 
 
 class OffloadSettings(Struct, frozen=True):
-    """vLLM's OffloadingConnector with memory of the CPU, options under its own names.
+    """vLLM's OffloadingConnector with memory of the CPU; options have vLLM's names.
 
     `capacity_chunks` is `cpu_bytes_to_use` over the bytes of a chunk of `blocks_per_chunk` blocks.
     `release` is the version of vLLM.
-    `storage` is a tier below the CPU's; vLLM takes no `store_threshold` beside it.
+    `storage` is a tier below the CPU's, which vLLM refuses with a `store_threshold` of 2 or more.
     Defaults are vLLM's. Raises UsageError for values that no engine takes.
 
     Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/cpu/spec.py.
@@ -154,7 +154,7 @@ class OffloadSettings(Struct, frozen=True):
 
 
 class AheadTokens(NamedTuple):
-    """Draft tokens for which a request gets KV room beyond its step, by phase."""
+    """Draft tokens for which a request gets KV room beyond its step, in prefill and in decode."""
 
     prefilling: int = 0
     decoding: int = 0
@@ -164,12 +164,12 @@ class EngineSettings(Struct, frozen=True):
     """Options of vLLM, under its own names.
 
     `usable_blocks` is `--num-gpu-blocks-override` less 1: block 0 stands for "no block".
-    `async_scheduling` plans a step before the last one's tokens are known, as vLLM does on GPUs.
+    `async_scheduling` plans a step before the step before it has ended, as vLLM does on GPUs.
     `reserve_full_prompt` (`scheduler_reserve_full_isl`) admits a request only if all its
     tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
     `rehashes_states` (vLLM 0.32, not 0.33): the state before a prompt's end counts as new in the
     step after its own, too, so requests that hit it wait longer.
-    `unhashed_last` (before 0.24): blocks without a hash are freed like the others.
+    `unhashed_last` (before 0.24): blocks without a hash are freed like blocks with a hash.
     `offload` is a CPU tier below the pool, None for none. `drafter` is for speculative decoding: a
     drafter that reads hidden states reserves slots ahead. Steps still yield one token per request.
     `drops_blocks` (before vLLM 0.33): with such a drafter the last block of each hit is computed
@@ -223,7 +223,7 @@ class EngineSettings(Struct, frozen=True):
 
     @property
     def ahead_tokens(self) -> AheadTokens:
-        """Room for draft tokens: the step's own, and unverified ones of the steps before."""
+        """Room for draft tokens: those of a step, and unverified drafts of the steps before."""
         if self.drafter is None or not self.drafter.reads_states:
             return AheadTokens()
         tokens = self.drafter.tokens
@@ -239,7 +239,7 @@ class EngineSettings(Struct, frozen=True):
     def on_pool(self, blocks: int, block_size: int) -> Self:
         """Return the settings with a pool of `blocks` blocks, each with the KV of all layers.
 
-        For a hybrid model they are converted into more blocks, each with the layers of one group.
+        For a hybrid model, the pool has more blocks, each with the KV of one group of layers.
         """
         if self.groups is not None:
             tokens = round(blocks * block_size / self.groups.layer_share)

@@ -1,8 +1,8 @@
 """All that an engine's steps read and write, as a few tables of records.
 
 Kernels get these tables in one tuple. Records keep that tuple short: numba compiles and passes few
-large arrays much faster than many small ones. Whole numbers have 64 bits, but for what grows with
-the trie or the pool.
+large arrays much faster than many small ones. Whole numbers have 64 bits, in tables that grow with
+the trie or the pool 32 bits.
 """
 
 from __future__ import annotations
@@ -166,19 +166,19 @@ class Machine(NamedTuple):
 
     `blocks` (n and a sentinel for each queue), `requests` (R) and `state` (1) are records as above.
     Per content, a node of the trie (N + 1): `holders` is 1 + the oldest block that holds it, 0 if
-    none ever has and `LOST` if none does now; `parents` is its parent node, and `children`, if the
-    policy evicts leaves, how many of its child nodes are held. For a model with states, `written`
-    is the step in which each was written. `busy` has a bit a lane, set if it may have blocks;
-    `cuts` (R x P) is as in `Traffic`. Row s of `table` lists the blocks of the request in slot s,
-    row s of `path` the nodes that it fills; row S of `path` belongs to the front request of the
-    waiting queue. `running` is in order of admission; `preempted` and the free `slots` are stacks.
-    Row 0 of `batch` lists the requests that the step in progress computes for, row 1 those of the
-    planned step, and `yields` which of them get a token. `recent` are the uncached tokens of recent
-    requests, `p` the policy's parameters, `functions` its functions, `tables` its learned tables.
+    no block ever has and `LOST` if none does now; `parents` is its parent node, and `children`, if
+    the policy evicts leaves, how many of its child nodes are held. For a model with states,
+    `written` is the step in which each state was written. `busy` has a bit per lane, set if the
+    lane may have blocks; `cuts` (R x P) is as in `Traffic`. Row s of `table` lists the blocks of
+    the request in slot s, row s of `path` the nodes that it fills; row S of `path` belongs to the
+    front request of the waiting queue. `running` is in order of admission; `preempted` and the free
+    `slots` are stacks. Row 0 of `batch` lists the requests that the step in progress computes, row
+    1 those of the planned step, and `yields` which of them get a token. `recent`: uncached tokens
+    of recent requests. The policy has parameters `p`, `functions`, and learned `tables`.
 
     `groups` (G) are the groups of layers (one of full attention unless hybrid), and `specs` list
-    the groups looked up together. `table` has G rows a slot, there are G * (N + 1) contents, and
-    `path` counts trie nodes; row g of `copies` lists the blocks that the planned step copies, each
+    the groups looked up together. `table` has G rows per slot; each group has its own contents, and
+    `path` lists trie nodes; row g of `copies` lists the blocks that the planned step copies, each
     before its copy. `grouped` holds the functions for hybrid models, `storage` those for storage
     below a CPU tier (`offload`); with a tier, loading requests have slots, too.
     """
@@ -221,8 +221,8 @@ def idle_machine(
 ) -> Machine:
     """Return an idle engine that waits for the trace's first request; all its blocks are free.
 
-    `tables` are for policies that read them. Raises UsageError for a policy without lanes, and for
-    more blocks than 32 bits count.
+    `tables` are learned tables of policies that have some. Raises UsageError for a policy without
+    lanes, and for more blocks than 32 bits can number.
     """
     from kvscope.vllm_sim.hybrid import group_functions  # which takes machines
     from kvscope.vllm_sim.storage import storage_functions
@@ -304,7 +304,7 @@ def idle_machine(
 
 
 def lane_class(policy: Policy) -> type[LanePolicy]:
-    """Return the class of a policy whose order an engine's queues can follow.
+    """Return the class of a policy that orders an engine's free blocks by queues (lanes).
 
     Raises UsageError for a policy without lanes.
     """
@@ -321,15 +321,15 @@ def engine_traffic(prompts: Prompts) -> Traffic:
     """Return the trace as an engine sees it: prompt and output of a request are one path.
 
     Blocks whose content is not in the trace (outputs that no later turn repeats, prompts with
-    too few hashes) become nodes of their own below the trie's, which only a request that starts
-    over, having been preempted, finds again. `look` is vLLM's, at most floor((I - 1) / B), and ends
-    where a prompt's hashes end.
+    too few hashes) become nodes of their own below the trie's nodes, and only their own request
+    hits them, after a preemption. `look`, the most blocks to look up, is vLLM's: at most
+    floor((I - 1) / B), and no more than the prompt's hashes.
     """
     return with_named_blocks(traffic(prompts, standard()))
 
 
 def tokens_kept(known: Traffic) -> Int64s:
-    """Return the tokens of each request whose KV exists when its output is complete.
+    """Return how many tokens of each request have KV when its output is complete.
 
     The last sampled token is never computed, so it has no KV; every request samples one.
     """
@@ -369,15 +369,15 @@ def hits_within_blocks(settings: EngineSettings) -> bool:
 
 
 def fits(known: Traffic, settings: EngineSettings) -> Bools:
-    """Return which requests an engine with these settings serves: it rejects longer ones."""
+    """Return which requests fit into an engine with these settings; it rejects the others."""
     return blocks_needed(known, settings) <= settings.usable_blocks
 
 
 def _checked_groups(policy: Policy, groups: KvGroups, block_size: int, *, tier: bool) -> KvGroups:
     """Return the groups with the retention of `policy`.
 
-    Raises UsageError for policies but LRU, which alone orders blocks of several kinds, for trace
-    blocks whose size does not fit the groups' blocks, and for a CPU `tier` if those are smaller.
+    Raises UsageError for policies other than lru (without a TTL) and lru-retention, and for trace
+    blocks whose size does not fit the groups' blocks or, with a CPU `tier`, is larger.
     """
     if not orders_groups(type(policy)) or math.isfinite(policy.values["ttl_s"]):
         raise UsageError(
@@ -409,7 +409,6 @@ def has_tier(machine: Machine) -> bool:
 
 
 def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: int) -> Records:
-    """Return the records of the groups, for a trie of `nodes` nodes."""
     records = np.zeros(len(groups.groups), dtype=GROUP).view(np.recarray)
     contents = 0
     for number, group in enumerate(groups.groups):
@@ -447,7 +446,7 @@ def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Recor
 
 
 def _blocks(usable: int, lanes: int, *, twice: bool) -> Records:
-    """Return blocks that no request has taken, and sentinels of empty queues.
+    """Return records of free blocks, then sentinels of empty queues.
 
     With `twice`, a second record of each block follows.
     """

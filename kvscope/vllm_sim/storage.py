@@ -1,10 +1,10 @@
-"""Storage below a CPU tier: what the tier stores is written on to it, and read back if missing.
+"""Storage below a CPU tier: it gets a copy of each stored chunk, read back if memory lacks it.
 
-Each store, once in the CPU's memory, is written on, pinned there meanwhile. A request that finds no
-chunk in memory asks storage, which answers behind the plan; a chunk in storage gets room in memory
-at once and is read into it behind the plan; the request waits. Without room, it counts as missing.
-Answers hold until the requests that asked have ended. Storage deletes nothing. Copies of one
-direction follow each other; vLLM's threads work on several at a time.
+A store that has reached the CPU's memory is written on to storage, its chunks pinned meanwhile.
+A request whose chunk is not in memory asks storage, which answers at the end of the plan. A chunk
+in storage gets room in memory at once and is read at the end of the plan, while the request waits.
+Without room, the chunk counts as missing. Answers hold until the requests that asked have ended.
+Storage deletes nothing. Copies of one direction follow each other; vLLM's threads overlap them.
 
 Several engines may share storage: each finds a file once the first copy of it has ended, and two
 engines may write the same file at a time. Eviction, which vLLM lacks, stands for a cleaner of files
@@ -46,7 +46,7 @@ from kvscope.vllm_sim.state import NONE, Machine, StorageFunctions
 
 @callable_in_kernels
 def add_copy(jobs: Any, number: int) -> Any:
-    """Return the record of a new, empty copy, whose chunks will follow the previous copy's."""
+    """Return the record of a new, empty copy; its chunks follow the previous copy's chunks."""
     job, before = jobs[number % len(jobs)], jobs[(number - 1) % len(jobs)]
     job.first = before.first + before.nodes if number else 0
     job.nodes = 0
@@ -97,7 +97,7 @@ def make_room(off: Offload, now_s: float) -> bool:
 
 
 def poll(machine: Any, again: bool) -> None:
-    """Unpin the chunks of copies that have ended, at most once a plan unless `again`."""
+    """Unpin the chunks of copies that have ended, at most once per plan unless `again`."""
     off, state = machine.offload, machine.offload.state[0]
     if state.polled and not again:
         return
@@ -122,7 +122,7 @@ def poll(machine: Any, again: bool) -> None:
 
 @callable_in_kernels
 def ask_storage(off: Offload, request: int, node: int, at: int) -> int:
-    """Return storage's answer about a request's chunk `at`: PRESENT, MISSING or (yet) ASKING."""
+    """Return storage's answer about a request's chunk `at`: PRESENT, MISSING, ASKING (none yet)."""
     state, chunk, mark = off.state[0], off.chunks[node], off.members[request].access + at
     if not off.marks[mark] & ASKED:
         off.marks[mark] |= ASKED
@@ -136,7 +136,7 @@ def ask_storage(off: Offload, request: int, node: int, at: int) -> int:
 
 @callable_in_kernels
 def add_read(off: Offload, request: int, node: int, at: int, first: bool) -> None:
-    """Queue the read of a request's chunk `at` into its place in memory; `first` starts a copy."""
+    """Queue the read of a request's chunk `at` into memory; `first` begins a new copy."""
     state = off.state[0]
     off.marks[off.members[request].access + at] |= READ
     if first:
@@ -219,7 +219,7 @@ def flush(machine: Any) -> None:
 
 
 def forget_answers(machine: Any, request: int) -> None:
-    """Forget storage's answers to a finished request, except about chunks that others asked for."""
+    """Forget storage's answers to a finished request, but for chunks that others asked for."""
     off, record, front = machine.offload, machine.requests[request], len(machine.path) - 1
     path, access = machine.path[front], off.members[request].access
     write_path(machine.parents, record.leaf, path, 0, record.length)
@@ -234,7 +234,7 @@ def forget_answers(machine: Any, request: int) -> None:
 
 @callable_in_kernels
 def next_copy_s(off: Offload, now_s: float, soonest_s: float) -> float:
-    """Return when the next copy ends, now if an answer is new, at the latest `soonest_s`."""
+    """Return when the next copy ends (s), now if an answer is new, at the latest `soonest_s`."""
     state = off.state[0]
     if state.retry:
         return now_s
