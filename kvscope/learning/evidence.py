@@ -41,7 +41,7 @@ class Goal(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, float], capacity_blocks: float, share: float = 1.0) -> Goal:
-        """Return the goal of a policy with these values, for a `share` of the requests."""
+        """Return the thresholds of a policy with these parameters for a `share` of requests."""
         slo_tokens = values.get(SLO_TOKENS.name, 0.0)
         return cls(
             capacity_blocks,

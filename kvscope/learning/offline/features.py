@@ -51,7 +51,7 @@ class Cells(NamedTuple):
 
 
 class WindowCells(NamedTuple):
-    """Cells of the refits' windows: by refit, class of the request, and slot.
+    """Cells of the refits' windows: by refit, class of the request, and slot (a range of ages).
 
     `class_of` has the class of each request; `classes` is the number of classes.
     """
@@ -108,7 +108,7 @@ class PrefixFeatures(NamedTuple):
         return self.of_deepest(self.end, 0)
 
     def before(self, goes_on: Bools) -> Int64s:
-        """Return each request's previous turn, -1: none; `goes_on` (K) marks segments of turns."""
+        """Return each previous turn (-1: none): of the deepest recent segment, if it `goes_on`."""
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
 

@@ -330,7 +330,7 @@ def ends_of(
     request: TuneRequest,
     pool: KvPool | None = None,
 ) -> Iterator[End]:
-    """Yield ends of latency and pool, and other start times of sessions without a common clock.
+    """Yield the ends of uncertain inputs: latency, pool, start times without a common clock.
 
     With neither deployment nor stated latency, the ends are prefill times halved and doubled.
     `pool` is the deployment's in blocks of the trace, None if another capacity is stated. The
