@@ -1,1 +1,1 @@
-"""How long the first token takes: latency profiles, and their measurement."""
+"""Latency profiles, from which the time to first token (TTFT) follows, and their measurement."""

@@ -39,11 +39,11 @@ class Cell(NamedTuple):
 
 
 def grid(longest: int) -> tuple[Cell, ...]:
-    """Return the cells for prompts of up to `longest` tokens.
+    """Return the cells to measure, for prompts of up to `longest` tokens.
 
-    Cold prompts double in length from 64 tokens on, which separates b, a and the curvature; every
+    Cold prompts double in length from 64 tokens on, which separates β, α and the curvature; every
     other length recurs behind three cached prefixes, which shows the cost of attention to cached
-    tokens. Raises UsageError where `longest` leaves no room for that.
+    tokens. Raises UsageError where `longest` is too short for such a grid.
     """
     if longest < 2 * _ALIGNED:
         raise UsageError(
@@ -82,7 +82,7 @@ class Measurable(Protocol):
         """Return the seconds of a step of decoding, measured once. Raises EngineError."""
 
     def request_s(self) -> float | None:
-        """Return a request's mean seconds outside the engine's steps so far; None if unknown."""
+        """Return the mean seconds of a request outside the engine's steps; None if unknown."""
 
 
 class CalibrationRun(Struct):
@@ -124,7 +124,7 @@ def measure(
     advance: Callable[[int], None],
     stop: Event,
 ) -> CalibrationRun:
-    """Measure every cell `rounds` times, after a warm-up with the smallest and the largest.
+    """Measure every cell and step `rounds` times, after a warm-up with the extreme cells.
 
     Steps of decoding come last: on a GPU they need the memory of the prefixes. Measurements are
     kept when `stop` is set or the engine fails later; raises EngineError if it fails before the
@@ -164,7 +164,7 @@ def measure(
 
 
 class TtftRange(Struct, frozen=True):
-    """Median, least and largest TTFT measured."""
+    """Median, least and largest of the measured TTFTs (ms)."""
 
     median: float
     least: float
@@ -223,7 +223,7 @@ class ProfileFit(Struct, frozen=True):
         )
 
     def _outside_s(self) -> float:
-        """Return the part of b outside of the engine's steps.
+        """Return the part of β that passes outside of the engine's steps, in seconds.
 
         If unknown, it is estimated as the time of a short prompt minus a step of decoding: too
         much, as a GPU launches the kernels of a prompt more slowly than those of outputs.
@@ -255,12 +255,12 @@ class ProfileFit(Struct, frozen=True):
 
 
 def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = DRAWS) -> ProfileFit:
-    """Fit the profile's parameters to the times of each cell; cells without any are left out.
+    """Return the profile's parameters, fitted to the times (s) of the cells that have any.
 
     A floor is fitted where it improves the Bayesian information criterion despite the added
-    parameter. Intervals come from `draws` resamples of cells, and of times within them, with the
-    same shortest prompt above the floor. Raises EngineError where too few cells were measured, or
-    longer prompts take no longer.
+    parameter. Intervals come from `draws` resamples of cells, and of times within them; the tokens
+    up to which the floor holds stay the same. Raises EngineError where too few cells were measured,
+    or longer prompts take no longer.
 
     Source: the criterion: Schwarz, Estimating the dimension of a model, Annals of Statistics 1978.
     """
@@ -307,7 +307,7 @@ def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = D
 
 
 def _terms(cells: Sequence[Cell]) -> Float64s:
-    """Return the factors of b, a and g in each cell, an array of cells x 3."""
+    """Return the factors of β, α and γ in each cell's TTFT (cells × 3)."""
     uncached, cached = np.array(cells, dtype=float).T
     return np.column_stack((np.ones_like(uncached), uncached, uncached * (cached + uncached / 2)))
 
@@ -333,7 +333,7 @@ def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, f
 
 
 def _criterion(terms: Float64s, values: Float64s, times: Float64s) -> float:
-    """Return n log of the mean square of the relative errors."""
+    """Return n log of the mean square of the relative errors, without the cost of parameters."""
     errors = terms @ values / times - 1
     return len(times) * math.log(max(float(np.mean(errors**2)), _EXACT))
 
@@ -384,7 +384,7 @@ class MeasuredProfile(Struct, frozen=True):
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The intervals in milliseconds."""
+        """The interval (ms) of each measured coefficient."""
         return {
             f"{key.removesuffix('_s')}_ms": (low * 1e3, high * 1e3)
             for key, (low, high) in self.profile.intervals.items()
@@ -455,7 +455,7 @@ def calibrate(
     advance: Callable[[int], None],
     stop: Event,
 ) -> Calibration:
-    """Measure `engine` with prompts of up to `longest` tokens and fit a profile.
+    """Measure `engine` with prompts of up to `longest` tokens; return the run and its profile.
 
     Raises EngineError where the engine fails before enough was measured, or caches nothing.
     """

@@ -67,7 +67,10 @@ class DecodingFit(Struct, frozen=True):
 
 
 def fit_steps(step_s: Mapping[Step, Sequence[float]]) -> DecodingFit | None:
-    """Fit the parameters to the medians by relative error, none below 0; None for too few steps."""
+    """Return parameters fitted to the medians by relative error, none below 0.
+
+    None for too few steps, or where the fitted base is 0.
+    """
     times = {step: float(np.median(each)) for step, each in step_s.items() if len(each)}
     if len({step.batch for step in times}) < 2 or len({step.context for step in times}) < 2:
         return None
@@ -94,7 +97,7 @@ def fit_steps(step_s: Mapping[Step, Sequence[float]]) -> DecodingFit | None:
 
 
 def least_squares(terms: Float64s, times: Float64s) -> Float64s:
-    """Return the parameters, none below 0, with the least squares of relative errors."""
+    """Return the parameters, none below 0, with the least sum of squared relative errors."""
     from scipy.optimize import nnls
 
     scaled = terms / times[:, None]

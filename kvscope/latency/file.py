@@ -92,7 +92,7 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
         )
 
     def profile(self, where: str) -> LatencyProfile:
-        """Return the profile; InputError for values that no engine has."""
+        """Return the profile; raise InputError at `where` for values that no engine has."""
         intervals = {name: getattr(self.intervals, name, None) for name in PARAMETERS}
         stated: dict[str, Any] = {
             name: float(value) for name in TIMES if (value := getattr(self, name)) is not None

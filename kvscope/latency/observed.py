@@ -185,7 +185,7 @@ def _clock_s(arrival_s: Float64s) -> float:
 
 
 def _lone(start_s: Float64s, end_s: Float64s, worker: NDArray[np.integer], clock_s: float) -> Bools:
-    """Return which prefills overlap others on their worker by at most `_SHARED` of their time."""
+    """Return a mask of prefills of which others on their worker overlap at most `_SHARED`."""
     lone = np.zeros(len(start_s), dtype=bool)
     order = np.lexsort((start_s, worker))
     for mine in np.split(order, np.flatnonzero(np.diff(worker[order])) + 1):
@@ -200,7 +200,7 @@ def _lone(start_s: Float64s, end_s: Float64s, worker: NDArray[np.integer], clock
 
 
 def _groups(requests: LoneRequests, rough: LatencyProfile | None = None) -> dict[Cell, list[float]]:
-    """Return the times of groups of requests with similar token counts, by their median counts.
+    """Return the times of similar requests, grouped, by the medians of their token counts.
 
     With a `rough` profile, times are first scaled to these counts by the ratio of its TTFTs.
     """

@@ -102,7 +102,7 @@ class LatencyProfile(Struct, frozen=True):
             )
 
     def __hash__(self) -> int:
-        """Return a hash of all fields but `intervals`, a dict; the cache of pages needs it."""
+        """Return a hash of all fields but `intervals`, a dict; the dashboard's cache needs it."""
         hashed = (name for name in self.__struct_fields__ if name != "intervals")
         return hash(tuple(getattr(self, name) for name in hashed))
 

@@ -1,4 +1,4 @@
-"""Targets of a calibration: a server, or a decoder of plain torch in a process of its own."""
+"""Targets of a calibration: a server, or a decoder in plain torch in a separate process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TRIES, _AGAIN_S = 20, 0.05  # metrics come a little later than answers
 
 
 class ServerTarget:
-    """A server measured over HTTP, one request at a time.
+    """A server measured over HTTP, one request at a time; steps of decoding, a batch at a time.
 
-    The same `seed` sends the same tokens; without one they are new each time. On vLLM the requests
-    are marked, so that kvscope's plugin leaves them out of a recording.
+    With the same `seed` the same tokens are sent, without a seed always new ones. On vLLM the
+    requests are marked, so that kvscope's plugin leaves them out of a recording.
     """
 
     def __init__(self, endpoint: Endpoint, model: str, *, seed: int | None = None) -> None:
@@ -100,7 +100,7 @@ class TorchTarget:
     """A decoder with random weights in a process of another interpreter; a context manager.
 
     Raises EngineError where the process ends, or does not answer: within `start_s` at first, within
-    `timeout_s` to a cell.
+    `timeout_s` for a measurement.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class Decoder:
         return int(self.embedding.numel() + self.out.numel() + sum(layers))
 
     def free_tokens(self) -> int:
-        """Return how many tokens' keys and values fit in the free memory, less a reserve."""
+        """Return the tokens whose KV fits into free memory (less 6 GiB), on CPUs into 1 GiB."""
         token = 2 * len(self.layers) * self.kv_heads * self.size * self.embedding.element_size()
         free = 2**30 if self.device.type != "cuda" else torch.cuda.mem_get_info()[0] - 6 * 2**30
         tokens: int = max(int(free) // token, 0)
@@ -113,7 +113,7 @@ class Decoder:
         return token  # and the device has done its work
 
     def step(self, batch: int, context: int) -> Callable[[], object]:
-        """Return a function for one step: a token after `context` for each of `batch` requests."""
+        """Return a function that runs a step: a token each for `batch` requests of `context`."""
         self.prepare(context + 1, batch)
         tokens = torch.randint(100, 1000, (batch,), device=self.device)
         if self.device.type != "cuda":
@@ -212,7 +212,7 @@ def seconds_of(decoder: Decoder, asked: dict[str, int]) -> float:
 
 
 def main(config_path: str, device: str) -> None:
-    """Answer lines of standard input until it ends."""
+    """Print the decoder's description, then the seconds that each line of standard input takes."""
     with open(config_path, encoding="utf-8") as file:  # noqa: PTH123  (needs no pathlib)
         decoder = Decoder(json.load(file), device)
     about = {

@@ -66,7 +66,7 @@ def predict(
     Pace "sequential": requests take no time and arrive at the trace's times, which the policy's
     clock follows; TTFT is the profile's for the uncached tokens. "recorded": simulated steps decide
     which requests overlap. "in-flight": the end of an answer triggers the next request, after the
-    client's own delay; TTFT is that of such a simulated engine, so it rests on the profile. Hits
+    client's own delay; TTFT is that of the simulated engine, and so depends on the profile. Hits
     come from a replay at the `measured` send times, scaled to the engine's speed in that run.
     `fitted` is the table of the policy's file. Sequential runs have the plugin's classes, fits and
     guard; other paces approximate them, as their clock and order of answers differ.

@@ -1,4 +1,4 @@
-"""Send a trace to an engine: in sequence, with N requests in flight, or at the trace's times."""
+"""Send a trace to an engine: sequentially, with N requests in flight, or at the trace's times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _SHORT_S = 0.001
 class Pace(Struct, frozen=True):
     """When requests are sent: `sequential`, `in-flight` (`in_flight` at once), or as `recorded`.
 
-    In flight, a turn waits for the previous turn's answer. `rate_scale` speeds `recorded` times up.
+    In flight, a turn waits for the previous turn's answer. `rate_scale` multiplies the arrival rate
+    of `recorded`.
     """
 
     kind: Literal["sequential", "in-flight", "recorded"]
@@ -40,7 +41,7 @@ class Pace(Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """Return the pace for a report."""
+        """Return the pace as text for a report."""
         if self.kind == "sequential":
             return "one after the other"
         if self.kind == "in-flight":
@@ -51,9 +52,9 @@ class Pace(Struct, frozen=True):
 class Measurement(Struct, frozen=True):
     """Measured times and tokens of R requests; every array has R entries.
 
-    Times are in seconds, `sent_s` from the first request on; nan where there was no answer.
-    `hit_tokens` are -1 without an answer, or where the server does not report them. `errors` are by
-    request; `ended` is why the replay ended early, or empty.
+    Times are in seconds, `sent_s` and `finish_s` since the first request was sent; nan without an
+    answer. `hit_tokens` are -1 without an answer, or where the server does not report them.
+    `errors` are by request; `ended` is why the replay ended early, or empty.
     """
 
     sent_s: NDArray[np.float64]
@@ -66,7 +67,7 @@ class Measurement(Struct, frozen=True):
 
     @property
     def answered(self) -> NDArray[np.bool_]:
-        """Return which requests got a complete answer."""
+        """Return a mask of the requests with a complete answer."""
         return np.isfinite(self.finish_s)
 
     @property
@@ -76,7 +77,7 @@ class Measurement(Struct, frozen=True):
 
 
 class TraceReplay(Struct):
-    """Sends every request of a trace, in order, and reads the answers in threads of their own.
+    """Sends every request of a trace, in order, and reads the answers in threads.
 
     `advance` counts answers; a set `stop` ends the replay.
     """
@@ -97,9 +98,9 @@ class TraceReplay(Struct):
         self._room = BoundedSemaphore(self.pace.at_once)
 
     def run(self) -> Measurement:
-        """Replay the trace; never raises for failures of the engine.
+        """Replay the trace and return the measurements; never raises for failures of the engine.
 
-        Measurements up to a failure are kept, and `ended` says why it ended.
+        Measurements up to a failure are kept; `Measurement.ended` states the failure.
         """
         with ThreadPoolExecutor(self.pace.at_once, thread_name_prefix="answers") as readers:
             try:
@@ -159,7 +160,7 @@ class TraceReplay(Struct):
         self.advance(1)
 
     def _failure(self, answer: Answer) -> str:
-        """Return why no further request is worth sending after an error; empty to go on.
+        """Return why no further request can succeed after an error; empty to go on.
 
         Called without the lock: a slow answer to the health check must not delay the sender.
         """

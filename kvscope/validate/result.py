@@ -48,7 +48,7 @@ class EngineFacts(Struct, frozen=True):
 class Figures(Struct, frozen=True):
     """Predicted or measured figures of the counted requests; TEL and violations need an SLO.
 
-    `answer_ms` is the time to the last token; it is not predicted for requests in sequence.
+    `answer_ms` is the time to the last token; None as a prediction for requests in sequence.
     """
 
     hit_tokens: int
@@ -113,7 +113,7 @@ class RunFacts(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """A comparison in words; `passed` is None where the measurement is inconclusive."""
+    """A criterion of the verdict, in `words`; `passed` is None if the run is inconclusive."""
 
     name: str
     passed: bool | None
@@ -130,7 +130,7 @@ class GainComparison(Struct, frozen=True):
 class ValidationFacts(Struct, frozen=True, kw_only=True):
     """The facts of a validation that the store keeps; `ended` is why it ended early, or empty.
 
-    `deployment` has the options stated for the deployment that this engine represents, as in `Run`.
+    `deployment` has the options stated for the engine's deployment, as in `Run`.
     """
 
     engine: EngineFacts
@@ -146,7 +146,11 @@ class ValidationFacts(Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(Struct, frozen=True):
-    """Counts of the trace's requests (`of`) that a validation sent, or left out by reason."""
+    """Counts of the trace's requests (`of`) that a validation sent, or left out by reason.
+
+    The first `warmup` of the `sent` ones fill the cache. Left out: `not_drawn` by the sample,
+    `later` than a limit of time or requests, `too_long` for the engine or empty.
+    """
 
     of: int
     sent: int
@@ -159,7 +163,8 @@ class RequestCounts(Struct, frozen=True):
 class Validation(ValidationFacts, frozen=True, kw_only=True):
     """The measurements of `kvscope validate` next to the predictions, and the verdict.
 
-    `deployment` has the options stated for it, by the keys of kvscope.toml; null without one.
+    `deployment` has the options of the engine's deployment, by the keys of kvscope.toml; null
+    without.
     """
 
     DOCUMENT: ClassVar[str] = (

@@ -1,7 +1,7 @@
-"""The requests sent to an engine: a part of a trace, its anonymous blocks turned into tokens.
+"""The requests to send to an engine: a part of a trace, its anonymous blocks turned into tokens.
 
-Every block becomes a list of tokens of its own, made from its number and a seed. Parts that the
-trace has no blocks for (the end of a prompt, an output that no later turn repeats) become tokens
+Every block becomes a distinct list of tokens, made from its number and a seed. Parts for which the
+trace has no blocks (the end of a prompt, an output that no later turn repeats) become tokens
 that occur nowhere else. So an engine hits the same tokens as the trace, in blocks of any size.
 """
 
@@ -111,7 +111,7 @@ class TokenTrace:
         return len(self.prompts.leaf)
 
     def kind(self, request: int) -> str:
-        """Return the type of a request."""
+        """Return the type of a request, without its turn bucket."""
         return str(self.prompts.categories[self.prompts.category[request]]).rpartition(" ")[0]
 
     def prompt(self, request: int) -> Tokens:
@@ -123,7 +123,7 @@ class TokenTrace:
         return self._sequence(request)[self.prompts.input_tokens[request] :]
 
     def sent(self, block_size: int) -> Prompts:
-        """Return the requests as an engine with blocks of `block_size` tokens sees them."""
+        """Return the requests with blocks of `block_size` tokens, as the engine caches them."""
         inputs = self.prompts.input_tokens
         outputs = np.maximum(self.prompts.output_tokens, 1).astype(np.int32)
         full = (inputs // block_size).astype(np.int32)
@@ -153,7 +153,6 @@ class TokenTrace:
         )
 
     def _sequence(self, request: int) -> Tokens:
-        """Return the tokens of prompt and output."""
         prompts, size = self.prompts, self.prompts.block_size
         count = int(prompts.input_tokens[request]) + max(int(prompts.output_tokens[request]), 1)
         numbers = _UNIQUE + (request << 20) + np.arange(-(-count // size), dtype=np.int64)
@@ -164,7 +163,7 @@ class TokenTrace:
 
 
 def _block_tokens(numbers: NDArray[np.int64], size: int, seed: int) -> Tokens:
-    """Return the tokens of the blocks `numbers`, one block after the other."""
+    """Return the tokens of the blocks with these `numbers`, one block after the other."""
     places = numbers.astype(np.uint64)[:, None] * np.uint64(size) + np.arange(size, dtype=np.uint64)
     start = np.uint64(seed * _SEED % (1 << 64))
     x = mixed((places + start) * STEP)

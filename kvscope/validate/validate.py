@@ -1,4 +1,4 @@
-"""From a trace and an engine to a verdict: the policies to run, the engine, the validation."""
+"""Validate a trace on an engine: the policies to run, the engine, the runs and the verdict."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRu
 
 
 class ValidationPlan(Struct, frozen=True):
-    """What to replay, and how to judge it.
+    """Requests to replay, the simulated engine, and the limits of the verdict.
 
     `warmup` is the share of first requests that only fill the cache. `forced` is as in
     `TokenTrace`, `block_size` is the engine's; `profiled` is true if `profile` is not a default.
@@ -130,7 +130,8 @@ class ValidationPlan(Struct, frozen=True):
 class RunningEngine(Struct, frozen=True):
     """An engine that answers, its model, and `died`, which returns an error once it is dead.
 
-    `seed` is added to the tokens' seed: a server that has served the trace then has none cached.
+    `seed` is added to the tokens' seed, so that a server that has served the trace before has none
+    of these tokens cached.
     """
 
     endpoint: Endpoint
@@ -147,7 +148,8 @@ def own_vllm(
 ) -> EngineOpener:
     """Return an opener that starts a vLLM for each run.
 
-    With linear attention, its blocks must have `state_tokens` tokens: else it raises EngineError.
+    `state_tokens`: block size that a model with linear attention must have, else EngineError; 0:
+    any.
     """
 
     @contextmanager
@@ -190,7 +192,7 @@ def _check_policy_runs(log: str) -> None:
 
 
 def running_server(endpoint: Endpoint, model: ModelCard) -> EngineOpener:
-    """Return an opener of a server that is already running, whatever it has served before."""
+    """Return an opener of a server that is already running, with any blocks in its cache."""
 
     @contextmanager
     def open_engine(run: PolicyRun) -> Iterator[RunningEngine]:
@@ -209,10 +211,10 @@ def validate(
     show_log: Callable[[tuple[str, ...]], None],
     stop: Event,
 ) -> Validation:
-    """Replay the trace with every policy `plan.repeats` times, and compare.
+    """Replay the trace `plan.repeats` times with every policy; return the comparison and verdict.
 
     If the engine dies or `stop` is set, the runs until then are judged; `show_log` gets the last
-    lines of a dead engine. Raises EngineError where there is no run.
+    lines of a dead engine. Raises EngineError if no run was completed.
     """
     prompts = plan.sample.prompts
     done: list[RunFacts] = []
@@ -278,7 +280,7 @@ def _replay(
     advance: Callable[[int], None],
     stop: Event,
 ) -> RunFacts:
-    """Replay the trace once, and compare with the prediction."""
+    """Replay the trace once; return the facts of the run next to its prediction."""
     seed = plan.seed + repeat + engine.seed
     trace = TokenTrace(plan.sample.prompts, forced=plan.forced, seed=seed)
     sent = trace.sent(plan.block_size)
