@@ -1,1 +1,1 @@
-"""Logs with prompts in them become a trace of salted hashes."""
+"""Convert logs with prompts to a trace of salted hashes."""

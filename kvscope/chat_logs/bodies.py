@@ -1,4 +1,4 @@
-"""Request bodies of several APIs as vLLM converts them to chat completions; their responses.
+"""Request bodies of several APIs, converted to chat completions as vLLM does, and responses.
 
 Source: vLLM 0.33.0, vllm/entrypoints/anthropic/serving.py (to_chat_completion_request) and
 vllm/entrypoints/openai/responses/utils.py (construct_input_messages).
@@ -28,7 +28,7 @@ _MOST_BYTES = 256 * MIB  # of lines whose responses can be continued
 
 
 def is_anthropic(body: Mapping[str, Any]) -> bool:
-    """Return True for a body of Anthropic's Messages API."""
+    """Return whether a body has what only Anthropic's Messages API has."""
     tools, messages = body.get("tools"), body.get("messages")
     if not isinstance(messages, list):
         return False
@@ -44,7 +44,7 @@ def is_anthropic(body: Mapping[str, Any]) -> bool:
 
 
 def from_anthropic(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body of Anthropic's Messages API as one of chat completions."""
+    """Return a body of Anthropic's Messages API converted to chat completions."""
     messages: list[Message] = []
     system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     for message in [*system, *body["messages"]]:
@@ -62,7 +62,7 @@ def from_anthropic(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_blocks(message: Message, blocks: Sequence[Any]) -> list[Message]:
-    """Return a message of content blocks as messages: first one per tool result, then the rest."""
+    """Return a message of content blocks as messages: one per tool result, then one of the rest."""
     results: list[Message] = []
     parts, calls, thoughts = [], [], []
     for block in blocks:
@@ -94,7 +94,7 @@ def _from_blocks(message: Message, blocks: Sequence[Any]) -> list[Message]:
 
 
 def from_schema(tool: Mapping[str, Any]) -> Tool:
-    """Return a tool of Anthropic's API, or of the Responses API, as one of chat completions."""
+    """Return a tool of Anthropic's API or the Responses API, converted to chat completions."""
     if "function" in tool:
         return dict(tool)
     parameters = tool.get("input_schema", tool.get("parameters"))
@@ -104,9 +104,9 @@ def from_schema(tool: Mapping[str, Any]) -> Tool:
 
 
 def from_parts(message: Message, name: str) -> Iterator[Message]:
-    """Yield a message with OpenTelemetry's `parts` as messages of OpenAI's API; others unchanged.
+    """Yield a message with OpenTelemetry's `parts` as OpenAI's messages; yield others unchanged.
 
-    Each tool response becomes a message. Raises BadLine that names the field, `name`.
+    Each tool response becomes a message. Raises BadLine with `name`, the log's field.
     """
     parts = message.get("parts")
     if parts is None:
@@ -142,7 +142,7 @@ def from_parts(message: Message, name: str) -> Iterator[Message]:
 
 
 class _Turn(Struct, frozen=True):
-    """The messages that a response adds to those of the response `before`; its line's `size`."""
+    """The messages that a response adds to those of the response `before`; `size` of its line."""
 
     before: _Turn | None
     messages: Sequence[Message]
@@ -150,9 +150,9 @@ class _Turn(Struct, frozen=True):
 
 
 class Responses:
-    """Converts bodies of the Responses API; adds the messages of logged responses they continue.
+    """Converts bodies of the Responses API, with the logged responses that they continue.
 
-    Keeps the latest responses only, from some 256 MiB of lines.
+    Only the responses of the latest lines, 256 MiB in all, can be continued.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Responses:
         self._bytes = 0
 
     def chat(self, body: Mapping[str, Any], response: Any, size: int) -> dict[str, Any]:
-        """Return a body as one of chat completions; keep `response` for bodies that continue it.
+        """Return a body converted to chat completions; store `response`, which others may continue.
 
         `size` is the line's, in bytes. Raises BadLine if the body continues an unknown response.
         """
@@ -191,7 +191,7 @@ class Responses:
 
 
 def output_messages(response: Mapping[str, Any]) -> list[Message]:
-    """Return the messages and tool calls of a response of the Responses API, without reasoning."""
+    """Return a response of the Responses API as messages, without reasoning; [] if unreadable."""
     output = [each for each in _objects(response.get("output")) if each.get("type") != "reasoning"]
     try:
         return items(output)
@@ -236,7 +236,7 @@ def items(items: Any) -> list[Message]:
 
 
 def as_response(output: Any) -> Any:
-    """Return an output message, or the first of a list, as a response; other outputs unchanged."""
+    """Return an output message, or the first of a list, as a response body; others unchanged."""
     message = output[0] if isinstance(output, list) and output else output
     if isinstance(message, dict) and "role" in message:
         with suppress(BadLine):
@@ -245,7 +245,7 @@ def as_response(output: Any) -> Any:
 
 
 class LoggedAnswer(Struct, frozen=True):
-    """Message, token counts and id of a response, as far as they can be read."""
+    """Message, token counts and id of a response; None where unreadable."""
 
     message: Message | str | None = None
     usage: Usage = field(default_factory=Usage)
@@ -253,9 +253,9 @@ class LoggedAnswer(Struct, frozen=True):
 
 
 def answer_of(response: object) -> LoggedAnswer:
-    """Return message, counts and id of a response: of any API, a text, or JSON text.
+    """Return message, token counts and id of a response of any API, a text, or JSON text.
 
-    Unreadable values become None: they are no reason to reject the request.
+    Unreadable values become None: the request can be used without them.
     """
     if isinstance(response, str) and response.lstrip().startswith("{"):
         with suppress(msgspec.MsgspecError, RecursionError):
@@ -286,7 +286,7 @@ def _message_of(response: dict[str, Any]) -> Message | str | None:
 
 
 def usage_of(usage: object) -> Usage:
-    """Return the token counts of a response of any API; Anthropic's input excludes cached ones."""
+    """Return the token counts of any API; add the cached tokens that Anthropic's input excludes."""
     if not isinstance(usage, dict):
         return Usage()
     details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
@@ -303,7 +303,7 @@ def usage_of(usage: object) -> Usage:
 
 
 def _count(usage: object, *names: str) -> int | None:
-    """Return the first of the fields `names` that is an integer from 0 on, None if none is."""
+    """Return the first of the fields `names` that is a non-negative integer, None if none is."""
     values = (usage.get(name) for name in names) if isinstance(usage, dict) else ()
     return next(
         (x for x in values if isinstance(x, int) and not isinstance(x, bool) and x >= 0), None
@@ -311,5 +311,5 @@ def _count(usage: object, *names: str) -> int | None:
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; no objects for anything else."""
+    """Return the objects in a list; [] for anything else."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -1,8 +1,8 @@
-"""Logs to lines of a trace, in a stream: a batch is tokenized while others are read and hashed.
+"""Conversion of logs to lines of a trace: batches are tokenized while others are read and hashed.
 
 Lines are those of the Mooncake format with `session_id`, `block_size`, model, LoRA adapter, cache
-salt, worker and measured times, as kvscope ingests them. No text and no token id is in them;
-requests, sessions, users, cache salts and what is no plain word are hashes.
+salt, worker and measured times, as kvscope ingests them. They contain no text and no token ids:
+ids of requests, sessions and users, cache salts and names that are no plain words are hashed.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ _LANGFUSE_TRACE = b'"observations":'
 
 
 class HashCounts(Struct):
-    """Counts of what was hashed; `unread_answers` have no stated tokens and cannot be tokenized.
+    """Counts over a log; `unread_answers` cannot be tokenized, and the log states no output tokens.
 
-    `compared` requests state their prompt's tokens; `different` of them state another number.
+    Of `compared` requests the log states the input tokens; `different` of them have another number.
     """
 
     breaks: TemplateBreaks
@@ -105,7 +105,7 @@ class _Record(Struct):
 
 
 class Converter:
-    """Turns logs into lines of one trace under one salt."""
+    """Converts logs to lines of one trace, hashed with one salt."""
 
     def __init__(
         self, tokenizer: Tokenizer, hasher: Hasher, block_size: int, *, keeps_names: bool = False
@@ -124,9 +124,9 @@ class Converter:
         rejects: Rejects,
         advance: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
-        """Yield the trace's lines for the log at `path`; note unusable log lines in `rejects`.
+        """Yield the trace's lines for the log at `path`; add unusable log lines to `rejects`.
 
-        `advance` gets the number of bytes read. Raises InputError where the log cannot be read.
+        `advance` is called with the bytes read. Raises InputError if the log cannot be read.
         """
         with closing(Source(path, advance)) as source:
             rejects.place = source.place
@@ -146,7 +146,7 @@ class Converter:
     def _batches(
         self, source: Source, reader: LogFormat, rejects: Rejects
     ) -> Iterator[list[_Record]]:
-        """Yield records whose texts together have some hundred thousand characters."""
+        """Yield records in batches of at least _BATCH_CHARACTERS of text, but for the last."""
         batch: list[_Record] = []
         size = 0
         for line, text in _numbered_lines(source, rejects):
@@ -166,7 +166,7 @@ class Converter:
     ) -> Iterator[_Record]:
         """Yield the requests of a line one by one: a conversation may have many turns.
 
-        Requests before an unusable one are kept.
+        Stop at an unusable request and reject the line; those before it stay.
         """
         try:
             requests = reader.parse(text)
@@ -190,7 +190,7 @@ class Converter:
             rejects.reject(line, f"{_FAILS}: {type(error).__name__}")
 
     def _answer(self, request: LoggedRequest, prompt: Piece) -> Piece | None:
-        """Return an answer to tokenize; None if missing, unreadable or with stated tokens."""
+        """Return an answer to tokenize; None if missing, unreadable, or its tokens are stated."""
         if request.output_tokens is not None or request.response is None:
             return None
         try:
@@ -202,7 +202,7 @@ class Converter:
     def _hashed(
         self, batch: list[_Record], encoded: Future[list[Encoded]], rejects: Rejects
     ) -> Iterator[bytes]:
-        """Yield the lines of a batch once it is tokenized."""
+        """Yield the trace's lines of a batch once it is tokenized."""
         try:
             tokens: Iterator[Encoded | BadLine] = iter(encoded.result())
         except BaseException as error:  # noqa: BLE001  (others are raised again)
@@ -229,14 +229,14 @@ class Converter:
             yield self._encode(stated(line)) + b"\n"
 
     def _readable(self, answer: Encoded | BadLine | None) -> Encoded | None:
-        """Return an answer's tokens; count it as unread if it broke the tokenizer."""
+        """Return an answer's tokens; None, counted as unread, if the tokenizer failed."""
         if isinstance(answer, BadLine):
             self.counts.unread_answers += 1
             return None
         return answer
 
     def _encoded_alone(self, text: Text) -> Encoded | BadLine:
-        """Return the tokens of a text, or the library's failure as BadLine."""
+        """Return the tokens of a text, or BadLine if the library fails."""
         try:
             return self._tokenizer.encode([text])[0]
         except BaseException as error:  # noqa: BLE001  (others are raised again)
@@ -246,7 +246,7 @@ class Converter:
     def _line(
         self, request: LoggedRequest, prompt: Encoded, answer: Encoded | None
     ) -> dict[str, Any]:
-        """Return the fields of a request's line in the trace; None fields are not written."""
+        """Return the fields of a request's line in the trace; None for fields to leave out."""
         tokens = prompt.tokens
         outputs = request.output_tokens if answer is None else len(answer.tokens)
         total = len(tokens) + (outputs or 0)
@@ -277,7 +277,7 @@ class Converter:
         }
 
     def _parts(self, request: LoggedRequest, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts that have tokens, with the names of tools if these are kept."""
+        """Return the prompt parts that have tokens, with tool names if the converter keeps them."""
         tools = request.prompt.tools if isinstance(request.prompt, Chat) else None
         kept, at = list[Part](), 0
         for kind, end in parts:
@@ -293,7 +293,7 @@ class Converter:
         return None if identifier is None else self._hasher.name(kind, identifier)
 
     def _plain(self, kind: str, text: object) -> str | None:
-        """Return a name as it is if it is a plain word; else its hash."""
+        """Return a name unchanged if it is a plain word, else its hash; None if empty."""
         if text is None or text == "":
             return None
         word = str(text)
@@ -310,18 +310,18 @@ class Converter:
 
 
 def _is_plain(word: str) -> bool:
-    """Return whether a word can be in a trace: it is short and says nothing about a person."""
+    """Return whether a trace may contain a word: short, no address or long number."""
     return bool(_PLAIN.fullmatch(word)) and not _PERSONAL.search(_DATE.sub("", word))
 
 
 def _require_few(characters: int) -> None:
-    """Raise BadLine if the prompts of one line have more characters than is allowed."""
+    """Raise BadLine if the prompts of one line have more than _MOST_CHARACTERS."""
     if characters > _MOST_CHARACTERS:
         raise BadLine(f"the prompts of its turns have more than {_MOST_CHARACTERS:,} characters")
 
 
 def _require_library_error(error: BaseException) -> None:
-    """Raise `error` again unless a library may raise it: an exception, or a panic of Rust's."""
+    """Raise `error` again unless it is an exception (but MemoryError) or a panic of Rust's."""
     panic = type(error).__name__ == "PanicException"
     if isinstance(error, MemoryError) or not (panic or isinstance(error, Exception)):
         raise error
@@ -334,13 +334,13 @@ def _tokens(piece: Encoded | BadLine) -> Encoded:
 
 
 def _possible_ms(measured_s: float | None) -> int | float | None:
-    """Return a measured time in ms, None for an impossible one."""
+    """Return a measured time in ms, None if missing, negative or longer than LONGEST_S."""
     possible = measured_s is not None and 0 <= measured_s <= LONGEST_S
     return milliseconds(measured_s) if possible else None
 
 
 def refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:
-    """Raise UnusableLinesError where more than a share of a log's lines cannot be used."""
+    """Raise UnusableLinesError if all lines are unusable, or a share above `max_bad`."""
     lines = rejects.accepted + rejects.count
     if not rejects.count or (rejects.accepted and rejects.count <= max_bad * lines):
         return
@@ -375,13 +375,13 @@ def detect(head: bytes, path: str) -> type[LogFormat]:
 
 
 def _message(line: bytes) -> bytes:
-    """Return a line without the time at which a logger wrote it."""
+    """Return a line without a logger's time in brackets before its JSON."""
     time = _LOGGED_AT.match(line)
     return line[time.end() :] if time else line
 
 
 def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of lines that are not blank; a cut file raises InputError."""
+    """Yield (number, line) of lines with text; reject long ones. Raises InputError if cut off."""
     for first, text in source.lines():
         if text is None:
             rejects.reject(first, TOO_LONG)

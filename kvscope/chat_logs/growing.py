@@ -1,8 +1,8 @@
-"""Chat templates by which a conversation's prompts grow: turns only add text before a fixed end.
+"""Chat templates under which prompts of a conversation grow: turns only add text before an ending.
 
-Text written before a message is read depends neither on that message nor on the number of messages,
-and text behind the last message depends on no message. The code of a template shows that if one
-loop reads the messages and looks neither ahead nor at its length.
+Then the prompts of all turns can be cut out of one rendering of the whole conversation. It holds if
+a template writes text before it reads the next message, and an ending that depends on no message:
+its code must read messages in one loop that looks neither ahead nor at the number of messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHERS = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Ext
 
 
 class ReadInOrder(Sequence[Any]):
-    """Messages that record in `ends` the length `written` when each, and the end, is reached."""
+    """Messages that record in `ends` the length of the text `written` when each one is read."""
 
     def __init__(
         self, items: Sequence[Any], written: Callable[[], int], ends: dict[int, int], first: int = 0
@@ -28,7 +28,7 @@ class ReadInOrder(Sequence[Any]):
         self._items, self._written, self._ends, self._first = items, written, ends, first
 
     def __getitem__(self, at: Any) -> Any:
-        """Return a message, or the messages from a slice's start on."""
+        """Return a message, or the messages from the start of a slice on."""
         if not isinstance(at, slice):
             return self._items[at]
         first = self._first + (at.start or 0)
@@ -47,9 +47,9 @@ class ReadInOrder(Sequence[Any]):
 
 
 def least_messages(template: nodes.Template) -> int | None:
-    """Return the least number of messages from which prompts grow; None if the code shows none.
+    """Return the number of messages from which on prompts grow; None if the code does not show it.
 
-    The code then uses `messages` only as `ReadInOrder` allows.
+    If it does, the code uses `messages` only as `ReadInOrder` allows.
     """
     if next(template.find_all(_OTHERS), None) is not None:
         return None
@@ -76,9 +76,9 @@ def least_messages(template: nodes.Template) -> int | None:
 
 
 def _variables(template: nodes.Template) -> tuple[set[str], set[str], set[int]]:
-    """Return the variables that hold messages, those that a loop may change, and known name nodes.
+    """Return names of variables that hold messages, those that a loop may change, and node ids.
 
-    Known are the ids of nodes in assignments of all messages, or of all from an index on.
+    The ids are those of name nodes that assign all messages, or all from an index on.
     """
     lists, state, known = {"messages"}, set(_STATE), set[int]()
     for assign in (*template.find_all(nodes.Assign), *template.find_all(nodes.AssignBlock)):
@@ -95,7 +95,7 @@ def _variables(template: nodes.Template) -> tuple[set[str], set[str], set[int]]:
 
 
 def _names(body: Iterable[nodes.Node]) -> set[str]:
-    """Return the names of variables in the code."""
+    """Return the names of all variables in the code."""
     names = (name for each in body for name in (each, *each.find_all(nodes.Name)))
     return {each.name for each in names if isinstance(each, nodes.Name)}
 
@@ -105,7 +105,7 @@ def _calls(node: nodes.Node) -> bool:
 
 
 def _index(node: nodes.Node) -> int | None:
-    """Return the index of a message, or the start of an open-ended slice; None for others."""
+    """Return a constant index, or the start of an open-ended slice; None for other nodes."""
     if isinstance(node, nodes.Slice):
         if node.stop is not None or node.step is not None:
             return None
@@ -130,7 +130,7 @@ def _loops(
 
 
 def _looks_back(loop: nodes.For) -> bool:
-    """Return whether a loop reads only those attributes of `loop` that do not look ahead."""
+    """Return whether a loop reads no attribute of Jinja's `loop` that looks ahead."""
     inside = [*_of_loop([*loop.body, *([loop.test] if loop.test else [])])]
     asked = {
         id(each.node)

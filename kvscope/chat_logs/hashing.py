@@ -1,4 +1,4 @@
-"""Chained, keyed hashes of blocks of tokens, and of the names in a log.
+"""Chained, keyed hashes of token blocks, and keyed hashes of the names in a log.
 
 A block's hash covers the block's tokens and the hash before it: equal hashes mean equal prompts up
 to the block's end. Without the salt, the hash of a known prompt cannot be computed.
@@ -41,7 +41,7 @@ def tokens_of(ids: Sequence[int]) -> Tokens:
 
 
 class Hasher:
-    """Hashes under one salt: unsigned 64-bit numbers."""
+    """Hashes with one salt: unsigned 64-bit numbers."""
 
     def __init__(self, salt: bytes, block_size: int) -> None:
         self._step = block_size * _TOKEN_BYTES
@@ -50,7 +50,7 @@ class Hasher:
         self._names = blake2b(key=salt, digest_size=_ID_BYTES, person=b"kvscope name")
 
     def blocks(self, tokens: Tokens) -> list[int]:
-        """Return the hash of each full block."""
+        """Return the hash of each full block, which covers the blocks before it."""
         if sys.byteorder == "big":
             tokens = tokens[:]
             tokens.byteswap()
@@ -77,11 +77,11 @@ class Hasher:
 
 @contextmanager
 def salt(path: str | None) -> Iterator[bytes]:
-    """Yield the salt in the file at `path` (made if missing, mode 0600), or a random one for None.
+    """Yield the salt in the file at `path` (created if missing, mode 0600); for None a random salt.
 
-    A file made here is removed if the block fails, unless another process has read it, which adds a
-    blank line to it. Raises InputError for a file of another user, one that other users can read or
-    write, and one that holds something else.
+    A file created here is removed if the `with` block fails, unless another process has read it and
+    so added a blank line. Raises InputError for a file of another user, one that other users can
+    read or write, and one that holds no salt.
     """
     if path is None:
         yield secrets.token_bytes(SALT_BYTES)

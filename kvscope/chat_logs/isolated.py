@@ -1,4 +1,4 @@
-"""A library in a process of its own, so that whatever it does costs one request.
+"""A library in a separate process, so that its failures cost one request each.
 
 It may panic and print a prompt, abort its process, take all memory or never end.
 """
@@ -28,10 +28,10 @@ _SHARE = 0.8  # of the memory that is free at the start
 
 
 class LibraryProcess:
-    """A process that answers requests by `service(settings)` of a module.
+    """A process that answers requests with a module's `service(settings)`.
 
-    `service` returns facts about the library, and the function that answers. Each timeout shortens
-    the time limit of later answers.
+    `service` returns facts about the library, and the function that answers a request. Each timeout
+    shortens the time limit of later requests.
     """
 
     def __init__(self, module: str, settings: Any) -> None:
@@ -42,14 +42,14 @@ class LibraryProcess:
         self._timeouts = 0
 
     def start(self) -> Any:
-        """Start the process and return the library's facts. Raises what `ask` does."""
+        """Start the process and return the library's facts. Raises the same errors as `ask`."""
         with self._lock:
             return self._received(self._started(), _START_S)
 
     def ask(self, request: Any, characters: int) -> Any:
         """Return the answer to a request; its time limit grows with its `characters`.
 
-        Raises BadLine, or an error with only the library error's name: its text may be a prompt.
+        Raises BadLine, or a RuntimeError named after the library's: its text could be a prompt.
         """
         limit_s = LIMIT_S / (1 + self._timeouts) + characters / _CHARACTERS_A_SECOND
         with self._lock:
@@ -134,7 +134,7 @@ def serve(handle: str) -> None:
 
 
 def _answer(answer: Callable[[Any], Any], request: Any) -> tuple[str, Any]:
-    """Return the kind of outcome, with the library's answer or the reason why there is none."""
+    """Return ("answer", answer), ("refused", reason of BadLine) or ("error", name of the error)."""
     try:
         return "answer", answer(request)
     except BadLine as error:

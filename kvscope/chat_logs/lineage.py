@@ -1,8 +1,8 @@
-"""Conversations from messages: a list that extends an earlier one and its answer continues it.
+"""Conversations from messages: a request continues one whose messages and answer begin its own.
 
-A request is named by its messages and its answer, so the names are the same in every run under one
-salt. It continues the request whose messages and answer begin its own; where no answer equals the
-one in the history (clients drop reasoning and add calls), the latest whose messages begin it.
+A request's name is a digest of its messages and its answer, so it is the same in every run. If no
+answer equals the one in a request's history (clients drop reasoning and add calls), the request
+continues the latest one whose messages begin its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENDING_TOKENS = 32
 
 
 class MessageLineage:
-    """Finds the request that each request continues, among those before it in the log."""
+    """Finds the request that each request continues, among the earlier ones in the log."""
 
     def __init__(self) -> None:
         self._latest: OrderedDict[bytes, str] = OrderedDict()  # by what was asked, the last name
@@ -35,7 +35,7 @@ class MessageLineage:
         self._last: tuple[list[Message], list[bytes]] = [], [b""]
 
     def link(self, request: LoggedRequest) -> None:
-        """Set a request's `name` and `continues`, and its ids unless the log states its parent."""
+        """Set `name` and `continues` of a chat, and its ids unless the log states its parent."""
         chat = request.prompt
         if not isinstance(chat, Chat):
             return
@@ -56,7 +56,7 @@ class MessageLineage:
             self._latest.popitem(last=False)
 
     def _digests(self, messages: Sequence[Message]) -> list[bytes]:
-        """Return the digest of each beginning of the messages; reuse those of the last list.
+        """Return digests of the first 0, 1, ... all messages; reuse those of the last call.
 
         The requests of one logged conversation share their messages.
         """
@@ -72,10 +72,10 @@ class MessageLineage:
     def _parent(
         self, messages: Sequence[Message], digests: Sequence[bytes], *, answered: bool
     ) -> str | None:
-        """Return the name of the request behind the latest known answer in the history, or None.
+        """Return the name of the request of the latest known answer in the history, or None.
 
-        If no answer is known (its request is in another log), derive the name of the last answer's
-        request from its messages, and from the answer if this log is `answered`.
+        If no answer is known (its request is in another log), derive that name from the messages
+        before the last answer, and from the answer if `answered` (this request has one logged).
         """
         guess = None
         for at in range(len(messages) - 2, 0, -1):
@@ -98,11 +98,11 @@ class _Prompt(Struct, frozen=True):
 
 
 class TemplateBreaks:
-    """Finds prompts in which the template has moved or changed the previous prompt's messages.
+    """Finds prompts in which the chat template moved or changed the previous prompt's messages.
 
-    Of the `compared` turns, `broken` do not begin with the previous prompt, and `lost` counts the
-    tokens that they do not repeat. The end of the previous prompt, which tells the model to answer,
-    is no message.
+    Of the `compared` turns, `broken` do not begin with the previous prompt's tokens, and `lost`
+    counts the tokens that they do not share. The ending of the previous prompt, which tells the
+    model to answer, does not count.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -113,9 +113,9 @@ class TemplateBreaks:
         self._kept = 0
 
     def compare(self, request: LoggedRequest, ids: Sequence[int]) -> int | None:
-        """Return the number of tokens of the previous prompt's messages; the request repeats these.
+        """Return the tokens of the previous prompt's messages, which the request's messages repeat.
 
-        None without a previous prompt, or if its tools or arguments differ. Keeps the hashes `ids`.
+        None without a previous prompt, or if tools or arguments differ. Stores block hashes, `ids`.
         """
         chat = request.prompt
         if not isinstance(chat, Chat):
@@ -150,7 +150,7 @@ def _name(asked: bytes, answer: Mapping[str, Any] | None) -> str:
 
 
 def _digest(before: bytes, message: Mapping[str, Any]) -> bytes:
-    """Return the digest of a message's role, texts and calls (without ids), chained to `before`."""
+    """Return the digest of a message's role, texts and tool calls (without ids), after `before`."""
     calls = message.get("tool_calls")
     functions = [
         [function.get("name"), parsed_arguments(function.get("arguments"))]
@@ -163,7 +163,7 @@ def _digest(before: bytes, message: Mapping[str, Any]) -> bytes:
 
 
 def _text(content: Any) -> Any:
-    """Return content as one text, also where it is a list of parts."""
+    """Return content as one text, joined if it is a list of parts."""
     if not isinstance(content, list):
         return content or ""
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Messages as vLLM hands them to a chat template, from messages as clients send them.
+"""Convert messages that clients send to those that vLLM passes to a chat template.
 
 Source: vLLM 0.32.0, vllm/renderers/chat_utils.py (_parse_chat_message_content,
 _postprocess_messages), vllm/renderers/hf.py (safe_apply_chat_template) and
@@ -31,9 +31,9 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 
 def rendered_messages(messages: Sequence[Message], *, as_parts: bool) -> list[Message]:
-    """Return messages as a template gets them: content as text or, `as_parts`, as a list of parts.
+    """Return messages for a chat template: content as text or, `as_parts`, as a list of parts.
 
-    Arguments of tool calls become objects. Raises BadLine where content is no text.
+    Arguments of tool calls become objects. Raises BadLine for content that is no text.
     """
     if not messages:
         raise BadLine("messages are empty")
@@ -41,7 +41,7 @@ def rendered_messages(messages: Sequence[Message], *, as_parts: bool) -> list[Me
 
 
 def rendered_tools(tools: Sequence[Tool]) -> list[Tool]:
-    """Return tools with the fields, and in the order, in which vLLM hands them to a template."""
+    """Return tools with the fields, in order, that vLLM passes to a template. Raises BadLine."""
     rendered = []
     for tool in tools:
         function = tool.get("function")
@@ -54,7 +54,7 @@ def rendered_tools(tools: Sequence[Tool]) -> list[Tool]:
 
 
 def without_developers(messages: list[Message]) -> list[Message]:
-    """Return messages without developer role: system and developer texts in one first message."""
+    """Return messages with developers as system; merge all into the first if any comes later."""
     system: list[str] = []
     others = []
     moved = False
@@ -75,7 +75,7 @@ def without_developers(messages: list[Message]) -> list[Message]:
 
 
 def for_mistral(messages: Sequence[Message]) -> list[Message]:
-    """Return messages as mistral-common takes them: texts without marks, ids of 9 characters.
+    """Return messages for mistral-common: known fields and texts only, ids cut to 9 characters.
 
     Source: vLLM 0.33.0, vllm/tokenizers/mistral.py (truncate_tool_call_ids).
     """
@@ -99,7 +99,7 @@ def for_mistral(messages: Sequence[Message]) -> list[Message]:
 
 
 def plain_text(message: Message | str) -> str:
-    """Return the text that a model wrote: reasoning, content and calls, without template marks."""
+    """Return the text that a model wrote: reasoning, content and tool calls, without a template."""
     if isinstance(message, str):
         return message
     rendered = _rendered(message | {"role": "assistant"}, 0, as_parts=False)
@@ -136,7 +136,7 @@ def _rendered(message: Message, at: int, as_parts: bool) -> Message:
 
 
 def _texts(content: Any, at: int) -> list[str]:
-    """Return the texts of a message's content."""
+    """Return the texts of a message's content. Raises BadLine for content that is no text."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -163,7 +163,7 @@ def _texts(content: Any, at: int) -> list[str]:
 
 
 def _without_billing_header(parts: list[str]) -> list[str]:
-    """Return system texts without Claude Code's first line, which differs in every request."""
+    """Return system texts without Claude Code's billing header, which differs in every request."""
     kept = []
     for text in parts:
         if not text.startswith(BILLING_HEADER):
@@ -174,7 +174,7 @@ def _without_billing_header(parts: list[str]) -> list[str]:
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """Return the arguments of a call as an object, decoded if they are JSON text."""
+    """Return the arguments of a call, decoded if they are JSON text, else unchanged."""
     if isinstance(arguments, str):
         try:
             return json.loads(arguments)
@@ -184,7 +184,7 @@ def parsed_arguments(arguments: Any) -> Any:
 
 
 def _calls(calls: Any, at: int) -> list[dict[str, Any]]:
-    """Return tool calls with their arguments as objects, empty ones for anything else."""
+    """Return tool calls with their arguments as objects, {} for other arguments. Raises BadLine."""
     if not isinstance(calls, list):
         raise BadLine(f"tool_calls are no list: {described(calls)} - at `$.messages[{at}]`")
     rendered = []

@@ -1,8 +1,8 @@
-"""Where the parts of a rendered prompt end: template, system prompt, tools, messages.
+"""The ends of the parts of a rendered prompt: template, system prompt, tools, messages.
 
-Templates do not mark parts, so each part is looked for by its text: messages in their order, system
-prompt and tools anywhere, since templates move them. A text that a template rewrites is found by
-its end, or not at all: then it counts as the template's.
+Templates do not mark parts, so each part is searched by its text: messages in order, system prompt
+and tools anywhere, since templates move them. A text that a template rewrites is found by its last
+characters, or not at all: then it counts as part of the template.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Needle = Callable[[str], str]
 
 
 class _Located(NamedTuple):
-    """A part of a text, from `begin` to before `end`."""
+    """A part of a prompt: characters `begin` to `end` (excluded)."""
 
     end: int
     begin: int
@@ -35,9 +35,9 @@ class _Located(NamedTuple):
 
 
 class PartFinder:
-    """Finds the parts of prompts; does not search again for messages of the previous prompt.
+    """Finds the parts of prompts; messages of the previous prompt are not searched again.
 
-    `as_bytes`: each character of a text stands for a byte of its UTF-8.
+    `as_bytes`: each character of a searched text stands for a byte of UTF-8.
     """
 
     def __init__(self, *, as_bytes: bool = False) -> None:
@@ -85,7 +85,7 @@ class PartFinder:
 def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) -> list[_Located]:
     """Return the messages found in `text` in their order, from `at` on.
 
-    Stops after many missing ones, which the template rewrote: each search reads the whole text.
+    Stop after many that are missing (rewritten by the template): each search reads the whole text.
     """
     parts, missing = [], 0
     for message in messages:
@@ -98,7 +98,7 @@ def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) 
 
 
 def _find(text: str, message: Message, at: int, needle: _Needle) -> _Located | None:
-    """Return the first place of a message's texts and calls from `at` on, None without one."""
+    """Return the first place of a message's texts and calls from `at` on, None if not found."""
     begin = None
     for said in map(needle, _said(message)):
         places = ((text.find(known, at), len(known)) for known in (said, said[-_TAIL:]))
@@ -126,9 +126,9 @@ def _said(message: Message) -> Iterator[str]:
 
 
 def _tools(text: str, tools: Sequence[Tool], behind: int, needle: _Needle) -> list[_Located]:
-    """Return the places of tool definitions: as JSON of the usual forms, else from name to name.
+    """Return the places of tool definitions: of their JSON, else from each name to the next.
 
-    Names are searched from `behind` the system prompt on, or else anywhere.
+    Names are searched from `behind` (the end of the system prompt) on, else anywhere.
     """
     rendered = rendered_tools(tools) if tools else []
     functions = [tool["function"] for tool in rendered]
@@ -155,7 +155,7 @@ def _in_sequence(text: str, tools: Iterable[str], at: int) -> list[_Located]:
 
 
 def _in_order(parts: Sequence[_Located], at: int) -> Iterator[Part]:
-    """Yield parts by their ends, with longer texts of the template between them, from `at` on."""
+    """Yield parts from `at` on by their ends; long texts between two are the template's."""
     for part in parts:
         if part.begin - at >= _LONGEST_MARK:
             yield Part("template", part.begin)
@@ -165,7 +165,7 @@ def _in_order(parts: Sequence[_Located], at: int) -> Iterator[Part]:
 
 
 def _rest(parts: Sequence[Part], text: str) -> list[Part]:
-    """Return the template's own text behind all parts, as a part."""
+    """Return the text behind all parts as a template part; [] if there is none."""
     end = parts[-1].end if parts else 0
     return [Part("template", len(text))] if end < len(text) else []
 

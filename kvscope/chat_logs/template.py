@@ -31,7 +31,7 @@ _Answer = Callable[[tuple[Chat, float | None, Message | None]], Rendered]
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which marks what the model writes: rendered as if it were not there."""
+    """The tag `{% generation %}` around the model's own text: only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
 
@@ -59,10 +59,10 @@ def _tojson(
 
 
 class ChatTemplate:
-    """The templates of a model by name, with its special tokens.
+    """A model's chat templates by name, with its special tokens.
 
-    `templates` has "default" and, for requests with tools, maybe "tool_use". Raises BadLine where a
-    template is no Jinja.
+    `templates` has "default" and, for requests with tools, maybe "tool_use". Raises BadLine for a
+    template that is no Jinja.
     """
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -99,8 +99,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt of a chat; with `answer`, the chat up to the end of that answer.
 
-        The template's date is the day of `date_s` (s since 1970) in UTC. Raises BadLine where it
-        refuses the messages.
+        The template's date is the day of `date_s` (s since 1970) in UTC. Raises BadLine if the
+        template refuses the messages.
         """
         self.is_dated, self.ends = False, {}
         name = "tool_use" if chat.tools and "tool_use" in self._compiled else "default"
@@ -141,13 +141,13 @@ class ChatTemplate:
         return text if ending is None else _cut_behind(text, ending)
 
     def _reason(self, error: Exception) -> str:
-        """Return the message if it is a text of the template, else the name of the error."""
+        """Return the error's message if the template contains it, else the error's name."""
         text = str(error)
         own = type(error) is jinja2.TemplateError and text in self._sources
         return text[:_LONGEST_REASON] if own else type(error).__name__
 
     def _strftime(self, date_s: float | None, form: str) -> str:
-        """Return the request's day as a template formats it, the same in every run."""
+        """Return the day `date_s` (None: 1970-01-01) as `form`; mark the prompt as dated."""
         self.is_dated = True
         try:
             today = datetime.fromtimestamp(date_s or 0.0, UTC)
@@ -156,7 +156,7 @@ class ChatTemplate:
         return today.strftime(form)
 
     def _rendered(self, given: Sequence[Message], *, as_parts: bool) -> list[Message]:
-        """Return messages in the form that templates take; those of the last chat are reused.
+        """Return messages in the form that templates expect; reuse those of the last chat.
 
         The requests of one logged conversation share their messages.
         """
@@ -174,11 +174,11 @@ class ChatTemplate:
 
 
 def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None, _Answer]:
-    """Return no facts, and a function that renders chats by the templates in `settings`."""
+    """Return None (no facts), and a function that renders chats by the templates in `settings`."""
     template = ChatTemplate(*settings)
 
     def render(request: tuple[Chat, float | None, Message | None]) -> Rendered:
-        """Return the prompt of a chat, or with an answer, the chat up to its end."""
+        """Return the prompt of a chat, or with an answer, the chat up to the answer's end."""
         chat, date_s, answer = request
         text = template.render(chat, date_s=date_s, answer=answer)
         return Rendered(text, template.is_dated, template.ends)
@@ -187,13 +187,13 @@ def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None
 
 
 class _Written:
-    """The text that a template has written so far."""
+    """A counter of the characters that a template has written so far."""
 
     def __init__(self) -> None:
         self._size = 0
 
     def size(self) -> int:
-        """Return the length of the text."""
+        """Return the number of characters written."""
         return self._size
 
     def of(self, parts: Iterator[str]) -> str:
@@ -220,7 +220,7 @@ def _cut_behind(text: str, ending: Any) -> str:
 
 
 def takes_parts(template: nodes.Template) -> bool:
-    """Return True if a template loops over a message's content, a list of parts instead of text.
+    """Return whether a template loops over a message's content: it expects parts, not text.
 
     Source: vLLM 0.32.0, vllm/renderers/hf.py (_detect_content_format), in a shorter form.
     """
@@ -245,7 +245,7 @@ def takes_parts(template: nodes.Template) -> bool:
 
 
 def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
-    """Return True if a node is a message's content, filtered or sliced, or one of `names`."""
+    """Return whether a node is a message's content or one of `names`, maybe filtered or sliced."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):

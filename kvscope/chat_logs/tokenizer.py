@@ -35,9 +35,9 @@ _MOST_NEW_PIECES = 8  # at the end of a prompt that a turn goes on with
 
 
 class Text(Struct, frozen=True):
-    """Text to tokenize; `is_raw` adds the special tokens that a template would have added.
+    """Text to tokenize; if `is_raw`, the tokenizer adds special tokens, as no template has.
 
-    Its `parts` end at character indices. An answer (`is_answer`) shares no beginning with prompts.
+    `parts` end at character indices. An answer (`is_answer`) is not compared with earlier prompts.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Text(Struct, frozen=True):
 
 
 class Encoded(Struct, frozen=True):
-    """Tokens, and the prompt parts that they form, each by the index behind its last token."""
+    """Tokens, and the parts of the prompt, each with the index behind its last token."""
 
     tokens: Tokens
     parts: Sequence[Part] = ()
@@ -57,30 +57,30 @@ Piece: TypeAlias = "Text | Encoded"
 
 
 class Tokenizer(ABC):
-    """Turns prompts into tokens as the engine does; chats have parts if `marks_parts`."""
+    """Turns prompts into tokens as the engine does; with `marks_parts`, chats have parts."""
 
     marks_parts: bool = False
 
     @abstractmethod
     def prompt(self, request: LoggedRequest) -> Piece:
-        """Return a request's prompt, as text to encode or as tokens. Raises BadLine."""
+        """Return a request's prompt, as text to encode or as tokens. Raises BadLine if unusable."""
 
     @abstractmethod
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
-        """Return the model's answer, with the token that ends it. Raises BadLine."""
+        """Return the model's answer, with its end token. Raises BadLine if unusable."""
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the prompts made so far."""
+        """Notes to the user on the prompts so far."""
         return []
 
     @abstractmethod
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
-        """Return the tokens of each text, on all cores; other threads run meanwhile."""
+        """Return the tokens of each text, in order; called in a background thread."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """The files of a model's folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+    """A tokenizer from a model's folder: tokenizer.json, its configuration, chat_template.jinja.
 
     `template` names another chat template. Source: transformers 5.19.0, tokenization_utils_base.py
     (apply_chat_template, from_pretrained) and tokenization_utils_tokenizers.py.
@@ -125,7 +125,7 @@ class HuggingFaceTokenizer(Tokenizer):
             _begun(self._template, "not a chat template", self._where)
 
     def prompt(self, request: LoggedRequest) -> Piece:
-        """Return the rendered chat, or the request's own text or tokens."""
+        """Return a chat as rendered text, or the request's own text or tokens."""
         prompt = request.prompt
         if isinstance(prompt, Chat):
             if self._template is None:
@@ -151,7 +151,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return [f"the template writes a date: that of each request, in UTC{missing}"]
 
     def _render(self, chat: Chat, date_s: float | None, answer: Message | None = None) -> str:
-        """Return the prompt of a chat, or the chat ended by an answer. Raises BadLine."""
+        """Return the prompt of a chat, or the chat up to an answer's end. Raises BadLine."""
         text = self._of_conversation(chat, date_s, answer)
         return self._rendered_chat(chat, date_s, answer).text if text is None else text
 
@@ -171,7 +171,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _of_conversation(
         self, chat: Chat, date_s: float | None, answer: Message | None
     ) -> str | None:
-        """Return a prompt cut out of the whole rendered conversation, None if it cannot be."""
+        """Return the prompt, cut out of the whole conversation's rendering; None if impossible."""
         whole, ended = chat.conversation, answer is not None
         count = len(chat.messages) + ended
         if whole is None or (ended and answer != whole[count - 1]):
@@ -191,8 +191,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
         """Return the text that the template adds for the answer, up to its end token.
 
-        If the chat with the answer does not begin with the prompt (the template drops earlier
-        reasoning, say), return the answer's own text.
+        If the chat with the answer does not begin with the prompt (say, the template drops earlier
+        reasoning) or no template rendered it, return the answer's own text.
         """
         response = request.response
         assert response is not None  # noqa: S101  (asked only then)
@@ -209,7 +209,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return _sound(Text(plain_text(response), is_answer=True))
 
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
-        """Return the tokens of each text."""
+        """Return the tokens of each text; raw texts get BOS and EOS as configured."""
         whole: list[Encoded] = [Encoded(tokens_of(()))] * len(texts)
         rendered = [at for at, text in enumerate(texts) if not text.is_raw]
         raw = [at for at, text in enumerate(texts) if text.is_raw]
@@ -230,10 +230,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return [array("I", each) for each in ids]
 
     def _rendered(self, texts: Sequence[Text]) -> list[Encoded]:
-        """Return the tokens of rendered prompts; pieces between special tokens are encoded once.
+        """Return the tokens of rendered prompts; encode equal pieces between special tokens once.
 
-        Special tokens are found before anything else, so the text between two of them has the same
-        tokens wherever it stands. Turns of a conversation repeat all pieces but the last ones.
+        Tokenizers split at special tokens first, so the text between two of them has the same
+        tokens in every prompt. Turns of a conversation repeat all pieces but the last ones.
         """
         if self._piece_characters > _MOST_CHARACTERS:
             self._pieces, self._token_ends, self._piece_characters = {}, {}, 0
@@ -253,10 +253,10 @@ class HuggingFaceTokenizer(Tokenizer):
         return encoded
 
     def _cut(self, text: Text, before: _Cut) -> _Cut:
-        """Return a prompt's pieces, without those that it shares with the previous prompt.
+        """Return a prompt cut into pieces, without those that it shares with the prompt `before`.
 
-        The special tokens before a character depend only on the text up to there and as far beyond
-        as the longest special token.
+        Cuts up to a character depend only on the text up to there and, beyond it, on as many
+        characters as the longest special token has.
         """
         if self._special is None:
             return _Cut(text.text, [0], [text.text])
@@ -273,7 +273,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return _Cut(text.text, [*before.starts[:shared], *starts], pieces, shared)
 
     def _of_pieces(self, text: Text, last: _Cut, cut: _Cut) -> Encoded:
-        """Return a text's tokens: those of the beginning it shares with `last`, then its own."""
+        """Return a text's tokens: those of the pieces shared with `last`, then those of its own."""
         shared, begin = cut.shared, cut.starts[cut.shared]
         own = [self._pieces[piece] for piece in cut.pieces]
         tokens = last.counts[shared]
@@ -293,9 +293,10 @@ class HuggingFaceTokenizer(Tokenizer):
     def _ending_at_tokens(
         self, parts: Sequence[Part], pieces: Sequence[str], characters: int, tokens: int
     ) -> Iterator[Part]:
-        """Yield parts by the index behind their last token, for `pieces` from the given offsets on.
+        """Yield `parts`, given by the index behind their last character, by that of the last token.
 
-        A token that two parts share is the first one's, as are blanks behind a part's last word.
+        `pieces` begin behind `characters` and `tokens`. A token of two parts belongs to the first,
+        as do blanks behind a part's last word.
         """
         at = 0
         for kind, end in parts:
@@ -318,7 +319,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 class TekkenTokenizer(Tokenizer):
-    """A Mistral model's tekken.json, whose chats mistral-common turns into tokens."""
+    """A tokenizer from a Mistral model's tekken.json, by mistral-common."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -340,7 +341,7 @@ class TekkenTokenizer(Tokenizer):
         self._finder = PartFinder(as_bytes=True)
 
     def prompt(self, request: LoggedRequest) -> Piece:
-        """Return the tokens of a chat, or the request's own text or tokens."""
+        """Return a chat as tokens, or the request's own text or tokens."""
         prompt = request.prompt
         if isinstance(prompt, str):
             return Text(prompt, is_raw=True)
@@ -360,7 +361,7 @@ class TekkenTokenizer(Tokenizer):
         return Encoded(tokens, self._parts(tokens, prompt) if self.marks_parts else ())
 
     def _parts(self, tokens: Tokens, chat: Chat) -> list[Part]:
-        """Return the parts of a chat's tokens, found in the bytes of the tokens."""
+        """Return the parts of a chat, found in the tokens' bytes, with the index behind each."""
         texts = [self._bytes(token, self._no_special) for token in tokens]
         ends = [*accumulate(map(len, texts))]
         text = b"".join(texts).decode("latin-1")
@@ -369,7 +370,7 @@ class TekkenTokenizer(Tokenizer):
         return [*marked, Part(last.kind, len(tokens))]  # with what has no bytes
 
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
-        """Return the text of the answer."""
+        """Return the text of the answer, without the template's marks."""
         assert request.response is not None  # noqa: S101  (asked only then)
         return Text(plain_text(request.response))
 
@@ -384,7 +385,7 @@ class TekkenTokenizer(Tokenizer):
 def load(path: str, template: str | None = None) -> Tokenizer:
     """Return the tokenizer at `path`: a model's folder, a tokenizer.json in it, or a tekken.json.
 
-    `template` names the file of another chat template. Raises InputError where there is none.
+    `template` is the path of another chat template. Raises InputError if a file is missing.
     """
     place = Path(path)
     if place.is_dir():
@@ -408,10 +409,10 @@ def load(path: str, template: str | None = None) -> Tokenizer:
 
 
 class _Cut(Struct):
-    """A prompt cut into pieces; `pieces` omits the first `shared`, equal to the previous prompt's.
+    """A prompt cut into pieces; `pieces` omits the first `shared`, as in the prompt before.
 
-    A piece `starts` at a character, behind `counts` tokens. `parts` end at characters, `ended` at
-    tokens.
+    Piece i starts at character `starts[i]`, behind `counts[i]` tokens. `parts` end at characters;
+    `ended` are the same parts by tokens.
     """
 
     text: str
@@ -425,7 +426,7 @@ class _Cut(Struct):
 
 
 class _Facts(Struct, frozen=True):
-    """A tokenizer's special tokens, and the pattern of `boundaries` where prompts can be cut."""
+    """Ids of special tokens, length of the `longest`, and a pattern where prompts can be cut."""
 
     boundaries: str | None
     longest: int
@@ -433,7 +434,7 @@ class _Facts(Struct, frozen=True):
 
 
 def _begun(process: LibraryProcess, what: str, where: str) -> Any:
-    """Start a library's process and return its facts. Raises InputError where it fails."""
+    """Start a library's process and return its facts. Raises InputError if that fails."""
     try:
         return process.start()
     except BadLine as error:
@@ -462,7 +463,7 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
     tokenizer.no_padding()
 
     def encode(request: tuple[str, list[str], bool]) -> list[bytes]:
-        """Return the token ids of texts, or the character index behind each token, as uint32."""
+        """Return token ids of texts, or the index behind each token of a single text (uint32)."""
         what, texts, adds_special = request
         if what == "ends":
             offsets = tokenizer.encode(texts[0], add_special_tokens=False).offsets
@@ -480,9 +481,9 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
 
 
 def _boundaries(tokenizer: Any) -> str | None:
-    """Return a pattern of places to cut rendered prompts, before special tokens; None if unsafe.
+    """Return a pattern of places before special tokens where prompts can be cut; None if unsafe.
 
-    Unsafe: special tokens take blanks before them, are normalized or whole-word, or overlap.
+    Unsafe: special tokens that absorb blanks, are normalized or whole-word, or can overlap.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     special = [each for each in added if each.special]
@@ -504,7 +505,7 @@ def _size(message: Message) -> int:
 
 
 def _sound(text: Text) -> Text:
-    """Return text that can be encoded as UTF-8; raise BadLine for half a surrogate pair."""
+    """Return the text unchanged; raise BadLine if it is no UTF-8 (half a surrogate pair)."""
     try:
         text.text.encode()
     except UnicodeEncodeError as error:
@@ -523,7 +524,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, config: Mapping[str, Any], chosen: str | None) -> dict[str, str]:
-    """Return the chat templates by name; a file of its own wins over the configuration's."""
+    """Return the chat templates by name: `chosen`, else chat_template.jinja, else `config`'s."""
     if chosen is not None:
         return {"default": _text(Path(chosen))}
     templates = {}

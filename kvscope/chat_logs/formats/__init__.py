@@ -1,1 +1,1 @@
-"""The formats of logs with prompts, one a file."""
+"""The formats of logs with prompts, one per file."""

@@ -1,7 +1,7 @@
-"""The contract of a log format, and what all of them share: one file in this folder a format.
+"""The interface of log formats, one file each in this folder, and the types that they share.
 
-A format recognizes its logs by the keys of their lines and turns each line into requests with their
-prompts. Tokens, hashes and the trace are made elsewhere, the same way for all formats.
+A format recognizes its logs by the keys of their lines, and returns the requests of each line, with
+prompts. Tokenizing and hashing are the same for all formats, and not done here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Chat(Struct, frozen=True):
 
     `arguments` are passed to the template by name: those of `chat_template_kwargs`, `documents`,
     `reasoning_effort`, `add_generation_prompt` and `continue_final_message`. `conversation` is the
-    whole logged one: it begins with `messages` and ends with an answer.
+    whole logged conversation: it begins with `messages` and ends with an answer.
     """
 
     messages: Sequence[Message]
@@ -38,8 +38,8 @@ class Chat(Struct, frozen=True):
 class Rendered(NamedTuple):
     """A rendered prompt, and whether it contains a date.
 
-    `ends` maps a number of first messages to the end of their text. The prompt of these messages is
-    the text up to there, plus the text behind the largest end.
+    `ends[n]` is the index behind the text of the first n messages. Their prompt is the text up to
+    there, plus the text behind the largest end.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Rendered(NamedTuple):
     ends: dict[int, int]
 
     def of(self, messages: int) -> str | None:
-        """Return the prompt of the first `messages` messages, None where it is not known."""
+        """Return the prompt of the first `messages` messages, None if it has no entry in `ends`."""
         if not self.ends or messages not in self.ends:
             return None
         return self.text[: self.ends[messages]] + self.text[self.ends[max(self.ends)] :]
@@ -58,7 +58,7 @@ Prompt = Chat | str | list[int]
 
 
 class LoggedRequest(Struct, kw_only=True):
-    """One request as a log has it; everything but the prompt may be missing.
+    """One request as logged; all fields but the prompt may be missing.
 
     The log states `input_tokens`, `output_tokens` and `cached_tokens`. Without `output_tokens`,
     `response` is tokenized to count them. `arrival_s` counts from 1970 or from any other zero,
@@ -95,10 +95,10 @@ class LoggedRequest(Struct, kw_only=True):
 
 
 class LogFormat(ABC):
-    """One log format: how it is recognized, how its lines are read.
+    """A log format: recognizes logs by their keys, and reads their lines.
 
-    Lines are recognized by `marks`, as in `TraceFormat`. Each log gets a new reader, which may keep
-    state; `left_out` counts, by reason, lines without a request to a model.
+    `marks` are keys that identify lines, as in `TraceFormat`. Each log gets a new instance, which
+    may have state; `left_out` counts, by reason, lines and spans without a request to a model.
     """
 
     name: ClassVar[str]
@@ -110,12 +110,12 @@ class LogFormat(ABC):
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if a log whose lines mostly have these keys is of this format."""
+        """Return whether a log is of this format, by the keys that most of its lines have."""
         return is_marked(cls.marks, keys)
 
     @abstractmethod
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the requests of a line, none where it logs something else.
+        """Return the requests of a line, () if it logs no request to a model.
 
         Raises BadLine, or any of msgspec's errors, with the reason.
         """

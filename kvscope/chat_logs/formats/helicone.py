@@ -45,7 +45,7 @@ class Helicone(OpenAI):
         self._decode = msgspec.json.Decoder(_HeliconeRow).decode
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the row's request; none for calls that no engine has served."""
+        """Return the row's requests; () for calls that failed or that Helicone's cache answered."""
         row = self._decode(line)
         if row.response_status is not None and not 200 <= row.response_status < 300:
             self.left_out["calls that failed"] += 1

@@ -1,10 +1,10 @@
 """Langfuse's observations, as its API, its table and its blob storage export them: JSON lines.
 
-A generation's input are messages, or an object with messages and tools. Usage is split by kind:
-input tokens are the sum of all kinds of input, cached ones among them, but for details of a prompt,
-which `input` counts. Source: langfuse 5.0.4 (api/commons/types/observation_v2.py, openai.py), its
-reference of export fields, and the exported traces in langfuse/langfuse 6275144614
-(worker/src/__tests__/chatml/framework-traces).
+A generation's input is a list of messages, or an object with messages and tools. Usage is split by
+kind: input tokens are the sum of the kinds with `input` in their name, cached ones among them;
+other kinds of prompt tokens are part of these. Source: langfuse 5.0.4 (openai.py,
+api/commons/types/observation_v2.py), its reference of export fields, and the exported traces in
+langfuse/langfuse 6275144614 (worker/src/__tests__/chatml/framework-traces).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Langfuse(OpenAI):
     marks = ("traceId startTime type input", "trace_id start_time type input")
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the generation's request; none for other observations."""
+        """Return the generation's requests; () for other observations and without an input."""
         row = msgspec.json.decode(line, type=dict[str, Any])
         if (kind := row.get("type")) != _GENERATION:
             self.left_out[f"observations of the type {named(kind)}"] += 1
@@ -61,8 +61,8 @@ class Langfuse(OpenAI):
 def _exchange(row: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Any]:
     """Return a generation's input as a request body (None without input), and its response.
 
-    An OpenInference span in the metadata wins: it has tools and instructions that the inputs of
-    some frameworks lack. LangChain lists tools among its messages.
+    An OpenInference span in the metadata takes precedence: it has tools and instructions that the
+    inputs of some frameworks lack. LangChain lists tools among its messages.
     """
     asked, said = _decoded(row.get("input")), _decoded(row.get("output"))
     metadata = _decoded(row.get("metadata"))
@@ -91,13 +91,13 @@ def _is_tool(message: Any) -> bool:
 
 
 def _of(row: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of the fields `names` that has a value; exports spell them in two ways."""
+    """Return the first of the fields `names` that has a value, None if none has."""
     values = (row.get(name) for name in names)
     return next((value for value in values if value is not None and value != ""), None)
 
 
 def _decoded(value: Any) -> Any:
-    """Return the value of a JSON text, as blob storage writes it; other values unchanged."""
+    """Return the value of a JSON text (blob storage writes those); other values unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in {"[", "{", '"'}:
         try:
             return msgspec.json.decode(value)
@@ -107,7 +107,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _usage(details: Any) -> dict[str, Any] | None:
-    """Return token counts by kind as a `usage` object of OpenAI's API."""
+    """Return token counts by kind as a `usage` object of OpenAI's API; None without counts."""
     details = _decoded(details)
     if not isinstance(details, dict):
         return None

@@ -1,4 +1,4 @@
-"""LiteLLM's StandardLoggingPayload with messages: what the trace format reads, and prompts.
+"""LiteLLM's StandardLoggingPayload with messages: the fields of the trace format, and prompts.
 
 Source: https://docs.litellm.ai/docs/proxy/logging_spec
 """
@@ -46,7 +46,7 @@ class LiteLLM(OpenAI):
         self._decode = msgspec.json.Decoder(_PromptRow).decode
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the line's request; none for calls that no engine has served."""
+        """Return the line's request; () for calls that no engine served, such as failures."""
         row = self._decode(line)
         payload = row.standard_logging_object or row
         if reason := payload.unserved():
@@ -62,7 +62,7 @@ class LiteLLM(OpenAI):
 
 
 def _body(payload: _PromptPayload) -> dict[str, Any]:
-    """Return a call as the body of a request. Raises BadLine where its messages are missing."""
+    """Return a call as the body of a request. Raises BadLine if its messages were not logged."""
     messages = payload.messages
     if isinstance(messages, dict) and "messages" in messages:
         messages = messages["messages"]

@@ -2,7 +2,7 @@
 
 A line is a request body of OpenAI's chat completions, completions or Responses API, or of
 Anthropic's Messages API, or an object with the body in `request` or `body` and the response in
-`response`. Messages that end with the assistant's are a conversation: one request per answer.
+`response`. Messages of which the last is the assistant's are a conversation: a request per answer.
 Conversations of public data sets (`conversation`, or `conversations` with `from` and `value`) are
 read too.
 """
@@ -57,7 +57,7 @@ _ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSIST
 
 
 class _Row(msgspec.Struct, gc=False, kw_only=True):
-    """The keys of a line and of the request body in it, with types that are checked."""
+    """The keys of a line and of the request body in it, with the types that are required."""
 
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
@@ -78,7 +78,7 @@ class _Row(msgspec.Struct, gc=False, kw_only=True):
 
 
 class OpenAI(LogFormat):
-    """JSON lines with `messages` or `prompt`, as OpenAI's API takes them."""
+    """JSON lines with `messages`, `prompt` or `input`, as in OpenAI's APIs."""
 
     name = "openai"
     summary = "Requests of OpenAI's and Anthropic's APIs, or whole conversations, one per line"
@@ -89,11 +89,11 @@ class OpenAI(LogFormat):
         self._responses = Responses()
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the line's request, or one per answer of a conversation."""
+        """Return a request, or one per answer of a conversation or per prompt of a list."""
         return self.requests(msgspec.json.decode(line, type=dict[str, Any]), len(line))
 
     def requests(self, fields: dict[str, Any], size: int) -> Sequence[LoggedRequest]:
-        """Return the requests in the fields of a line of `size` bytes, as `parse` does."""
+        """Return the requests of a line of `size` bytes with these fields, as `parse` does."""
         fields = _flattened(fields)
         if "messages" not in fields and isinstance(fields.get("input"), str | list):
             fields = self._responses.chat(fields, fields.get("response"), size)
@@ -181,7 +181,7 @@ def _prompts(prompt: object) -> list[Prompt]:
 
 
 def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Any]:
-    """Return the ids of a request and of its parent, which is another request or its response."""
+    """Return the ids of a request and of its parent (a request or its response), if known."""
     own: Identifier | None = answer.id
     if _RESPONSE in fields or "input" in fields:
         parent = _identifier(fields, (_RESPONSE,))
@@ -194,7 +194,7 @@ def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Any]:
 
 
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a line and of the request body in it under the names of the API."""
+    """Return the fields of a line and of the request body in it, named as in OpenAI's API."""
     for name in _BODIES:
         if isinstance(body := fields.get(name), dict):
             fields = fields | body
@@ -212,7 +212,7 @@ def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages(message: Any) -> Iterable[Any]:
-    """Return a ShareGPT message, or one with `parts`, as messages of OpenAI's API; others as is."""
+    """Return a message of ShareGPT or with `parts` as OpenAI's messages; others unchanged."""
     if not isinstance(message, dict):
         return [message]
     if "role" not in message and "from" in message:
@@ -237,7 +237,7 @@ def _chat(
 
 
 def _answers(row: _Row) -> list[int]:
-    """Return the indices of the answers in a whole conversation; none for a single request."""
+    """Return the indices of the answers in a whole conversation; [] for a single request."""
     messages = row.messages or []
     if row.continue_final_message or row.response is not None or not messages:
         return []
@@ -258,7 +258,7 @@ def _conversation(
 ) -> list[LoggedRequest]:
     """Return a request per answer; the first arrives at `start_s` if its last message has no time.
 
-    Directives go to the last request, the one that was logged.
+    The retention directives go to the last request, the one that was logged.
     """
     messages = row.messages or []
     if common["session_id"] is None:
@@ -285,7 +285,7 @@ def _time(fields: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 def _identifier(fields: Mapping[str, Any], names: Sequence[str]) -> Identifier | None:
-    """Return the first of the fields `names` that is an id, looked up in `metadata`, too."""
+    """Return the first of `names` with an id, in `fields` or else in their `metadata`, or None."""
     metadata = fields.get("metadata")
     for source in (fields, metadata if isinstance(metadata, dict) else {}):
         for name in names:

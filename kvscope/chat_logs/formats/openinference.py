@@ -38,11 +38,11 @@ class OpenInference(OpenAI):
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines are spans with `attributes`, in an object or in columns."""
+        """Return whether lines are spans with attributes, in one object or in columns."""
         return super().recognizes(keys) or any(key.startswith(f"{_COLUMN}llm.") for key in keys)
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the request of a span, none for one without a prompt."""
+        """Return the request of a span, () if it has no prompt."""
         row = msgspec.json.decode(line, type=dict[str, Any])
         stated = row.get("attributes")
         if not isinstance(stated, dict):
@@ -64,7 +64,7 @@ def has_prompt(values: Values) -> bool:
 
 
 def body(values: Values) -> dict[str, Any]:
-    """Return a span as the body of a request, with its response. Raises BadLine."""
+    """Return a span as the body of a request, with its response. Raises BadLine if unusable."""
     said: list[Message] = []
     with suppress(BadLine):  # nothing of an answer is worth a request
         said = _messages(values, _SAID)
@@ -79,7 +79,7 @@ def body(values: Values) -> dict[str, Any]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested objects and lists under dotted names."""
+    """Yield (dotted name, value) of all values in nested objects and lists."""
     items: Sequence[tuple[object, Any]] = ()
     if isinstance(value, Mapping):
         items = [*value.items()]

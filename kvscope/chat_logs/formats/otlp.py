@@ -34,7 +34,7 @@ _NO_PROMPT = "spans without messages or token ids"
 
 
 class Otlp(OpenAI):
-    """JSON lines with `resourceSpans`, or a span each."""
+    """JSON lines with `resourceSpans`, or one span per line."""
 
     name = "otlp"
     summary = "OpenTelemetry spans as OTLP JSON, with messages or LMCache's token ids"
@@ -45,7 +45,7 @@ class Otlp(OpenAI):
         self._twice = RecordedTwice()
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the requests of the line's spans that have a prompt."""
+        """Return the requests of spans with a prompt, but for failed and repeated ones."""
         requests: list[LoggedRequest] = []
         for span in spans_of(line):
             values = span.values()
@@ -67,7 +67,7 @@ class Otlp(OpenAI):
 
 
 def _body(values: Values) -> dict[str, Any]:
-    """Return a span as the body of a request, with its response."""
+    """Return a span as the body of a request, with its response. Raises BadLine if unusable."""
     if (ids := _listed(values, _IDS)) is not None:
         return {"prompt": ids}
     system = values.get(_SYSTEM)
@@ -88,7 +88,7 @@ def _body(values: Values) -> dict[str, Any]:
 
 
 def _listed(values: Values, name: str) -> list[Any] | None:
-    """Return an attribute that is a list, or the JSON text of one. Raises BadLine."""
+    """Return an attribute that is a list or its JSON text, None if missing. Raises BadLine."""
     value = values.get(name)
     if isinstance(value, str):
         try:

@@ -1,8 +1,8 @@
 """SGLang's request logs with prompts: exported metrics, and JSON lines of its request logger.
 
 `--export-metrics-to-file` writes a line per finished request; `--log-requests --log-requests-level
-3 --log-requests-format json` logs it, among others, behind the time in brackets. Times are there
-with `--enable-metrics`.
+3 --log-requests-format json` logs finished requests and other events, with the time in brackets in
+front. Lines have latencies with `--enable-metrics`.
 Source: sglang 0.5.23, sglang/srt/observability/request_metrics_exporter.py,
 sglang/srt/utils/request_logger.py, log_utils.py, srt/managers/tokenizer_manager.py (meta_info).
 """
@@ -24,7 +24,7 @@ _FAILED = "requests that were aborted"
 
 
 class _ServerRequest(msgspec.Struct, gc=False, kw_only=True):
-    """A request as SGLang's server takes it."""
+    """A request in the form of SGLang's server."""
 
     text: Any = None
     input_ids: Any = None
@@ -74,7 +74,7 @@ class SGLang(OpenAI):
         self._parameters = msgspec.json.Decoder(_ServerRequest).decode
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the requests of a line, none where none has finished."""
+        """Return the line's request; () for aborted requests and other events."""
         row = self._decode(line)
         meta: _MetaInfo = row
         parameters = row.obj
@@ -112,7 +112,7 @@ class SGLang(OpenAI):
 
 
 def _arrival_s(row: _Exported, meta: _MetaInfo) -> float | None:
-    """Return when a request was received: as measured, or its end in the log less its duration."""
+    """Return the arrival time: as measured, else the end less the latency; None if unknown."""
     if meta.request_received_ts is not None:
         return moment(meta.request_received_ts, "request_received_ts")
     ended_s = moment(row.timestamp, "timestamp")
