@@ -1,1 +1,1 @@
-"""The command line: one file a command; stdout is data, everything else is stderr."""
+"""The command line: modules by command; results go to stdout, everything else to stderr."""

@@ -1,7 +1,7 @@
 """The command `kvscope`: the list of its commands, the global options, and `main`.
 
-A new command is a use case, or a function and a line in `COMMANDS`. Its module is imported when the
-command is called, so `kvscope --help` and a mistyped command load none of them.
+A new command is a use case, or a function with a line in `COMMANDS`. A command's module is imported
+when the command is called, so `kvscope --help` and a mistyped command import none.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kvscope.usecases import USE_CASES
 class Lazy(NamedTuple):
     """A command whose module is imported when it is called.
 
-    `place` is `module:attribute` below `kvscope.cli`: a function, or the Typer app of a command
-    with sub-commands; or the name of a use case. `summary` is the first sentence of its help.
+    `place` is the name of a use case, or `module:attribute` below `kvscope.cli` for a function or
+    the Typer app of a command with sub-commands. `summary` is its line in `kvscope --help`.
     """
 
     place: str
     summary: str
 
     def load(self) -> Callable[..., Any] | typer.Typer:
-        """Import the command. Raises OutOfMemoryError where its libraries cannot be loaded."""
+        """Import the command and return it. Raises OutOfMemoryError if `ulimit -v` is too low."""
         require_address_space()
         module, colon, attribute = self.place.partition(":")
         if not colon:
@@ -89,7 +89,7 @@ class _LoadedWhenCalled(Mapping[str, Any]):
         return len(self._commands)
 
     def summary(self, name: str, limit: int) -> str:
-        """Return the line that `kvscope --help` prints for a command, cut to `limit` columns."""
+        """Return a command's line in `kvscope --help`; if not `Lazy`, cut to `limit` columns."""
         command = self._commands[name]
         if isinstance(command, Lazy):
             return command.summary
@@ -97,7 +97,7 @@ class _LoadedWhenCalled(Mapping[str, Any]):
 
 
 class _Group(TyperGroup):
-    """The root command; its help lists the commands without importing them."""
+    """The root command, whose help lists the commands without importing them."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the table of commands, in the order of `COMMANDS`."""
@@ -113,7 +113,7 @@ class _Group(TyperGroup):
 
 
 def build(commands: Sequence[tuple[str, Loadable]] = COMMANDS) -> Any:
-    """Build the command line with `commands` below it."""
+    """Return Click's command line with `commands`."""
     app = typer.Typer(
         name="kvscope",
         cls=_Group,
@@ -148,7 +148,7 @@ def _built(name: str, command: Loadable) -> Any:
 def main(
     arguments: Sequence[str] | None = None, commands: Sequence[tuple[str, Loadable]] = COMMANDS
 ) -> None:
-    """Run the command line `arguments` (default: those of this process); exit with its code."""
+    """Run the command line `arguments` (default: this process's); exit with its exit code."""
     diagnostics.prepare_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments, commands))
 

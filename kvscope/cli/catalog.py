@@ -1,4 +1,4 @@
-"""What kvscope knows by name: `kvscope policies`, `routers`, `models`, `gpus` and so on."""
+"""Lists of names that options take: `kvscope policies`, `routers`, `models`, `gpus` and others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUNS_IN = {"vllm": "vLLM", "sglang": "SGLang", "vllm with kvscope's plugin": "v
 def policies(as_json: Json = False) -> None:
     """List the eviction policies.
 
-    Also what each runs on: vLLM as it is or with kvscope's plugin, SGLang, or only a simulation.
+    Each with where it runs: vLLM as it is or with kvscope's plugin, SGLang, or simulation only.
     """
     from kvscope.policies.registry import POLICIES
 
@@ -38,8 +38,8 @@ def policies(as_json: Json = False) -> None:
 def routers(as_json: Json = False) -> None:
     """List the routers of fleets.
 
-    Also what each choice depends on: the order of requests, earlier requests, the load of replicas,
-    or the contents of their caches.
+    Each with the inputs of its choice: the order of requests, earlier requests, the load of
+    replicas, or the contents of their caches.
     """
     from kvscope.routers.registry import ROUTERS
 
@@ -54,7 +54,7 @@ def routers(as_json: Json = False) -> None:
 def models(as_json: Json = False) -> None:
     """List the model presets.
 
-    Also the KV cache that a token takes. `--model` also takes the path of a config.json.
+    Each with its KV cache per token. `--model` also takes the path of a config.json.
     """
     columns = {
         "model": lambda entry: entry.model.name,
@@ -69,7 +69,7 @@ def models(as_json: Json = False) -> None:
 def gpus(as_json: Json = False) -> None:
     """List the GPUs that `--gpu` takes.
 
-    Also the data behind pool and latency. Checked: compared with published measurements.
+    Each with the data behind pool and latency. Checked: compared with published measurements.
     """
     columns = {
         "gpu": lambda entry: entry.name,

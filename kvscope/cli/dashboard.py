@@ -79,7 +79,7 @@ def require_package(package: str, name: str, command: str) -> None:
 
 
 def usable_token(token: str | None, address: str) -> str | None:
-    """Return the token; if none is given and the address is not loopback, a random one.
+    """Return `token`; without one, a random token, or None if the address is loopback.
 
     Raises UsageError for a token that is too short.
     """
@@ -105,7 +105,7 @@ def _lasting(db: str) -> Iterator[str]:
 
 
 def _fill(db: str) -> None:
-    """Put a sample trace into an empty store."""
+    """Put a sample trace into the store if it is empty; note if another process uses it."""
     from kvscope.app.traces import ingest_file
     from kvscope.store import traces
     from kvscope.store.file import StoreFile
@@ -122,7 +122,7 @@ def _fill(db: str) -> None:
 
 
 def free_address(host: str, port: int) -> str:
-    """Return the IP address to listen on. Raises UsageError if host and port cannot be bound."""
+    """Return the IP address of `host`. Raises UsageError if host and port cannot be bound."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
@@ -136,14 +136,14 @@ def free_address(host: str, port: int) -> str:
 
 
 def _url(host: str, port: int, token: str | None) -> str:
-    """Return the address to open in a browser."""
+    """Return the address to open in a browser, with the token, if any."""
     name = socket.gethostname() if host in {"0.0.0.0", "::"} else host  # noqa: S104
     name = f"[{name}]" if ":" in name else name
     return f"http://{name}:{port}" + (f"/?{urlencode({'token': token})}" if token else "")
 
 
 def _serve(options: list[str], url: str, token: str | None) -> None:
-    """Run the server until it ends, or until Ctrl-C or SIGTERM, which end it cleanly."""
+    """Run the server until it ends, or until Ctrl-C or SIGTERM; then end all its processes."""
     note(f"open {url} (Ctrl-C ends it)")
     if token is not None:
         note("anyone with that address can use this dashboard; the connection is not encrypted")
@@ -185,7 +185,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _importable() -> str:
-    """Return a PYTHONPATH with this very kvscope and its dashboard first."""
+    """Return a PYTHONPATH that starts with the folders of this kvscope and its dashboard."""
     import kvscope
 
     here = [Path(kvscope.__file__).resolve().parents[1], data_folder("dashboard").parent]

@@ -1,4 +1,4 @@
-"""`kvscope deployment`: show, create and check the deployment that commands work for."""
+"""`kvscope deployment`: show, create and check the deployment that other commands advise on."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Force = Annotated[bool, Option("Replace a file that is there.")]
 
 @app.command("show")
 def show(*, options: DeploymentOptions, as_json: Json = False) -> None:
-    """Show a deployment: its KV pool with the terms, its latency, and what is uncertain.
+    """Show a deployment: its KV pool with the terms, its latency, and the uncertainties.
 
-    `show` may be left out. Without options it is that of kvscope.toml.
+    Without options, show the deployment of kvscope.toml. The word `show` may be left out.
     """
     from kvscope.app.deployment import resolved_deployment
 
@@ -62,7 +62,7 @@ def show(*, options: DeploymentOptions, as_json: Json = False) -> None:
 
 @app.command("create")
 def create(*, options: DeploymentOptions, output_file: Output = FILE, force: Force = False) -> None:
-    """Write the deployment of these options to a file that other commands find."""
+    """Write the deployment of these options to kvscope.toml or another file."""
     from kvscope.app.deployment import resolved_deployment, stated_deployment
     from kvscope.deployment.file import write_deployment
 
@@ -78,7 +78,7 @@ def create(*, options: DeploymentOptions, output_file: Output = FILE, force: For
 
 @app.command("check")
 def check(path: FileArgument = FILE) -> None:
-    """Check a deployment's file: exit code 3 with the key that is wrong."""
+    """Check a deployment's file; an error names the wrong key, with exit code 3."""
     from kvscope.app.deployment import resolved_file
 
     output.emit(f"{path}: {resolved_file(Path(path)).summary}")

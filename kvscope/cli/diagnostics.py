@@ -1,6 +1,6 @@
-"""The one owner of stderr and of exit codes.
+"""The only module that writes to stderr and sets exit codes.
 
-Whatever ends a command early becomes one line on stderr and an exit code, here and nowhere else.
+Every error or interrupt that ends a command becomes one line on stderr and an exit code here.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def error(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write `text` to stderr as it is."""
+    """Write `text` and a line break to stderr, unescaped."""
     with suppress(OSError):  # stderr is closed: the exit code remains
         sys.stderr.write(f"{text}\n")
 
 
 def show_log(lines: Sequence[str]) -> None:
-    """Write the last lines of a server's log to stderr."""
+    """Write lines of a server's log to stderr, each cut to 300 characters."""
     for line in lines:
         say(f"  | {line[:300]}")
 
@@ -79,7 +79,7 @@ def end_on(gates: Sequence[Gate], figures: Figures, baseline: Figures | None) ->
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Suppress the error if the reader of stdout closes it in the block (`kvscope ... | head`)."""
+    """Suppress the error in the `with` block if the reader of stdout ends (`... | head`)."""
     try:
         yield
     except BrokenPipeError:
@@ -103,10 +103,10 @@ def interactive() -> bool:
 
 
 def prepare_streams() -> None:
-    """Make the standard streams of this process usable, however they were opened.
+    """Prepare the standard streams of this process for closed files and narrow encodings.
 
     Output to a closed stream (`kvscope >&-`) is discarded instead of failing; a character that the
-    terminal's encoding lacks is written as `?`.
+    encoding of stdout lacks is written as `?`.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -210,7 +210,7 @@ def _discard_stdout() -> None:
 
 @contextmanager
 def _interrupts_noticed() -> Iterator[None]:
-    """Record Ctrl-C in `_Mode`: compiler callbacks drop it, and a later error ends the run."""
+    """Record Ctrl-C in `_Mode`: a compiler callback may drop it, and another error follow."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,9 +1,9 @@
-"""From declared options to Typer's, and the options that only the command line has.
+"""Options of the command line: kvscope's declarations turned into Typer's, and some of its own.
 
     def analyze(trace: TraceArgument = None, options: AnalyzeOptions = AnalyzeOptions()): ...
 
-`typed` gives such a command the signature that Typer reads: the fields of its records become
-options of their own, and `--debug` is added.
+`typed` gives such a command the signature that Typer reads: each field of a record becomes an
+option, and `--debug` is added.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Host = Annotated[
 
 
 def parsed_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Return `parse` as a parser for Typer, whose errors name the option.
+    """Return a parser for Typer that calls `parse`; Typer names the option in its errors.
 
     Values that are not strings (defaults) pass unchanged.
     """
@@ -66,14 +66,14 @@ def parsed_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 def files_argument(metavar: str) -> Any:
-    """Return the argument of a command that reads several files."""
+    """Return Typer's argument for one or more files, called `metavar` in the help."""
     about = "Files, folders or patterns, plain, .gz or .zst; - is standard input."
     parser = parsed_by(values.called)
     return typer.Argument(metavar=metavar, parser=parser, help=about, show_default=False)
 
 
 def _or_of_here(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-    """Return the trace or store that kvscope.toml names, if the command line names none."""
+    """Return `value`, or the trace or store that kvscope.toml names if the command names none."""
     from kvscope.deployment.file import FILE, deployment_file, read_work  # late: reads models
 
     name, here = str(parameter.name), deployment_file()
@@ -124,7 +124,7 @@ class GateOptions(Options, frozen=True, kw_only=True):
 
 
 class ScreenOptions(Options, frozen=True, kw_only=True):
-    """Options for the output: HTML, JSON or text, one screen or more sections."""
+    """Options for the output: HTML, JSON or text; one screen, all sections or some."""
 
     group: ClassVar[str] = "Output"
 
@@ -144,7 +144,7 @@ class ScreenOptions(Options, frozen=True, kw_only=True):
         self.check_alone()
 
     def check_alone(self, printed: str | None = None) -> None:
-        """Raise UsageError for two results on standard output; the flag `printed` prints one."""
+        """Raise UsageError for two results on standard output; the option `printed` prints one."""
         given = [f"{printed} -"] if printed else []
         given += ["--html -"] if self.html == values.STANDARD_STREAM else []
         if given and (self.as_json or len(given) > 1):
@@ -172,7 +172,7 @@ Debug = Annotated[
 
 
 def default_command(name: str) -> type[TyperGroup]:
-    """Return a group of commands that runs the command `name` if none is named."""
+    """Return the class of a command group that runs the command `name` if none is named."""
 
     class Group(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -184,7 +184,7 @@ def default_command(name: str) -> type[TyperGroup]:
 
 
 def typed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `command` as Typer takes it: records expanded, `--debug` added."""
+    """Return `command` for Typer: record fields as options, `--debug`, output files checked."""
     signature = inspect.signature(command, eval_str=True)
     if "debug" in signature.parameters:  # a group may be built into several apps
         return command
@@ -228,7 +228,7 @@ _WRITES = (values.target, values.existing_or_target, values.appended, values.new
 
 
 def _writes(signature: inspect.Signature, parses: Sequence[object]) -> dict[str, str]:
-    """Return the flags of a command's output options, by option name."""
+    """Return the flags by name of the options of a command that are parsed by one of `parses`."""
     return {
         name: (option.flags or ("--" + name.replace("_", "-"),))[0]
         for name, option in _options(signature)
@@ -237,7 +237,7 @@ def _writes(signature: inspect.Signature, parses: Sequence[object]) -> dict[str,
 
 
 def _options(signature: inspect.Signature) -> Iterator[tuple[str, Option]]:
-    """Yield the declared options of a command, including the fields of its records."""
+    """Yield a command's declared options by name, including the fields of its records."""
     for name, parameter in signature.parameters.items():
         if _is_record(parameter.annotation):
             yield from options_of(parameter.annotation).items()
@@ -246,17 +246,17 @@ def _options(signature: inspect.Signature) -> Iterator[tuple[str, Option]]:
 
 
 def convert_directly(command: Any) -> Any:
-    """Return Typer's command, changed to convert plain values without pydantic.
+    """Return Typer's command `command`, changed in place to convert texts without pydantic.
 
-    Typer builds a pydantic converter for each option, used or not, which with pydantic's import
-    takes a tenth of a small analysis. Choices and numbers on the command line still use one.
+    Typer builds a pydantic converter for each option, used or not; with pydantic's import, this
+    takes a tenth of a small analysis. Choices and numbers on the command line still use pydantic.
 
     Source: typer 0.29, core.py (process_value), _coercion.py (coerce), _adapters.py.
     """
     all_parameters = command.get_params
 
     def get_params(context: Any) -> list[Any]:
-        """Return the parameters and `--help`, which Click adds itself."""
+        """Return the parameters, changed to convert by `_converted`, and Click's `--help`."""
         parameters: list[Any] = all_parameters(context)
         for each in parameters:
             if "process_value" not in vars(each):
@@ -272,7 +272,7 @@ def convert_directly(command: Any) -> Any:
 
 
 def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
-    """Return a parameter's value; `convert`, Typer's own, handles values that are not plain."""
+    """Return a parameter's value; Typer's own `convert` handles choices, numbers and the like."""
     kind = parameter.type_descriptor
     if parameter.nargs == -1 and not parameter.required:
         value = tuple(map(kind.parameter_info.parser, value or ()))
@@ -291,7 +291,7 @@ def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value:
 
 
 def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """Yield the parameter with Typer's option; for a record, one parameter per field."""
+    """Yield the parameter with its annotation for Typer; for a record, a parameter per field."""
     if not _is_record(parameter.annotation):
         yield parameter.replace(annotation=_typers(parameter.name, parameter.annotation))
         return
@@ -319,12 +319,12 @@ class Command(TyperCommand):
     """A command whose help has its options in sections, the usual ones first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words; earlier names of options are accepted."""
+        """Parse the words of the command line; earlier names of options are accepted."""
         earlier = EARLIER.get(str(self.name), {})
         return super().parse_args(ctx, [_present(word, earlier) for word in args])
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections: arguments, usual options, further ones, then the shared ones."""
+        """Write the sections: arguments, usual options, further ones, then groups of options."""
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], FURTHER: []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -341,7 +341,7 @@ class Command(TyperCommand):
 
 
 def _present(word: str, earlier: Mapping[str, str]) -> str:
-    """Return a command-line word, with an option's earlier name replaced by its present one."""
+    """Return a command-line word with an option's earlier name replaced by the present name."""
     name, equals, value = word.removeprefix("--").partition("=")
     known = earlier.get(name) if word.startswith("--") else None
     return word if known is None else f"--{known}{equals}{value}"
@@ -352,7 +352,7 @@ def _is_record(annotation: Any) -> bool:
 
 
 def _typers(name: str, annotation: Any, group: str | None = None) -> Any:
-    """Return the annotation with a declared Option replaced by Typer's."""
+    """Return the annotation with a declared Option replaced by Typer's option or argument."""
     if annotation == TraceArgument:
         return Annotated[list[str] | None, _TRACE]
     pair = declared(annotation)

@@ -1,6 +1,6 @@
-"""The one owner of stdout: JSON documents for programs, sections and tables for people.
+"""The only module that writes to stdout: JSON for programs, sections and tables for people.
 
-No printed line ends in blanks. Whatever a trace holds is printed as one line of printable text.
+No printed line ends in blanks. Text from a trace is printed as one line of printable characters.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def emit(text: str) -> None:
 
 
 def emit_text(text: str) -> None:
-    """Write a file of kvscope's own to stdout, unchanged."""
+    """Write text made by kvscope, such as a file, to stdout unchanged."""
     sys.stdout.write(text)
 
 
 def emit_json(document: Any) -> None:
-    """Write the one document of `--json`."""
+    """Write `document` to stdout as JSON, the only output of `--json`."""
     from kvscope.usecases.documents import to_json
 
     sys.stdout.write(f"{to_json(document)}\n")
@@ -53,9 +53,9 @@ def emit_result(command: str, result: Any, schema: int = 1) -> None:
 
 
 def report(result: Report, printing: ScreenOptions, *, quiet: bool = False) -> None:
-    """Print a result as JSON, one screen or sections, and write its HTML report, if wanted.
+    """Print a result as JSON, one screen or sections; also write an HTML report with `--html`.
 
-    Prints nothing else if the HTML report goes to standard output, or with `quiet`.
+    If the HTML report goes to standard output, or with `quiet`, nothing else is printed.
     """
     with reader_may_leave():
         if quiet or printing.html == STANDARD_STREAM:
@@ -74,7 +74,7 @@ def report(result: Report, printing: ScreenOptions, *, quiet: bool = False) -> N
 
 
 def console() -> Console:
-    """Return rich's console on stdout: as wide as the terminal, 100 columns when piped.
+    """Return rich's console on stdout: as wide as the terminal, 100 columns in a pipe.
 
     Markup is off, so that a `[` in a trace's name is printed: pass styles as `rich.text.Text`.
     """
@@ -115,7 +115,7 @@ def _show(screen: Console, section: Section) -> None:
 
 
 def _print(screen: Console, words: str, style: str = "") -> None:
-    """Print a sentence, wrapped at words; only its first line keeps its indentation."""
+    """Print a sentence in a style, wrapped at words; only the first line is indented as `words`."""
     from rich.text import Text
 
     for line in _text(words).wrap(screen, screen.width):
@@ -123,7 +123,7 @@ def _print(screen: Console, words: str, style: str = "") -> None:
 
 
 def _table(screen: Console, table: Table) -> None:
-    """Print the widest layout of a table that fits; the narrowest folds its first column.
+    """Print the widest layout of a table that fits the screen, else the narrowest.
 
     Figures are never cut: without its last digits a figure would be wrong.
     """
@@ -140,7 +140,7 @@ def _table(screen: Console, table: Table) -> None:
 
 
 def _forms(table: Table, width: int) -> Iterator[list[Text]]:
-    """Yield the table's lines in ever narrower layouts: with bars, without, close, and folded."""
+    """Yield the table's lines in ever narrower layouts: no bars, small gaps, folded names."""
     cells = replace(
         table,
         columns=tuple(map(one_line, table.columns)),
@@ -165,8 +165,8 @@ def _forms(table: Table, width: int) -> Iterator[list[Text]]:
 def _lines(table: Table, gap: int, *, stacked: bool = False, narrower: int = 0) -> list[Text]:
     """Return the lines of the table with `gap` blanks between columns.
 
-    `stacked` puts each word of a title on its own line; the first column is up to `narrower`
-    characters narrower than its names, which then wrap.
+    `stacked` puts each word of a title on its own line. The first column is up to `narrower`
+    characters narrower than its longest name; longer names wrap.
     """
     from rich.cells import cell_len
     from rich.text import Text
@@ -213,7 +213,7 @@ def _lines(table: Table, gap: int, *, stacked: bool = False, narrower: int = 0) 
 
 
 def _folded(name: str, width: int) -> list[str]:
-    """Return a name in lines of at most `width` characters, broken between words."""
+    """Return a name in lines of at most `width` columns, broken between words only."""
     from rich.cells import cell_len
 
     lines = [""]

@@ -67,10 +67,10 @@ class RecordOptions(Options, frozen=True, kw_only=True):
 
 
 def record(*, path: Output, options: RecordOptions) -> None:
-    """Write what a running engine serves as a trace: salted hashes and lengths, never content.
+    """Record the requests of a running engine: salted hashes and lengths, never content.
 
-    From outside, through KV-cache events, requests are known in whole blocks only. The
-    plugin for vLLM records them exactly: docs/record.md.
+    KV-cache events show requests in whole blocks only. The plugin for vLLM records them exactly:
+    docs/record.md.
     """
     endpoint, length = options.endpoint, options.length
     with placed("--engine"):
@@ -116,7 +116,7 @@ def hash_(*, logs: Logs, options: HashOptions) -> None:
 
 
 class _Listening(Struct):
-    """Counters over a stream of numbered batches; each silence is noted once."""
+    """Counters of received and missed batches in a numbered stream; note each silence once."""
 
     endpoint: str
     heard: int = 0
@@ -126,7 +126,7 @@ class _Listening(Struct):
     _told: bool = False
 
     def hear(self, numbered: tuple[int, EventBatch] | None) -> None:
-        """Count a batch; None means a second without a batch."""
+        """Count a batch with its number; None stands for a second without a batch."""
         now_s = time.monotonic()
         if numbered is None:
             if not self._told and now_s - self._since_s >= SILENCE_S:
@@ -140,7 +140,6 @@ class _Listening(Struct):
 
     @property
     def in_words(self) -> str:
-        """The counts as text."""
         share = self.missed / max(self.heard + self.missed, 1)
         return f"{self.heard:,} batches of events, {self.missed:,} ({share:.1%}) missed"
 
@@ -154,7 +153,7 @@ def _write(file: LineFile, lines: Iterable[TraceLine]) -> None:
 
 
 def _missed(chains: BlockChains) -> str:
-    """Return how much of the traffic may be missing or misread."""
+    """Return the text on how much of the traffic may be missing or misread."""
     share = chains.unknown / max(chains.stored, 1)
     reports = (
         f"{chains.reported:,} requests reported what they found"
@@ -214,7 +213,7 @@ def _counted(records: Iterable[Record], advance: Advance) -> Iterator[Record]:
 
 
 def _changed(profile: Any, assignments: list[str]) -> Any:
-    """Return `profile` with the parameters that `--param` assigns."""
+    """Return `profile` with `--param NAME=VALUE` applied. Raises UsageError for wrong ones."""
     known = {field.name: getattr(profile, field.name) for field in fields(profile)}
     numbers = {name: value for name, value in known.items() if isinstance(value, int | float)}
     changes: dict[str, int | float] = {}

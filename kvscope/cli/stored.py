@@ -1,4 +1,4 @@
-"""What a store keeps: `kvscope ingest`, `traces` and `export` for traces, `runs` for replays."""
+"""Commands on the store: `kvscope ingest`, `traces`, `export` and `doctor`, `runs` for replays."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def ingest(
     reading: Reading,
     as_json: Json = False,
 ) -> None:
-    """Read traces into the store: each once, whole or not at all.
+    """Read traces into the store: each once, completely or not at all.
 
-    Each path is a trace; with --name all of them are one. With --into all of them are a dataset,
-    for traces larger than memory; other commands take its folder.
+    Each path is a trace; with --name, all paths are one trace. With --into, all paths are a
+    dataset, for traces larger than memory; other commands take its folder.
     """
     unused = [f"--{name}" for name in into.__struct_fields__ if getattr(into, name)]
     if unused and into.into is None:
@@ -112,7 +112,7 @@ def _ingested(paths: list[str], db: str, into: IntoOptions, reading: Reading) ->
 
 
 def export(to: To, path: TraceFile, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
-    """Write a trace in another format; block ids become the numbers of its distinct blocks."""
+    """Write a trace in another format; block ids are the numbers of its distinct blocks."""
     from kvscope.app.traces import load_trace, store_for
     from kvscope.ingest.formats import registry
 
@@ -133,9 +133,9 @@ def export(to: To, path: TraceFile, trace: TraceArgument = None, db: Db = DEFAUL
 def doctor(
     folder: Folder = None, db: Db = DEFAULT_DB, save_to: SaveTo = None, as_json: Json = False
 ) -> None:
-    """Check a store or a dataset: read all of it, and say what can be saved.
+    """Check a store or a dataset: read all of it, and list what can be saved.
 
-    Exit code 3: something is damaged. What is sound can be copied to a new store.
+    Exit code 3: some part is damaged. Sound parts can be copied to a new store.
     """
     from kvscope.store.doctor import examine, save
 
@@ -212,7 +212,7 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
 
 @traces_app.command("remove")
 def remove_trace(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
-    """Remove a stored trace and all that was derived from it; its file stays."""
+    """Remove a stored trace and all results derived from it; its source file stays."""
     from kvscope.store import traces as stored
 
     with _existing(_named_store(context, db)).writing() as store:
@@ -237,12 +237,12 @@ def bad_lines(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
 
 
 def _named_store(context: typer.Context, db: str) -> str:
-    """Return the store given after the sub-command, or else before it."""
+    """Return the store named after the sub-command, else the one named before it."""
     return db if db != DEFAULT_DB else str(context.obj)
 
 
 def _existing(db: str) -> StoreFile:
-    """Return the store; reading or writing it raises InputError if it does not exist."""
+    """Return the store `db`; reading or writing it raises InputError if it does not exist."""
     from kvscope.store.file import StoreFile
 
     return StoreFile(db, note, create=False)
@@ -282,10 +282,10 @@ def list_runs(
     kv_dtype: KvDtype = None,
     as_json: Json = False,
 ) -> None:
-    """List the stored runs of a trace, those with the same definition and latency together.
+    """List the stored runs of a trace, grouped by hit definition and latency.
 
-    Without `--policy`, also the stored reports of `tune` and `fleet`, which the dashboard opens.
-    `list` may be left out: `kvscope runs TRACE`.
+    Without `--policy`, also list the stored reports of `tune` and `fleet`, which the dashboard
+    opens. `list` may be left out: `kvscope runs TRACE`.
     """
     from kvscope.app.requests import kv_model
     from kvscope.app.traces import load_trace, store_for
@@ -327,7 +327,7 @@ def remove_runs(
     every: All = False,
     reports: Reports = False,
 ) -> None:
-    """Remove stored runs of a trace, those of some policies or all, or its stored reports."""
+    """Remove the stored runs of a trace, of some policies or all, or its stored reports."""
     from kvscope.app.traces import load_trace, store_for
     from kvscope.report.words import counted
     from kvscope.store import results

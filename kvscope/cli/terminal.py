@@ -1,4 +1,4 @@
-"""The terminal as a use case's monitor: progress and notes on stderr, Ctrl-C to stop.
+"""The terminal as the monitor of a use case: progress and notes on stderr, Ctrl-C to stop.
 
 Progress is a bar on a terminal, and a line every few seconds in a pipe or a log.
 """
@@ -27,30 +27,30 @@ class Terminal(Monitor):
     def steps(
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> Iterator[Advance]:
-        """Show progress called `label` while the block runs; the callable adds units.
+        """Show progress called `label` during the `with` block; yield a function that adds units.
 
-        Without `total` it only shows that work continues. A bar vanishes at the end; lines stay.
+        Without `total`, show only that work continues. A bar vanishes at the end; lines stay.
         """
         with (_bar if interactive() else _lines)(one_line(label), total, unit) as advance:
             yield advance
 
     def note(self, text: str) -> None:
-        """Write the sentence to stderr."""
+        """Write `text` to stderr as a note."""
         note(text)
 
     def row(self, text: str) -> None:
-        """Write the row on an interactive terminal; pipes and logs get the whole table later."""
+        """Write a table's row to an interactive terminal only; others get the whole table later."""
         if interactive():
             say(one_line(text))
 
     def show_log(self, lines: Sequence[str]) -> None:
-        """Write the lines to stderr."""
+        """Write lines of a server's log to stderr."""
         show_log(lines)
 
 
 @contextmanager
 def stoppable() -> Iterator[Terminal]:
-    """Let Ctrl-C set `stop` while the block runs, so that finished work is kept.
+    """Yield a Terminal whose `stop` the first Ctrl-C sets, so that finished work is kept.
 
     A second Ctrl-C interrupts as usual.
     """
@@ -98,7 +98,7 @@ def _bar(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
 
 @contextmanager
 def _lines(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
-    """Write a progress line every few seconds, from a thread: a single step may take longer."""
+    """Write a progress line every LINE_EVERY_S, from a thread, since one step may take longer."""
     done = 0
     ended = Event()
     start_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The commands of use cases, built from their declarations.
+"""The commands of use cases, built from the declarations of the use cases.
 
 Section names are checked first, then options, then the trace's name; NumPy and kernels are imported
 only after the checks that do not need them.
@@ -69,7 +69,7 @@ class _Common(Struct, frozen=True, kw_only=True):
 
 
 def command(name: str) -> Callable[..., None]:
-    """Return the function of a use case's command, as Typer reads it."""
+    """Return the command function of the use case `name`, with a signature for `typed`."""
     from kvscope.usecases.base import use_case
 
     case = use_case(name)
@@ -166,7 +166,7 @@ def _end(
     *,
     interrupted: bool,
 ) -> None:
-    """Exit with the code of an unfinished result or of a failed condition, if any."""
+    """Exit with a code other than 0 for an unfinished result or a failed condition."""
     if case.unfinished is not None and (words := case.unfinished(result)):
         note(words)
         raise typer.Exit(ExitCode.INTERRUPTED if interrupted else ExitCode.ENGINE)
@@ -198,7 +198,7 @@ def _check_outputs(
 
 
 def _target_of(case: AnyUseCase, path: str | None, *, force: bool) -> str | None:
-    """Return the path of a use case's output file; None without one. Raises UsageError."""
+    """Return a use case's output path, stated or default, None for none. Raises UsageError."""
     if case.file is None or path is not None:
         return path
     with placed("--output"):
@@ -232,8 +232,8 @@ def _write_and_keep(
 def watching(*, stops: bool, writes: bool = False) -> Iterator[Terminal]:
     """Yield a Terminal; with `stops`, the first Ctrl-C sets its `stop`, to keep finished work.
 
-    If the block then raises Stopped, note that (with `writes`, also that nothing was written) and
-    exit as interrupted.
+    If the `with` block then raises Stopped, write its message as a note (with `writes`, also that
+    nothing was written) and exit as interrupted.
     """
     if not stops:
         yield Terminal()

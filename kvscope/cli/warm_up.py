@@ -1,9 +1,9 @@
 """Compile the kernels of all commands, once: `python -m kvscope.cli.warm_up`.
 
-A command compiles the kernels that it lacks and caches them. This runs the usual commands on a
-small made-up trace, two at a time, so that later commands find their kernels compiled. Words as
-arguments limit it to the commands that have one of them. With `--wheel`, kernels are compiled for
-all CPUs that a wheel's kernels are for, not for this one alone.
+A command compiles and caches the kernels that are not in the cache yet. This module runs the usual
+commands on a small synthetic trace, two at a time, so that later commands find compiled kernels.
+Words as arguments limit it to the commands that contain one of them. With `--wheel`, kernels are
+compiled for all CPUs that can run a wheel's kernels, instead of this CPU alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REQUESTS = 900  # so many blocks that ingesting enlarges its table of them
 
 
 def main(limit: Sequence[str] = ()) -> int:
-    """Run the commands and print progress; return 1 and name the command if one failed."""
+    """Run the commands and print progress and failures; return 1 if a command failed, else 0."""
     commands = [words for words in COMMANDS if not limit or not {*limit}.isdisjoint(words)]
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def main(limit: Sequence[str] = ()) -> int:
 
 
 def _run(folder: str, words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Run a command on the trace, with a store of its own."""
+    """Run a command on the trace in `folder`, with a store in memory."""
     command, *options = words
     return subprocess.run(
         [sys.executable, "-m", "kvscope", command, "warm-up.jsonl", "--db", ":memory:", *options],
@@ -69,7 +69,7 @@ def _run(folder: str, words: tuple[str, ...]) -> subprocess.CompletedProcess[str
 def _line(number: int) -> str:
     """Return request `number` of the trace as JSON; conversations have up to four turns.
 
-    All prompts begin alike; the fourth block changes now and then, as a date in a prompt does.
+    All prompts begin with the same three blocks; the fourth changes now and then, like a date.
     """
     turn = number % 12 // 3 + 1
     chat, blocks = number - 3 * (turn - 1), 20 * turn

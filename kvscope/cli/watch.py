@@ -118,7 +118,7 @@ def _announce(address: Address) -> None:
 
 
 def _follow(steps: Iterator[bool], watched: Watch) -> None:
-    """Read new lines and replay the window from time to time, forever."""
+    """Read requests by `steps` until these end; replay the window when all are read."""
     failure = None
     for is_up_to_date in steps:
         if is_up_to_date:
@@ -129,7 +129,7 @@ def _follow(steps: Iterator[bool], watched: Watch) -> None:
 
 
 def _lines(path: Path, watched: Watch) -> Generator[bool]:
-    """Read new lines of a recording in steps; yield whether there were none; wait if so."""
+    """Read new lines of a recording; yield after each step whether all are read; if so, wait."""
     from kvscope.ingest.follow import Follower
 
     if not path.exists():
@@ -143,7 +143,7 @@ def _lines(path: Path, watched: Watch) -> Generator[bool]:
 
 
 def _events(endpoint: str, watched: Watch) -> Generator[bool]:
-    """Assemble requests from vLLM's KV events; after each batch yield True: all are read."""
+    """Assemble requests from vLLM's KV events; yield True (all are read) after each batch."""
     import msgspec
 
     from kvscope.vllm_plugin.kv_events import BlockChains, batches
@@ -158,7 +158,7 @@ def _events(endpoint: str, watched: Watch) -> Generator[bool]:
 
 @contextmanager
 def serving(watched: Watch, address: Address) -> Iterator[None]:
-    """Serve the metrics of a watch at an address, in a thread of its own."""
+    """Serve the metrics of a watch at an address, in a thread, during the `with` block."""
     from prometheus_client import CollectorRegistry, make_wsgi_app
 
     registry: Any = CollectorRegistry()
@@ -175,10 +175,10 @@ def serving(watched: Watch, address: Address) -> Iterator[None]:
 
 
 def guarded(app: WSGIApplication, address: Address) -> WSGIApplication:
-    """Return `app` behind a check of the token; without a token, of the Host header.
+    """Return `app` behind a check of the token or, if the address has none, of the Host header.
 
-    Without a token a page in a browser on this machine could read the metrics under a host name
-    that points here (DNS rebinding).
+    Without this check, a page in a browser on this machine could read the metrics through a host
+    name that resolves to this server (DNS rebinding).
     """
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -213,7 +213,6 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a client in a thread of its own."""
         with self._changing:
             oldest = next(iter(self._open)) if len(self._open) >= MOST_CONNECTIONS else None
             if oldest is not None:
@@ -224,7 +223,6 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
         with self._changing:
             self._open.pop(request, None)
         super().shutdown_request(request)
@@ -241,16 +239,16 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 class WatchCollector:
-    """Prometheus metrics of a watch, as they are at each scrape.
+    """The Prometheus collector of a watch: its current metrics at each scrape.
 
-    Ratios are of the window's later half, from 0 to 1. An unknown figure has no sample.
+    Ratios, from 0 to 1, cover the later half of the window. An unknown figure has no sample.
     """
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric."""
+        """Yield the metrics; those of the window only once it was replayed."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         def gauge(name: str, words: str, value: float) -> Metric:
