@@ -1,1 +1,1 @@
-"""Facts of a trace, from queries: by category and over time."""
+"""Statistics of a trace, by category and over time: traffic, turns, reuse and its stability."""

@@ -1,7 +1,7 @@
 """Time windows of a trace, and distributions of weighted values by group, such as reuse gaps.
 
-Values are sorted once and then summarized by any number of groupings: a tenth of the time that
-SQL's window functions take over the runs. They are read in stretches: they may stay on disk.
+Values are sorted once and then summarized by any number of groupings, in a tenth of the time of
+SQL window functions. They are read in parts, since they may stay on disk.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _ROUND_S = (
 
 
 class Windows(Struct, frozen=True):
-    """`count` windows of `length_s` from the trace's start; later times count in the last one."""
+    """`count` windows of `length_s` from the trace's start; later times belong to the last one."""
 
     length_s: float
     count: int
 
     @property
     def parameters(self) -> dict[str, float | int]:
-        """The parameters that describe these windows to queries."""
+        """The parameters of SQL queries by these windows."""
         return {"window_s": self.length_s, "last_window": self.count - 1}
 
     def start_s(self, index: int) -> float:
@@ -43,14 +43,14 @@ class Windows(Struct, frozen=True):
         return index * self.length_s
 
     def index(self, at_s: Float64s) -> Int64s:
-        """Return the index of the window of each time."""
+        """Return the index of the window that contains each time."""
         return np.minimum(np.floor(at_s / self.length_s), self.count - 1).astype(np.int64)
 
 
 def round_windows(trace: Trace, about: int = 60, rate_scale: float = 1.0) -> Windows:
     """Return at most `about` windows of a round length: seconds, minutes, hours, days.
 
-    The windows fit a trace replayed `rate_scale` times as fast.
+    The windows cover a trace replayed `rate_scale` times as fast.
     """
     span_s = trace.span_s / rate_scale
     least_s = span_s / about
@@ -68,9 +68,9 @@ def equal_windows(trace: Trace, count: int) -> Windows:
 
 
 def day_windows(trace: Trace) -> Windows:
-    """Return the trace's days; a last one of less than half a day belongs to the day before.
+    """Return one window per day; less than half a day at the end belongs to the day before.
 
-    A trace of more than ten years, whose clock must be wrong, has windows of several days.
+    A trace of more than ten years (its clock must be wrong) has windows of several days.
     """
     length = max(math.ceil(trace.span_s / DAY_S / _MOST_DAYS), 1) * DAY_S
     return Windows(length, max(math.floor(trace.span_s / length + 0.5), 1))
@@ -82,7 +82,7 @@ Turns = Literal["all", "single", "multi"]
 
 
 class Summary(Struct, frozen=True):
-    """One distribution in six numbers; the field that holds it names the unit."""
+    """A distribution in six numbers; the name of the field that has it tells the unit."""
 
     mean: float
     p50: float
@@ -93,7 +93,7 @@ class Summary(Struct, frozen=True):
 
     @property
     def quantiles(self) -> Quantiles:
-        """The four quantiles, as the JSON documents have them."""
+        """The four quantiles, without mean and maximum, for JSON documents."""
         return Quantiles(self.p50, self.p80, self.p90, self.p99)
 
 
@@ -114,7 +114,7 @@ GroupOf = Callable[[slice], Int64s]
 
 
 def log_grid(span_s: float) -> Float64s:
-    """Return sixty times in seconds, from 10 ms to the trace's span, evenly spaced in log."""
+    """Return sixty times (s), evenly spaced in log: 10 ms to the trace's span, at least 1 s."""
     return np.geomspace(GRID_FROM_S, max(span_s, 1.0), GRID_POINTS)
 
 
@@ -124,7 +124,7 @@ def totals(weight: Int64s, group: Int64s, groups: int) -> Int64s:
 
 
 def quantiles(of: Weighted, group: GroupOf, groups: int, percents: Int64s) -> Float64s:
-    """Return nearest-rank quantiles, groups × percents; NaN for a group without values."""
+    """Return weighted nearest-rank quantiles, groups × percents; NaN for a group without values."""
     total = np.zeros(groups, dtype=np.int64)
     for part in stretches(len(of.value)):
         total += totals(of.weight[part], group(part), groups)
@@ -132,7 +132,7 @@ def quantiles(of: Weighted, group: GroupOf, groups: int, percents: Int64s) -> Fl
 
 
 def _quantiles(of: Weighted, group: GroupOf, total: Int64s, percents: Int64s) -> Float64s:
-    """Return the quantiles of groups whose weights add up to `total`."""
+    """Return what `quantiles` does, given the `total` weight of each group."""
     groups = len(total)
     values = np.full((groups, len(percents)), np.nan)
     rank = -(-percents[None, :] * total[:, None] // 100)
@@ -151,7 +151,7 @@ def _quantiles(of: Weighted, group: GroupOf, total: Int64s, percents: Int64s) ->
 
 
 def points_below(value: Float64s, grid: Float64s) -> Int64s:
-    """Return how many points of a grid lie below each value; both are in ascending order."""
+    """Return the number of grid points below each value; both are in ascending order."""
     begins = np.searchsorted(value, grid, side="right")
     return np.repeat(np.arange(len(grid) + 1), np.diff(begins, prepend=0, append=len(value)))
 
@@ -167,7 +167,7 @@ def _together(part: slice) -> Int64s:
 
 
 class Described(NamedTuple):
-    """The values of one category (None: all of them): their weight, summary and CDF."""
+    """The values of one category (None: of all): their total weight, summary and CDF."""
 
     category: str | None
     weight: int
@@ -178,9 +178,9 @@ class Described(NamedTuple):
 def describe(
     of: Weighted, category: GroupOf, names: Sequence[str], grid: Float64s
 ) -> tuple[Described | None, list[Described]]:
-    """Return descriptions of all values (None if there are none), and of each nonempty category.
+    """Return `Described` of all values (None if there are none), and of each category with values.
 
-    A CDF is the share of the weight up to each point of the grid.
+    Its CDF is the share of the weight up to each point of the grid.
     """
     (overall,) = _described(of, _together, (None,), grid)
     return overall, [each for each in _described(of, category, names, grid) if each]

@@ -1,6 +1,6 @@
-"""Requests and touches of blocks as arrays: gaps, lifetimes, working set, next turns, sizes.
+"""Requests and touches of blocks as arrays, for gaps, lifetimes, working set, turns and sizes.
 
-Loading takes longer than any computation on it: load once and pass it on.
+Loading takes longer than any computation on a `History`: load it once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope.store.traces import require_few_categories
 
 
 class History(Struct, frozen=True):
-    """R requests, K runs of reuse ordered by gap, and G groups of blocks ordered by lifetime.
+    """R requests, K runs of reused blocks by gap, and G groups of blocks by lifetime, ascending.
 
     `arrival_s`, `category` (an index into `categories`) and `continued` (whether a next turn
     follows) have R entries; `settle_s` is the p90 of the time to a next turn, 0 without any. Run k:
@@ -48,17 +48,17 @@ class History(Struct, frozen=True):
 
     @property
     def turn_buckets(self) -> tuple[str, ...]:
-        """The turn bucket of each category (1, 2, 3, 4–6, 7+): the last word of its name."""
+        """The turn bucket of each category (1, 2, 3, 4–6, 7+), the last word of its name."""
         return tuple(name.rpartition(" ")[2] for name in self.categories)
 
     @property
     def later_turn(self) -> Bools:
-        """Whether each request is a later turn than the first of its conversation."""
+        """Whether each request is a follow-up turn, not the first of its conversation (R)."""
         is_later: Bools = np.array([turns != "1" for turns in self.turn_buckets])[self.category]
         return is_later
 
     def category_of(self, request: Column) -> GroupOf:
-        """Return a function that returns the categories of a stretch (slice) of `request`."""
+        """Return a function from a slice to the categories of that part of `request`."""
         return lambda part: self.category[request[part]].astype(np.int64)
 
 
@@ -78,9 +78,9 @@ def load_history(
     work: Path | None = None,
     categories: Sequence[str] | None = None,
 ) -> History:
-    """Load the history of `trace`; a length-only trace has no runs and no groups.
+    """Load the history of `trace`; a trace without hashes has no runs and no groups.
 
-    Runs and groups are kept in files in the folder `work`, if any. `categories` are the names of
+    Runs and groups are kept in files in the folder `work`, if given. `categories` are the names of
     all categories; None loads them.
     """
     if categories is None:
@@ -94,7 +94,7 @@ def load_history(
     def delays() -> Iterator[Columns]:
         """Fill the arrays of requests, and yield the time from each request to its next turn.
 
-        Parents have lower request numbers, so their arrivals have been read before.
+        Previous turns have lower request numbers, so their arrivals have been read before.
         """
         for part in parts("history_requests", categories=list(names)):
             request, parent = part["request"], part["parent"]
@@ -130,7 +130,7 @@ def load_history(
 
 
 def _grouped(groups: Columns) -> Columns:
-    """Return groups of blocks merged by first and last request, in the order of both."""
+    """Return groups of blocks, those with equal first and last request merged, ordered by both."""
     pair = groups["first_request"].astype(np.int64) << 32 | groups["last_request"]
     order = np.argsort(pair, kind="stable")  # fast: they come nearly in order
     pair = pair[order]
@@ -144,7 +144,7 @@ def _grouped(groups: Columns) -> Columns:
 
 
 def _p90(delay_s: Column) -> float:
-    """Return the nearest-rank p90 of ascending values, 0 without any."""
+    """Return the nearest-rank p90 of ascending values, 0 if there are none."""
     last = -(-9 * len(delay_s) // 10)
     return float(delay_s[last - 1 : last][0]) if last else 0.0
 
@@ -152,7 +152,7 @@ def _p90(delay_s: Column) -> float:
 def by_requests(
     store: Store, trace: Trace, work: Path | None, name: str, **parameters: Any
 ) -> Iterator[Columns]:
-    """Yield the columns of the query `name`: all requests at once, or in stretches with `work`."""
+    """Yield the columns of query `name`: of all requests at once, or in parts with `work`."""
     requests = max(trace.requests, 1)
     for part in stretches(requests, requests if work is None else AT_ONCE):
         yield store.columns(
@@ -169,9 +169,9 @@ _PERCENTS = np.array([50, 80, 90, 99])
 
 
 class SizeSummaries(Struct, frozen=True):
-    """Sizes of requests of one kind; `tokens` and `blocks` are those of prompt and output.
+    """Sizes of all, single-turn or multi-turn requests; `tokens` and `blocks` include the output.
 
-    `hit_blocks` are hits in an infinite cache, `prompt_share` their share of the prompt's tokens.
+    `hit_blocks` are hits in an infinite cache, `prompt_share` their share of the input tokens.
     """
 
     turns: Turns
@@ -187,7 +187,7 @@ class SizeSummaries(Struct, frozen=True):
 def load_sizes(store: Store, trace: Trace, work: Path | None = None) -> tuple[SizeSummaries, ...]:
     """Return sizes of all requests, then of single-turn and of multi-turn ones, if there are any.
 
-    Sorted values are kept in files in the folder `work`, if any.
+    Sorted values are kept in files in the folder `work`, if given.
     """
     size = {"block_size": trace.block_size}
     values = in_order(by_requests(store, trace, work, "request_values", **size), "value", work)

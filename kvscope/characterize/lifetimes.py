@@ -1,7 +1,7 @@
-"""How long blocks wait for reuse, how long they live, and how many are alive at once.
+"""Reuse gaps of blocks, their lifetimes, and the working set (blocks alive at once).
 
-A gap belongs to the category of the request that touched the block before it: all that an eviction
-policy knows of a block. A lifetime, from first to last touch, belongs to the first one's.
+A gap belongs to the category of the request that touched the block before it, which an eviction
+policy knows. A lifetime, from first to last touch, belongs to the category of the first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvscope.core.trace import Trace
 
 
 class GapDistribution(Struct, frozen=True):
-    """Reuse gaps of blocks last touched by one category; `cdf` runs along the grid."""
+    """Gaps of blocks last touched by one category (null: any); `cdf` is along `ReuseGaps.at_s`."""
 
     category: str | None
     reused_blocks: int
@@ -36,7 +36,7 @@ class GapDistribution(Struct, frozen=True):
 
 
 class ReuseGaps(Struct, frozen=True):
-    """Reuse gaps, weighted by blocks, on the grid `at_s`; categories without reuse are absent."""
+    """Reuse gaps, weighted by blocks, with CDFs at `at_s`; categories without reuse are absent."""
 
     at_s: Rates
     overall: GapDistribution | None
@@ -44,7 +44,7 @@ class ReuseGaps(Struct, frozen=True):
 
 
 class HazardCurve(Struct, frozen=True):
-    """Probability by idle time that a block is reused within 1 s; None where none is at risk."""
+    """Probability of reuse in 1 s by idle time (`ReuseHazard.at_s`); None if none is at risk."""
 
     category: str | None
     probability: tuple[float | None, ...]
@@ -52,7 +52,7 @@ class HazardCurve(Struct, frozen=True):
 
 
 class ReuseHazard(Struct, frozen=True):
-    """Probability of reuse within the next second, for blocks that are idle for `at_s`."""
+    """Probability of reuse in the next second, for blocks that have been idle for `at_s`."""
 
     at_s: Rates
     overall: HazardCurve | None
@@ -83,12 +83,12 @@ def reuse_gaps(trace: Trace, history: History) -> ReuseGaps | None:
 def reuse_hazard(trace: Trace, history: History) -> ReuseHazard | None:
     """Return the probability that a block idle for t is reused in the next second, on a log grid.
 
-    None without hashes. Where grid points lie more than a second apart, reuse up to the next point
-    is counted and converted to an equivalent probability per second, so that no reuse falls between
-    two points. At risk at t are touches with no touch of the block up to t, among those with enough
-    of the trace left to observe the outcome; so its end (right-censoring) causes no bias. Each
-    touch is one observation, also the last of a block. A touch that only another request's output
-    renews is left out.
+    None without hashes. Where grid points are more than a second apart, reuse up to the next point
+    counts, converted to an equivalent probability per second, so that no reuse falls between two
+    points. At risk at t are touches after which the block stays untouched up to t, among those with
+    enough of the trace left to observe the outcome; so the trace's end (right-censoring) causes no
+    bias. Each touch is one observation, also a block's last. A touch that only another request's
+    output renews is left out.
     Source: ATC'25, section 3 (reuse probability).
     """
     if not trace.has_hashes:
@@ -109,7 +109,7 @@ def reuse_hazard(trace: Trace, history: History) -> ReuseHazard | None:
 
 
 def _observed_until(grid: Float64s) -> Float64s:
-    """Return the age up to which reuse counts: a point plus 1 s, or the next point if later."""
+    """Return the idle time up to which reuse counts: point + 1 s, or the next point if later."""
     until: Float64s = np.maximum(grid + _SOON_S, np.append(grid[1:], grid[-1]))
     return until
 
@@ -117,7 +117,7 @@ def _observed_until(grid: Float64s) -> Float64s:
 def _curve(
     category: str | None, at_risk: Int64s, reused: Int64s, observed_s: Float64s
 ) -> HazardCurve | None:
-    """Return a category's hazard curve; None if it has no blocks at risk."""
+    """Return the hazard curve of a category (None: all), or None if it has no blocks at risk."""
     if not at_risk[0]:
         return None
     not_reused = 1 - reused / np.maximum(at_risk, 1)
@@ -132,14 +132,14 @@ def _curve(
 
 
 def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, Int64s]:
-    """Return (at risk at grid[i], reused by age until[i]) in blocks, categories × grid."""
+    """Return blocks at risk at grid[i], and those reused by until[i]: both categories × grid."""
     shape = (len(history.categories), len(grid) + 1)
     at_risk, reused = np.zeros((2, shape[0], len(grid)), dtype=np.int64)
     left_s = np.maximum(history.span_s - history.arrival_s, 0.0)
     observed_after = np.searchsorted(until, left_s, side="right")
 
     def after(request: Int32s) -> tuple[Int64s, Int64s]:
-        """Return each request's category, and the number of leading grid points fully observed."""
+        """Return each request's category, and the number of grid points observed before the end."""
         return history.category[request].astype(np.int64), observed_after[request]
 
     for part in stretches(len(history.gap.value)):
@@ -156,14 +156,14 @@ def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, 
 
 
 def _reaching(group: Int64s, points: Int64s, weight: Int64s, shape: tuple[int, int]) -> Int64s:
-    """Return by group the weight at each point; an item counts at its first `points` points."""
+    """Return the weight by group and grid point; an item counts at its first `points` points."""
     ends = totals(weight, group * shape[1] + points, shape[0] * shape[1]).reshape(shape)
     beyond: Int64s = ends.sum(axis=1, keepdims=True) - np.cumsum(ends, axis=1)
     return beyond[:, :-1]
 
 
 class LifetimeDistribution(Struct, frozen=True):
-    """Lifetimes of blocks first touched by one category; blocks never reused count as 0."""
+    """Lifetimes of blocks first touched by one category (null: any); 0 if never reused."""
 
     category: str | None
     blocks: int
@@ -182,7 +182,7 @@ class WindowLifetime(Struct, frozen=True):
 
 
 class Lifetimes(Struct, frozen=True):
-    """Lifetimes of cacheable blocks on the grid `at_s`, and over time."""
+    """Lifetimes of cacheable blocks, with CDFs at `at_s`, and by window of the first touch."""
 
     at_s: Rates
     window_s: float
@@ -192,10 +192,10 @@ class Lifetimes(Struct, frozen=True):
 
 
 class WorkingSet(Struct, frozen=True):
-    """Blocks that will be reused, over time: the capacity that would lose none of them.
+    """Number of blocks that will be reused, over time: a capacity that would lose no reuse.
 
-    `blocks[i]` is the peak between `at_s[i]` and `at_s[i + 1]` (the last: the trace's end). Bytes
-    are None unless a model is stated, `peak_hbm_multiple` unless the KV pool is known.
+    `blocks[i]` is the peak from `at_s[i]` to `at_s[i + 1]` (the last: the trace's end). Bytes are
+    None unless a model is stated, `peak_hbm_multiple` unless the KV pool is known.
     """
 
     peak_blocks: int
@@ -268,9 +268,9 @@ def _over_time(history: History, windows: Windows) -> tuple[WindowLifetime, ...]
 
 
 def working_set(trace: Trace, history: History) -> WorkingSet | None:
-    """Return the number of live blocks over time: the capacity that misses no reuse.
+    """Return the number of live blocks over time: the capacity that loses no reuse.
 
-    A block is alive at t if first touch <= t < last touch. Mean and p99 weigh by time. None
+    A block is alive at t if first touch <= t < last touch. Mean and p99 are weighted by time. None
     without hashes. Source: ATC'25, Figure 22.
     """
     if not trace.has_hashes:
@@ -301,14 +301,14 @@ def working_set(trace: Trace, history: History) -> WorkingSet | None:
 
 
 def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
-    """Return the least level that is not exceeded for `percent` of the time.
+    """Return the lowest level that is not exceeded for `percent` of the time.
 
-    Time counts in microseconds: whole numbers below 2^53, so that ranks are exact. Levels are
-    counted in a thousand ranges, then within the range that contains the rank.
+    Times are whole microseconds below 2^53, so that ranks are exact. Time is summed in 1024 ranges
+    of levels, then again within the range that contains the rank.
     """
 
     def microseconds() -> Float64s:
-        """Return the time (µs) spent in each range of levels, from level `low` on."""
+        """Return the time (µs) spent in each range of `width` levels from `low` to `high`."""
         total = np.zeros(_RANGES)
         for part in stretches(len(level) - 1):
             lasts = np.round(np.diff(at_s[part.start : part.stop + 1]) * 1e6)
@@ -330,7 +330,7 @@ def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
 
 
 def _series(at_s: Float64s, level: Int64s, span_s: float) -> tuple[Float64s, Int64s]:
-    """Return the starts in seconds and the peaks in blocks of a hundred equal windows."""
+    """Return starts (s) and peaks (blocks) of a hundred equal windows, of one without a span."""
     if span_s <= 0:
         return np.zeros(1), level[:1]
     starts = np.arange(SERIES_POINTS, dtype=np.float64) * (span_s / SERIES_POINTS)

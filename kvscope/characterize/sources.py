@@ -1,4 +1,4 @@
-"""Sources of reuse (conversation, user, others), its skew, and the most reused prefixes."""
+"""Sources of reuse (same conversation, same user, others), skew, and most reused prefixes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kvscope.store.db import Store
 
 
 class HeatCell(Struct, frozen=True):
-    """Blocks that one user reuses after another's touch; users ranked from 1 by reused blocks.
+    """Blocks that `reuser` reuses after a touch by `source`; users ranked from 1 by reused blocks.
 
-    `source_rank` and `source_user` are None for the touches of all users beyond the top ones.
+    `source_rank` and `source_user` are None for the touches of all other users together.
     """
 
     source_rank: int | None
@@ -31,10 +31,10 @@ class HeatCell(Struct, frozen=True):
 
 
 class Sources(Struct, frozen=True):
-    """Reuse by the user of the previous touch: shares of the reused blocks, which add up to 1.
+    """Reuse by the source of the previous touch: shares of the reused blocks, which add up to 1.
 
-    `same_user_share` is the same user in another conversation. `other_share` is cross-user reuse
-    where users are known.
+    `same_user_share` is that of the same user in another conversation. `other_share` is the rest:
+    cross-user reuse if users are known. A share is None if the trace lacks that information.
     """
 
     reused_blocks: int
@@ -52,7 +52,7 @@ class TopShare(Struct, frozen=True):
 
 
 class UserSkew(Struct, frozen=True):
-    """How unevenly ideal hits and requests spread over users."""
+    """How unevenly ideal hits and requests are spread over users."""
 
     users: int
     hits: tuple[TopShare, ...]
@@ -61,7 +61,7 @@ class UserSkew(Struct, frozen=True):
 
 
 class Skew(Struct, frozen=True):
-    """How unevenly reuse spreads over cacheable blocks, and over users where they are known."""
+    """How unevenly reuse is spread over cacheable blocks, and hits over users (None if unknown)."""
 
     cacheable_blocks: int
     reused_block_share: float
@@ -75,10 +75,10 @@ TOP_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 
 
 def sources(store: Store, trace: Trace, history: History) -> Sources | None:
-    """Return the shares of reuse after a touch by the same conversation, the same user, others.
+    """Return the shares of reuse by last toucher: same conversation, same user, others.
 
-    The last touch decides: a system prompt that two users touch in turn is cross-user reuse, though
-    each of them used it before. Weighted by blocks; None without hashes or reuse.
+    Only the last touch counts: a system prompt that two users touch in turn is cross-user reuse,
+    although both have used it before. Weighted by blocks; None without hashes or reuse.
     Source: ATC'25, section 3 (intra- and inter-user reuse).
     """
     if not trace.has_hashes:
@@ -100,7 +100,7 @@ def sources(store: Store, trace: Trace, history: History) -> Sources | None:
 
 
 def _by_relation(store: Store, trace: Trace, history: History) -> tuple[int, int, int]:
-    """Return blocks last touched by the same conversation, else the same user, else by others."""
+    """Return reused blocks by last toucher: same conversation, else same user, else others."""
     of_request = store.columns("characterize/participants", trace_id=trace.trace_id)
     blocks = np.zeros(3, dtype=np.int64)
     for part in stretches(len(history.request)):
@@ -117,8 +117,8 @@ def _by_relation(store: Store, trace: Trace, history: History) -> tuple[int, int
 def skew(store: Store, trace: Trace) -> Skew | None:
     """Return the share of reuse on the most reused blocks, and of ideal hits on the top users.
 
-    Blocks are all cacheable ones (ever a full block), including those never reused; reuse counts
-    every prompt that hits the block. Users are those with a request. None without hashes.
+    Blocks are all cacheable ones (full in some prompt), including those never reused; reuse counts
+    every prompt that hits the block. Users have one request or more. None without hashes.
     Source: ATC'25, section 3 (skew).
     """
     if not trace.has_hashes:
@@ -160,8 +160,9 @@ MOST_PREFIXES = 400
 class Prefix(Struct, frozen=True):
     """A run of blocks that the same prompts reuse.
 
-    `number` is its first block, `parent` the `number` of the prefix above (0: the root), `hash_id`
-    the last block's. `reuses` counts prompts, `branches` the reused prefixes below.
+    `number` is its first block, `parent` the `number` of the run before (0: the root), `hash_id`
+    that of the last block, `depth_blocks` the blocks before. `reuses` counts prompts that hit it,
+    `branches` the reused runs that follow.
     """
 
     number: int
@@ -179,7 +180,7 @@ class Prefix(Struct, frozen=True):
 
 
 def hot_prefixes(store: Store, trace: Trace) -> tuple[Prefix, ...]:
-    """Return the prefixes with the most hits, each after its parent.
+    """Return the runs of blocks with the most hits, each after its parent.
 
     Only the `MOST_BLOCKS` most reused blocks are searched.
     """
@@ -213,7 +214,7 @@ def hot_prefixes(store: Store, trace: Trace) -> tuple[Prefix, ...]:
 
 
 def hottest(prefixes: Sequence[Prefix], most: int = MOST_PREFIXES) -> tuple[Prefix, ...]:
-    """Return the prefixes with the most hits at and below them; each one's parent is among them."""
+    """Return the `most` prefixes with most hits at and below them, and so all their parents."""
     hits = {prefix.number: prefix.hits for prefix in prefixes}
     for prefix in reversed(prefixes):
         if prefix.parent:

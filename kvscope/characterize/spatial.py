@@ -1,4 +1,4 @@
-"""Where in the prompt reuse lies: hits when only a part of each prompt is cached."""
+"""Reuse by position in the prompt: hits if only a part of each prompt is cached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvscope.store.traces import load_prompts
 
 
 class PrefixDepth(Struct, frozen=True):
-    """How deep an infinite cache hits: leading blocks, and the share of the prompt's tokens."""
+    """Depth of hits in an infinite cache: leading blocks, and their share of the input tokens."""
 
     turns: Turns
     requests: int
@@ -31,9 +31,9 @@ class PrefixDepth(Struct, frozen=True):
 
 
 class Spatial(Struct, frozen=True):
-    """Where in the prompt reuse lies: heat_map[offset][stride] is an ideal block hit rate.
+    """Ideal block hit rates, [offset][stride], if requests cache only that part of the prompt.
 
-    A map is None if its requests looked up no full block.
+    A part of length `stride` begins at `offset`, as shares of the prompt. None without lookups.
     """
 
     offsets: Rates
@@ -58,13 +58,13 @@ def start_spatial(
     sizes: Sequence[SizeSummaries],
     history: History,
 ) -> Future[Spatial | None]:
-    """Return the ideal block hit rate if requests cache only [offset, offset + stride) of a prompt.
+    """Return a future of hit rates if requests cache only [offset, offset + stride) of a prompt.
 
-    A position is depth / full blocks of the request that caches the block. Every full block of a
-    prompt is looked up on its own, whether or not the blocks before it hit, except that the last
-    token is recomputed; outputs have no position and are left out. Past the prompt's end there is
-    nothing to cache, so offset + stride beyond 100 % equals 100 %. None without hashes. The store
-    is read before the future is returned. Source: ATC'25, section 3, Figure 16.
+    Rates are of blocks in an infinite cache. A position is depth / full blocks of the request that
+    caches the block. Every full block of a prompt is looked up on its own, whether or not blocks
+    before it hit, except that the last token is recomputed; outputs are left out. Offset + stride
+    beyond 100 % equals 100 %. The result is None without hashes. The store is read before the
+    future is returned. Source: ATC'25, section 3, Figure 16.
     """
     if not trace.has_hashes:
         return in_background(lambda: None)
@@ -90,7 +90,7 @@ def _spatial(
 
 
 def heat_map(counts: Int64s) -> HeatMap | None:
-    """Return hit rates, offset × stride, from lookups by mask of deciles; None without lookups."""
+    """Return hit rates, offset × stride, from lookups by decile mask; None without lookups."""
     lookups = int(counts.sum())
     if not lookups:
         return None
@@ -124,11 +124,11 @@ def decile_histogram(
     multi_turn: Bools,
     first: Int32s | None = None,
 ) -> Int64s:
-    """Count lookups of full blocks by the deciles at which earlier requests wrote the block.
+    """Count lookups of full blocks by the deciles of prompts in which earlier requests had them.
 
-    All but `block_parent` (blocks + root) have an entry a request. Bit k of a mask: some earlier
-    request had the block in its k-th tenth. Lookups at a depth of `hittable` or more count as mask
-    0, since the last-token rule recomputes them. Returns 2 (single-, multi-turn) × 1024 counts.
+    All but `block_parent` (blocks + 1) have an entry per request. Returns counts by (single-turn,
+    multi-turn) × 1024 masks: bit k means that some earlier request had the block in its k-th tenth.
+    Lookups at a depth of `hittable` or more have mask 0, as the last-token rule recomputes them.
 
     To count a part of each path, pass its end as `blocks` and its begin as `first` (default: the
     whole path); `full_blocks` stays that of the whole prompt, which is divided into tenths.
@@ -153,7 +153,7 @@ def _count_by_decile(
     written: NDArray[np.uint16],
     counts: Int64s,
 ) -> None:
-    """Fill `counts`, and `written`: the mask of each block."""
+    """Fill `counts`, and `written`, the decile mask of each block."""
     for request in range(len(leaf)):
         full = np.int64(full_blocks[request])
         row = counts[1] if multi_turn[request] else counts[0]

@@ -1,6 +1,6 @@
-"""All facts of a trace, from traffic to the variation between windows and days.
+"""All statistics of a trace, from traffic to the variation between windows and days.
 
-Quantities that vary little can be tuned on the past; others must be refitted, or left alone.
+Policies can be tuned on past values of quantities that vary little; others need refits.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ Quantity = Literal["ideal_hit_rate", "reuse_gap_p50_s", "reuse_gap_p80_s", "next
 
 
 class Variation(Struct, frozen=True):
-    """How much one quantity varies between windows that have a value for it.
+    """Mean and standard deviation of one quantity over the `windows` that have a value for it.
 
-    `variation` is the coefficient of variation, deviation / mean; None where the mean is 0.
+    `variation` is the coefficient of variation, deviation / mean; None if the mean is 0.
     """
 
     quantity: Quantity
@@ -71,7 +71,7 @@ class Variation(Struct, frozen=True):
 
 
 class Stability(Struct, frozen=True):
-    """Variation between equal windows; between days where the trace spans several."""
+    """Variation between equal windows, and between days if the trace spans several."""
 
     window_s: float
     between_windows: tuple[Variation, ...]
@@ -87,10 +87,10 @@ def stability(store: Store, trace: Trace, history: History) -> Stability:
     """Return mean, deviation and coefficient of variation between windows and between days.
 
     Quantities: token-weighted ideal hit rate; by category, p50 and p80 reuse gap (in the window of
-    the reuse) and next-turn probability. Of ten equal windows, the first, with nothing to reuse
-    yet, and the last, whose next turns are not seen, are left out; days are all counted, if there
-    are two or more. Windows without a value do not count, and with one value the deviation is 0.
-    With few requests a window, chance alone causes variation.
+    the reuse) and next-turn probability. Of ten equal windows, the first (nothing to reuse yet) and
+    the last (next turns not seen) are left out; all days count, if there are two or more. Windows
+    without a value do not count, and with one value the deviation is 0. With few requests per
+    window, chance alone causes variation.
     """
     windows, days = equal_windows(trace, WINDOWS), day_windows(trace)
     inner = slice(1, windows.count - 1) if windows.count > 2 else slice(None)
@@ -116,7 +116,7 @@ def _variations(
 
 
 def _series(store: Store, trace: Trace, history: History, windows: Windows) -> Iterator[Series]:
-    """Yield each quantity, its category, and its values by window."""
+    """Yield each quantity, its category (None: all requests), and its values by window."""
     rates = [window.token_hit_rate for window in over_time(store, trace, windows).windows]
     yield "ideal_hit_rate", None, rates
     groups = len(history.categories)
@@ -136,7 +136,7 @@ def _series(store: Store, trace: Trace, history: History, windows: Windows) -> I
 
 
 class Category(Struct, frozen=True):
-    """One category's row in the summary; gaps or lifetimes are None if the category has none."""
+    """Statistics of one category; gaps or lifetimes are None if it has none."""
 
     category: str
     type: str
@@ -154,7 +154,7 @@ class Category(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Characterization:
-    """All facts of one trace; reuse is None without block hashes, turns are without a lineage."""
+    """All statistics of a trace; those of reuse are None without hashes, turns without lineage."""
 
     trace: Trace
     lengths: Lengths
@@ -187,11 +187,11 @@ def start_characterization(
     step: Step | None = None,
     work: Path | None = None,
 ) -> Callable[[], Characterization]:
-    """Read the tables that `characterize` needs; return a function that waits for the result.
+    """Read the trace's tables and start to compute; return a function that waits for the result.
 
     Without `count_deciles` the trace's paths are loaded. With a folder `work`, runs of reuse and
-    groups of blocks stay in files there. `step` is called with the name of each of `STEPS` steps
-    before it; an error that it raises ends the work.
+    groups of blocks stay in files there. `step` is called before each of `STEPS` steps, with its
+    name; an error that it raises ends the work.
     """
 
     def run(name: str, compute: Callable[..., T], *arguments: object) -> T:
@@ -260,10 +260,10 @@ def _categories(
     lives: Lifetimes | None,
     following: NextTurns | None,
 ) -> tuple[Category, ...]:
-    """Return one row a category, ordered by type and turn, from facts computed before.
+    """Return one row per category, ordered by type and turn.
 
-    Gaps belong to the category that touched the block last before the reuse, lifetimes to the one
-    that touched it first. `next_turn_probability` is the settled probability if known. A category
+    Gaps belong to the category of the touch before the reuse, lifetimes to the category of the
+    first touch. `next_turn_probability` is the settled probability if known. A category
     has either first or later turns, so its `multi_turn_share` is 0 or 1.
     """
     requests = sum(row["requests"] for row in rows)

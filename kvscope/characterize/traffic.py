@@ -1,4 +1,4 @@
-"""Traffic: requests, their lengths and arrivals, over time, and their share of the ideal hits."""
+"""Traffic: lengths and arrivals of requests, also over time, and ideal hits by type."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kvscope.store.db import Store
 
 
 class Lengths(Struct, frozen=True):
-    """Token lengths and arrivals; rates are None for a trace whose requests all arrive at once.
+    """Token lengths and arrivals; rate and variation are None if all requests arrive at once.
 
     `inter_arrival_cv` is the coefficient of variation of the time between arrivals: 1 for a Poisson
-    process, more where requests come in bursts.
+    process, more for bursts. Mean tokens include outputs; None without such requests.
     """
 
     requests: int
@@ -33,7 +33,7 @@ class Lengths(Struct, frozen=True):
 
 
 class RequestSize(Struct, frozen=True):
-    """Size of requests, input and output, in tokens and in the blocks that hold them.
+    """Sizes of all, single-turn or multi-turn requests: input and output tokens, and their blocks.
 
     `bytes` is None unless a model is stated, `hbm_multiple` unless the KV pool is known.
     """
@@ -47,7 +47,7 @@ class RequestSize(Struct, frozen=True):
 
 
 class TrafficWindow(Struct, frozen=True):
-    """One window of time. Hit rates are ideal: those of an infinite cache."""
+    """Traffic in one window. Hit rates are ideal (infinite cache); None if undefined."""
 
     start_s: float
     requests: int
@@ -66,7 +66,7 @@ class OverTime(Struct, frozen=True):
 
 
 class TypeContribution(Struct, frozen=True):
-    """Requests and ideal hits of one type, single-turn (turn 1) or multi-turn (turn > 1)."""
+    """Requests and ideal hits of first turns, or of follow-up turns (`multi_turn`), of one type."""
 
     type: str
     multi_turn: bool
@@ -78,7 +78,7 @@ class TypeContribution(Struct, frozen=True):
 
 
 class Contribution(Struct, frozen=True):
-    """Ideal hit rates of the whole trace, and the share of each type of request in the hits."""
+    """Ideal hit rates of the whole trace, and each type's share of the requests and hits."""
 
     token_hit_rate: float | None
     block_hit_rate: float | None
@@ -88,7 +88,7 @@ class Contribution(Struct, frozen=True):
 
 
 def lengths(trace: Trace, sizes: Sequence[SizeSummaries], history: History) -> Lengths:
-    """Return token lengths and arrival rates; any trace has them."""
+    """Return token lengths and arrival rates; they need no hashes."""
     everything, *kinds = sizes
     mean_tokens = {kind.turns: kind.tokens.mean for kind in kinds}
     return Lengths(
@@ -103,7 +103,7 @@ def lengths(trace: Trace, sizes: Sequence[SizeSummaries], history: History) -> L
 
 
 def _inter_arrival_cv(arrival_s: Float64s) -> float | None:
-    """Return the coefficient of variation of inter-arrival times; None if their mean is 0."""
+    """Return the coefficient of variation of times between arrivals; None if their mean is 0."""
     intervals = len(arrival_s) - 1
     mean_s = float(arrival_s[-1] - arrival_s[0]) / max(intervals, 1)
     squares = sum(
@@ -114,14 +114,14 @@ def _inter_arrival_cv(arrival_s: Float64s) -> float | None:
 
 
 def request_sizes(sizes: Sequence[SizeSummaries]) -> tuple[RequestSize, ...]:
-    """Return request sizes (input + output) in blocks and tokens; all, single- and multi-turn."""
+    """Return sizes (input + output) of all, single-turn and multi-turn requests."""
     return tuple(RequestSize(kind.turns, kind.requests, kind.blocks, kind.tokens) for kind in sizes)
 
 
 def over_time(store: Store, trace: Trace, windows: Windows | None = None) -> OverTime:
     """Return traffic and ideal hit rate by window (by default about sixty round ones).
 
-    Rates per second divide by the whole window, though the last one may end after the trace.
+    Arrival rates divide by the window's whole length, also if the last one ends after the trace.
     """
     windows = windows or round_windows(trace)
     rows = store.rows("characterize/over_time", trace_id=trace.trace_id, **windows.parameters)
@@ -143,7 +143,7 @@ def over_time(store: Store, trace: Trace, windows: Windows | None = None) -> Ove
 
 
 def contribution(store: Store, trace: Trace) -> Contribution:
-    """Return requests and ideal hits by type and by single- and multi-turn, and ideal hit rates.
+    """Return ideal hit rates, and requests and ideal hits by type, first and follow-up turns apart.
 
     Hits are those of an infinite cache under the default definition: full blocks, last-token rule,
     outputs carried. Source: ATC'25, section 3 (single- and multi-turn requests).

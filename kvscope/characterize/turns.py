@@ -25,7 +25,7 @@ class TurnCount(Struct, frozen=True):
 
 
 class UserTurns(Struct, frozen=True):
-    """Distributions over users of the mean and standard deviation of turns per conversation."""
+    """Over users: mean turns per conversation, and deviation if a user has two or more."""
 
     users: int
     mean: Summary
@@ -43,10 +43,10 @@ class ConversationTurns(Struct, frozen=True):
 
 
 class NextTurn(Struct, frozen=True):
-    """Frequency with which another turn follows a request.
+    """Share of requests that another turn follows.
 
-    `probability` counts all requests; the last ones lower it, as their next turn lies beyond the
-    trace's end. `settled_probability` counts only requests long enough before the end.
+    `probability` counts all requests, also late ones whose next turn lies beyond the trace's end.
+    `settled_probability` counts only requests `NextTurns.settle_s` or more before the end.
     """
 
     requests: int
@@ -56,14 +56,14 @@ class NextTurn(Struct, frozen=True):
 
 
 class CategoryNextTurn(Struct, frozen=True):
-    """The next turn after requests of one category."""
+    """Share of one category's requests that another turn follows."""
 
     category: str
     next_turn: NextTurn
 
 
 class WindowNextTurn(Struct, frozen=True):
-    """Next turns after requests of one category in a window; `settled` if the whole window is."""
+    """Next turns after one category's requests in a window; `settled` if the whole window is."""
 
     start_s: float
     category: str
@@ -73,7 +73,7 @@ class WindowNextTurn(Struct, frozen=True):
 
 
 class NextTurns(Struct, frozen=True):
-    """Probability of a next turn. Requests up to `settle_s` before the trace's end are settled."""
+    """Probability of a next turn; requests `settle_s` or more before the end are settled."""
 
     settle_s: float
     window_s: float
@@ -85,7 +85,7 @@ class NextTurns(Struct, frozen=True):
 
 
 def turns(store: Store, trace: Trace) -> ConversationTurns | None:
-    """Return turns per conversation (requests inside the trace); None without a lineage.
+    """Return turns per conversation, as far as inside the trace; None without a lineage.
 
     Source: ATC'25, section 3 (turns).
     """
@@ -111,7 +111,7 @@ def turns(store: Store, trace: Trace) -> ConversationTurns | None:
 
 
 def _user_turns(store: Store, trace: Trace) -> UserTurns | None:
-    """Return turns by user (a conversation's opener); deviations need two conversations each."""
+    """Return turns by user, the sender of a conversation's first request; None without users."""
     row = store.row("characterize/user_turns", trace_id=trace.trace_id)
     if not row["users"]:
         return None
@@ -131,10 +131,10 @@ def _read_summary(row: Mapping[str, Any], name: str) -> Summary:
 def next_turns(trace: Trace, history: History, windows: Windows | None = None) -> NextTurns | None:
     """Return the probability that another turn follows a request, by category and over time.
 
-    The trace's end hides the next turns of the last requests. So every value comes twice: for all
-    requests, and for settled ones, which arrive `settle_s` or more before the end. `settle_s` is
-    the p90 of the time between a request and its next turn in this trace (0 without next turns). A
-    window is settled if all of it is. None without a lineage. Source: ATC'25, section 3 (turns).
+    The trace's end hides next turns of late requests. So each value comes twice: for all requests,
+    and for settled ones, which arrive `settle_s` or more before the end. `settle_s` is the p90 of
+    the time from a request to its next turn in this trace (0 without next turns). A window is
+    settled if all of it is. None without a lineage. Source: ATC'25, section 3 (turns).
     """
     if trace.lineage == "none":
         return None
@@ -168,7 +168,7 @@ def next_turns(trace: Trace, history: History, windows: Windows | None = None) -
 def next_turns_over_time(
     trace: Trace, windows: Windows, history: History
 ) -> dict[str, list[float | None]]:
-    """Return the probability of a next turn by category and window; empty without lineage.
+    """Return probabilities of a next turn by window, for each category; {} without lineage.
 
     None: no requests of the category in that window.
     """
@@ -182,7 +182,7 @@ def next_turns_over_time(
 
 
 def _counts(history: History, windows: Windows, settled_until_s: float) -> Int64s:
-    """Return 4 × categories × windows: requests, continued, settled, settled and continued."""
+    """Return counts, 4 × categories × windows: all, continued, settled, settled and continued."""
     shape = len(history.categories), windows.count
     counts = np.zeros((4, shape[0] * shape[1]), dtype=np.int64)
     for part in stretches(len(history.arrival_s)):
