@@ -199,7 +199,6 @@ def _ends_alike(
 def _find_heads(
     above: Int32s, is_message: Bools, end: Int32s, last: Int32s, head_end: Int32s
 ) -> None:
-    """Fill `head_end` with the result of `ends_of_heads`."""
     for k in range(len(last)):
         part = last[k]
         while part > 0:

@@ -224,7 +224,6 @@ def policies_for(
 
 
 def _fits(policy: type[Policy], setting: RunSetting, hybrid: bool) -> bool:
-    """Return whether the capacity model of a setting can run a policy."""
     if hybrid:
         from kvscope.vllm_sim.state import orders_groups
 

@@ -1,13 +1,13 @@
-"""How certain a gain is: a window's requests are resampled, with the same draws for all policies.
+"""Confidence of gains: bootstrap resamples of a window's requests, the same for all policies.
 
-Requests are drawn in clusters, in three ways: whole conversations, since their turns depend on each
-other, or whole users where conversations are single requests, since those of a program share its
-prompt; short stretches of time, since concurrent requests compete for one cache; and an eighth of
-the window at a time, since a queue or a full cache lasts longer. The widest interval counts. The
-latencies resampled are those of one replay.
+Requests are resampled in clusters of three kinds: conversations, since their turns depend on each
+other (users, if conversations are single requests, since a program's requests share its prompt);
+short stretches of time, since concurrent requests compete for one cache; eighths of the window,
+since a queue or a full cache lasts longer. The widest interval counts. The latencies resampled are
+those of one replay.
 
-Percentile intervals are too short for few clusters, and a few late requests lie in fewer still. So
-their tails are those of Student's t, for as many clusters as the figure effectively rests on.
+Percentile intervals are too short for few clusters, and late requests are in fewer clusters still.
+So intervals have the tails of Student's t for the effective number of clusters behind a figure.
 
 Source: Davison & Hinkley, "Bootstrap Methods and their Application", 1997 (clusters, blocks of
 time); Ibragimov & Müller, "t-Statistic Based Correlation and Heterogeneity Robust Inference", JBES
@@ -45,9 +45,9 @@ _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 class Gain(Struct, frozen=True):
     """Relative reduction of a figure against the baseline, with its 95 % interval.
 
-    It is a share of the baseline's figure, for `attainment_gain` a difference of shares; below 0 if
-    the figure is larger. Minus infinity if only the baseline is 0. With too few conversations the
-    interval is infinite.
+    `value`, `low` and `high` are shares of the baseline's figure, for `attainment_gain` differences
+    of shares; below 0 if the policy is worse, minus infinity if only the baseline's figure is 0.
+    With too few conversations the interval is infinite.
     """
 
     value: float
@@ -56,10 +56,10 @@ class Gain(Struct, frozen=True):
 
 
 class Resampled(Struct, frozen=True):
-    """F figures of one policy's latencies: `value` (F), and `resamples`, an array of 3 x R x F.
+    """F figures of one policy's latencies: `value` (F), and `resamples` of these (3 x R x F).
 
-    R resamples each of conversations, of short stretches of time and of eighths of the window.
-    `clusters`, 3 x F, is the effective number of clusters behind each figure.
+    The three kinds are resamples of conversations, of short stretches of time and of eighths of the
+    window. `clusters` (3 x F) is the effective number of clusters behind each figure.
     """
 
     value: NDArray[np.float64]
@@ -85,8 +85,8 @@ class Bootstrap:
     """Resamples of a window's requests with replacement, the same ones for every policy.
 
     `conversation` has one entry per request, in order of arrival: its conversation or other
-    cluster. Figures are p50, p90, p95, p99, the target's percentile, `violations` (a share) and
-    `tel` (a mean; requests without a token are violations and add nothing to it).
+    cluster. Figures are p50, p90, p95, p99, the target's percentile (all s), `violations` (a share)
+    and `tel` (s, a mean; requests without a token are violations and add nothing to it).
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Bootstrap:
         self.names = (*percentiles, "violations", "tel")
 
     def figures(self, ttft_s: NDArray[np.float64]) -> Resampled:
-        """Return the figures of latencies (s), one per request."""
+        """Return the figures of latencies (s; one per request, by arrival) and their resamples."""
         order = np.argsort(ttft_s, kind="stable")
         ascending, seed = ttft_s[order], np.uint64(self._seed)
         figures = np.empty((len(self._clusterings), 1 + self._resamples, len(self.names)))
@@ -137,7 +137,7 @@ class Bootstrap:
         return late.astype(np.float64), excess
 
     def gains(self, baseline: Resampled, candidate: Resampled) -> dict[str, Gain]:
-        """Return the relative reduction of each candidate figure against the baseline's."""
+        """Return the relative reduction of each figure against the baseline's, by name."""
         clusters = np.minimum(baseline.clusters, candidate.clusters)
         return self._compared(_less, baseline, candidate, clusters)
 
@@ -190,7 +190,7 @@ class Bootstrap:
         return max(likely)
 
     def meeting_share(self, figures: Resampled) -> float:
-        """Return the share (0-1) of resamples that meet the target, least over cluster kinds."""
+        """Return the share (0-1) of resamples whose percentile meets the SLO, least over kinds."""
         at = self.names.index(format_percentile(self._target.percentile))
         return float((figures.resamples[..., at] <= self._target.slo_s).mean(axis=1).min())
 
@@ -213,7 +213,7 @@ def _effective(load: Float64s, cluster: NDArray[np.int32]) -> float:
 def interval(resamples: Float64s, clusters: Float64s) -> tuple[Float64s, Float64s]:
     """Return the ends of the 95 % intervals of figures, the widest over kinds of resamples.
 
-    `resamples` are kinds x R (x figures); NaN entries are ignored. `clusters`, kinds (x figures),
+    `resamples` has the shape kinds x R (x figures); NaN is ignored. `clusters`, kinds (x figures),
     is the effective number of clusters: with 1 or fewer, the interval spans all resamples.
     """
     from scipy.special import ndtr, stdtrit

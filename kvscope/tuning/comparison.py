@@ -1,6 +1,6 @@
-"""Policies compared with LRU on one window: gains with intervals, and regressions.
+"""Policies compared with LRU on one window: gains with intervals, and regressions (harms).
 
-No harm: only a policy that breaks no limit may be recommended, however much it improves the target.
+Only a policy that breaks no limit may be recommended, however much it improves the target.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ALIKE = 0.02  # a difference in the target's percentile that does not matter
 class Harm(Struct, frozen=True):
     """A limit that a policy breaks: the figure, its change against LRU, and the allowed change.
 
-    For `attainment` (a difference of shares), `tel` and the percentile (shares of LRU's), `change`
-    is the bad end of the 95 % interval.
+    Changes are relative to LRU's figure, of `attainment` a difference of shares. For `attainment`,
+    `tel` and the target's percentile, `change` is the worse end of the 95 % interval.
     """
 
     figure: str
@@ -47,12 +47,12 @@ class Harm(Struct, frozen=True):
 class WindowTrial(Trial, frozen=True):
     """A trial compared with LRU at the present capacity on the same window.
 
-    `gains` have the names of kvscope.tuning.bootstrap, `attainment_gain` is a difference of shares;
-    for LRU itself they are empty and 0. `harms` are the broken limits, by intervals of `resampled`,
-    but by value for VALUES. `meeting_share` (0-1) of the resamples meet the target, whose
-    percentile has the 95 % interval `interval_s`. `likely` is the probability (0-1) that attainment
-    or TEL is better than LRU's. `keeps_up`: the queue does not grow over the window. `ttft_s` are
-    the latencies in order of arrival, in the target's view.
+    `gains` are by figure, as named in kvscope.tuning.bootstrap, `attainment_gain` is a difference
+    of shares; for LRU itself they are empty and 0. `harms` are the broken limits: of figures in
+    VALUES broken by the value, of others by the 95 % interval. `meeting_share` (0-1) of the
+    resamples meet the SLO at the target's percentile, whose 95 % interval is `interval_s`.
+    `likely` is the probability (0-1) that attainment or TEL is better than LRU's. `keeps_up`: the
+    queue stays bounded. `ttft_s` has each request's TTFT in the target's view, by arrival.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -78,7 +78,7 @@ class WindowTrial(Trial, frozen=True):
 
     @property
     def by_value(self) -> tuple[Harm, ...]:
-        """The limits that the figures themselves break, not only the ends of their intervals."""
+        """The limits that the figures themselves break, not just the ends of their intervals."""
         gains = {"attainment": self.attainment_gain, **self.gains}
         return tuple(
             harm
@@ -89,8 +89,8 @@ class WindowTrial(Trial, frozen=True):
     def preference(self, broken: bool) -> tuple[bool, bool, float, int, float]:
         """Return the sort key of contenders, best first.
 
-        Policies that are `broken` (break limits) or do not keep up come last. Then: likely gain,
-        attainment to 0.1 points, the percentile to 2 %, prefill throughput.
+        Policies that break limits (`broken`) or do not keep up come last. Then the order is by a
+        likely gain, attainment to 0.1 points, the percentile to 2 %, prefill throughput.
         """
         scale = np.log(max(self.target_s, 1e-9)) / np.log1p(_ALIKE)
         return (
@@ -103,7 +103,7 @@ class WindowTrial(Trial, frozen=True):
 
 
 class Window:
-    """One window of the trace: replays of policies, compared with LRU there."""
+    """One window of the trace, on which policies are replayed and compared with LRU."""
 
     def __init__(self, evaluator: Evaluator, limits: Limits) -> None:
         self.evaluator, self.target, self.limits = evaluator, evaluator.target, limits
@@ -156,7 +156,7 @@ class Window:
         return measured if baseline is None else self.against(baseline, measured)
 
     def against(self, baseline: WindowTrial, trial: WindowTrial) -> WindowTrial:
-        """Return a trial of this window, compared with another baseline."""
+        """Return a trial of this window, compared with `baseline`."""
         gains = self.bootstrap.gains(baseline.resampled, trial.resampled)
         attainment = self.bootstrap.attainment_gain(baseline.resampled, trial.resampled)
         rank = self.target.rank_name
@@ -194,7 +194,7 @@ class Window:
         baseline: WindowTrial,
         advance: Advance | None = None,
     ) -> list[WindowTrial]:
-        """Return `measure` for each policy and capacity, computed on all cores."""
+        """Return the trial of each policy and capacity (see `measure`), replayed on all cores."""
         self.evaluator.prepare([policy for policy, _ in points])
         before = map(self.evaluator.executor.shared, (self, baseline))
         return self.evaluator.each(Window._measured, points, *before, advance=advance)
@@ -204,7 +204,7 @@ class Window:
 
 
 def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float]:
-    """Return the change of each limited figure against LRU's, without an interval."""
+    """Return the change of each figure that has a limit, as in `Harm`, without intervals."""
 
     def more(figure: Callable[[Trial], float]) -> float:
         before, after = figure(baseline), figure(trial)
@@ -223,12 +223,12 @@ def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float
 
 
 def bounds(target: Target, limits: Limits, baseline: Trial) -> dict[str, float]:
-    """Return the largest allowed change of each figure against LRU's."""
+    """Return the allowed change of each figure, as in `Harm`; `baseline` is LRU's trial."""
     return limits.bounds(target, baseline.times_ms.p50 / 1e3, baseline.utilization)
 
 
 def harms(bounds: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Harm, ...]:
-    """Return the limits that changes of figures break; figures without a limit are ignored."""
+    """Return the limits (`bounds`) that changes (`figures`) break; both map names of figures."""
     compared = (Harm(name, figures[name], at) for name, at in bounds.items() if name in figures)
     return tuple(
         harm
@@ -241,8 +241,8 @@ class Canary(Struct, frozen=True):
     """A canary test that shows the gain with 80 % power at 95 % confidence.
 
     `replicas` with the new policy are compared for `hours` with as many on LRU, at
-    `requests_per_hour` each. Both are None if half of the present replicas could not show the
-    difference in `figure` within 30 days.
+    `requests_per_hour` each. `replicas` and `hours` are None if `figure` does not improve, or half
+    of the present replicas could not show that within 30 days.
     """
 
     figure: str
@@ -263,8 +263,8 @@ def canary(
 ) -> Canary:
     """Return the canary test for figure number `at` of two policies' resampled figures.
 
-    `requests` came in `span_s` seconds to all `replicas`. The two arms see different requests, so
-    their variances add up. An arm has enough replicas to end within a day, at most half of all.
+    `requests` arrived in `span_s` seconds at all `replicas`. The two arms serve different requests,
+    so their variances add up. Each has enough replicas for one day, but at most half of all.
 
     Source: Lehr, "Sixteen S-squared over D-squared", Statistics in Medicine 11, 1992 (power of a
     comparison of two means).

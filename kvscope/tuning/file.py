@@ -66,7 +66,7 @@ Bandwidth = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 
 
 class TargetTable(msgspec.Struct, forbid_unknown_fields=True):
-    """Fields as in `Target`."""
+    """The table `[target]`, with the fields of `Target`."""
 
     slo_s: Seconds = msgspec.field(name="slo_ms")
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)]
@@ -103,10 +103,10 @@ class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The engine behind the figures, one of `replicas`.
+    """The engine with which the figures were computed, one of `replicas`.
 
     `kv_groups` are a hybrid model's, as `KvGroups.text`. With `dp` ranks, each rank is a replica.
-    `kv_bytes_per_token` are what SGLang's host tier copies to each GPU.
+    `kv_bytes_per_token` is the KV bytes per token and GPU, only with a host tier of SGLang.
     """
 
     summary: str
@@ -134,7 +134,7 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
         )
 
     def simulated(self, setting: RunSetting) -> RunSetting:
-        """Return the setting changed to a vLLM with this version, drafter and groups of layers.
+        """Return the setting on a vLLM with this version, drafter and groups of layers.
 
         For other engines, return it unchanged.
         """
@@ -145,7 +145,7 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
-    """Fields as in `Canary`."""
+    """The table `[canary]`, with the fields of `Canary`."""
 
     figure: str
     requests_per_hour: Number
@@ -170,7 +170,7 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def text(self) -> str:
-        """The tier as written for `--tiers`, exactly."""
+        """The tier in the syntax of `--tiers`, without rounding."""
         size = f"{self.bytes}B" if self.bytes % units.GIB else f"{self.bytes // units.GIB}GiB"
         read, write = (
             _shifted(each, -9) for each in (self.read_bytes_per_s, self.write_bytes_per_s)
@@ -188,7 +188,7 @@ def _pool_of(tier: Tier) -> tuple[float | None, Literal["lru"] | None]:
 
 
 class TierTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A tier; `offload` as for `--offload`, `kv_bytes_per_token` over all GPUs of the engine."""
+    """Memory below a pool; `offload` as for `--offload`, KV bytes over all GPUs of the engine."""
 
     offload: str
     kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -225,7 +225,7 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
         return f"{sizes}, {self.offload}"
 
     def tiers(self, pool_blocks: int) -> str:
-        """Return pool and tier as written for `--tiers`, exactly."""
+        """Return the pool and this tier in the syntax of `--tiers`, without rounding."""
         return ",".join((f"hbm={pool_blocks}blocks", *(each.text for each in self.memory)))
 
 
@@ -298,7 +298,7 @@ def write_recommendation(
     deployment: EngineTable | None = None,
     added: AddedTier | None = None,
 ) -> None:
-    """Write the recommendation of `result`, or the `added` tier, so that it reads back equal."""
+    """Write the recommendation of `result`, or of the tier `added`, so that it reads back equal."""
     best, target = added.trial if added else result.recommended, result.target
     canary, blocks = added.canary if added else result.canary, best.capacity_blocks
     table = RecommendationTable(
@@ -333,7 +333,7 @@ def read_recommendation(path: Path) -> RecommendationFile:
 
 
 def read_policy_file(path: Path) -> PolicyFile:
-    """Return the file of `kvscope tune` or `kvscope fit --export` at `path`. Raises InputError."""
+    """Return the contents of a file of `kvscope tune` or `fit --export`. Raises InputError."""
     document, where = document_in(path, REMEDY), str(path)
     if document.keys() & {"verdict", "target", "capacity", "latency"}:
         return _recommendation(document, where)
@@ -343,7 +343,7 @@ def read_policy_file(path: Path) -> PolicyFile:
 
 
 def read_recommendation_table(path: Path) -> RecommendationTable:
-    """Return all of the recommendation at `path`, including expected figures and flags.
+    """Return all tables of the recommendation at `path`.
 
     Raises InputError as `read_recommendation` does.
     """
@@ -371,7 +371,7 @@ def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFi
 def write_policy(
     path: Path, policy: Policy, fitted: FittedTable | None, *, trace: str, block_size: int
 ) -> None:
-    """Write `policy` and its table `fitted` on `trace`, with blocks of `block_size` tokens."""
+    """Write `policy` and its table, fitted on `trace` with blocks of `block_size` tokens."""
     document = {
         "schema": SCHEMA,
         "trace": trace,

@@ -73,7 +73,7 @@ class EngineLaunch(Struct, frozen=True):
 
     @classmethod
     def of(cls, where: ResolvedDeployment, groups: KvGroups | None) -> Self:
-        """Return the launch of a deployment's engine, with flags for all that was stated."""
+        """Return the launch of a deployment's engine, with flags for all options stated in it."""
         stated, vllm = where.stated, where.engine.name == NEWEST.name
         if where.shortens_requests:
             stated = replace(stated, max_model_len=None)
@@ -102,9 +102,10 @@ class EngineLaunch(Struct, frozen=True):
 def stated_words(
     stated: Deployment, *, vllm: bool = True, moe: bool = False
 ) -> dict[str, float | str]:
-    """Return launch flags and values for a deployment's stated options, except limits and blocks.
+    """Return launch flags and values of a deployment's stated options.
 
-    A switch has an empty value. `moe`: the model has experts, which ranks divide.
+    Left out: limits of running requests and of batched tokens, size and number of blocks. A switch
+    has an empty value. `moe`: the model has experts, which data-parallel ranks share out.
     """
     engine = parse_engine(stated.engine)
     words = {
@@ -125,7 +126,7 @@ def stated_words(
 
 
 def _hicache_words(engine: Engine) -> dict[str, float | str | None]:
-    """Return SGLang's launch flags and values for its host tier."""
+    """Return SGLang's launch flags and values for its host tier (HiCache); empty without one."""
     if engine.hicache is None:
         return {}
     return {
@@ -148,7 +149,7 @@ def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:
 
 
 def retention_arguments(policy: Policy, groups: KvGroups | None) -> tuple[str, ...]:
-    """Return vLLM's arguments for a policy's retention interval; none for other policies."""
+    """Return vLLM's arguments for a retention interval; () for policies without one."""
     if not isinstance(policy, LruRetention):
         return ()
     kept = groups.retaining(policy.values[RETENTION]).retention_tokens if groups else None

@@ -1,7 +1,7 @@
-"""The least that meets an SLO: replicas, with an interval of their number; capacity; load.
+"""The fewest replicas and the least capacity that meet an SLO, and the load that replicas carry.
 
-Also whether replicas keep up with the arrivals, how many would, and which share of the load fits. A
-percentile is meaningless if the queue grows over the whole window: a longer window has a worse one.
+Where replicas do not keep up with the arrivals, the queue grows over the whole window, and
+percentiles are meaningless: those of a longer window are worse.
 
 The window holds the counted requests: those after the warm-up. The sweep determines whether a
 replica is a simulated vLLM or a queue of prefills.
@@ -40,8 +40,8 @@ MOST_REPLICAS = 64
 class FewestReplicas(Struct, frozen=True):
     """The fewest replicas with a policy behind a router that meet the SLO.
 
-    `replicas` is None if up to `tried` do not meet it. `size` has its 95 % interval, where None
-    means more than `compared`; it is None without `replicas`, and where nothing was resampled.
+    `replicas` is None if up to `tried` do not meet it. `size` has the 95 % interval of `replicas`,
+    in which None means more than `compared`; without `replicas` or resamples, `size` is None.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -57,15 +57,15 @@ class FewestReplicas(Struct, frozen=True):
 
     @property
     def replicas_interval(self) -> tuple[int | None, int | None] | None:
-        """The 95 % interval of the number, None without one."""
+        """The 95 % interval of `replicas`, None if unknown."""
         return None if self.size is None else (self.size.low, self.size.high)
 
 
 def fewest(meets: Callable[[Sequence[int]], Iterable[bool]], counts: Sequence[int]) -> int | None:
     """Return the fewest of ascending counts that meet the SLO; None if no tried count does.
 
-    Counts double until one meets the SLO, then decrease by one as long as they meet it: a smaller
-    count that meets it below one that does not is luck. `meets` returns an answer for each count.
+    Counts double until one meets the SLO, then decrease by one as long as they meet it: if a count
+    misses the SLO and a smaller one meets it, that is luck. `meets` returns a bool for each count.
     """
     failing = 0
     for count in doubled(counts):
@@ -86,7 +86,7 @@ def fewest_replicas(
     stop: Event | None = None,
     executor: Executor | None = None,
 ) -> FewestReplicas:
-    """Return the fewest replicas of ascending `counts` that meet the sweep's SLO. Raises Stopped.
+    """Return the fewest of ascending `counts` of replicas that meet the SLO. Raises Stopped.
 
     The default executor uses threads.
     """
@@ -116,12 +116,12 @@ def most_tried(present: int) -> int:
 
 
 def most_compared(replicas: int) -> int:
-    """Return the most replicas to replay for the interval, if `replicas` is the fewest."""
+    """Return the most replicas to replay for the interval, if `replicas` is the answer."""
     return max(2 * replicas, replicas + 2)
 
 
 def size_of(sweep: FleetSweep, runs: Sequence[FleetRun]) -> FleetSize:
-    """Return the fewest replicas with their interval; each count is judged by its worst seed."""
+    """Return the fewest replicas of `runs`, with an interval; a run's worst seed counts."""
     prompts, slo = sweep.prompts, sweep.slo
     counted = slice(first_counted(prompts, sweep.workload.setting.definition), None)
     ttft_s, fails = {}, {}
@@ -140,7 +140,7 @@ def size_of(sweep: FleetSweep, runs: Sequence[FleetRun]) -> FleetSize:
 class FleetSize(Struct, frozen=True):
     """The fewest replicas that meet an SLO, and the 95 % interval of that number.
 
-    None means more than the most that were tried.
+    Each is None if it is more than the largest number that was replayed.
     """
 
     replicas: int | None
@@ -158,8 +158,8 @@ def fleet_size(
 
     `ttft_s` maps each number of replicas to the latencies (s) of the counted requests, in order of
     arrival; `conversation` has their conversations. An `overloaded` fleet's queue grows, so it
-    meets the target in no resample. The interval is that of the number over resamples of the
-    requests, the same resamples for all numbers, and the widest over all kinds of resamples.
+    meets the target in no resample. The interval is over resamples of the requests, the same for
+    all numbers of replicas, and the widest over all kinds of resamples.
     """
     counts = sorted(ttft_s)
     bootstrap = Bootstrap(conversation, target)
@@ -188,7 +188,7 @@ def doubled(counts: Sequence[int]) -> list[int]:
 
 
 def _fewest_of(meets: Bools, counts: Sequence[int]) -> NDArray[np.int64]:
-    """Return the index of `fewest` along the last axis of `meets`; `len(counts)` if none meets."""
+    """Return the index in `counts` of `fewest`, for each row of `meets`; `len(counts)` for none."""
     fewest = np.full(meets.shape[:-1], len(counts))
     for place in map(counts.index, reversed(doubled(counts))):
         lasting = np.logical_and.accumulate(meets[..., place::-1], axis=-1).sum(axis=-1)
@@ -207,8 +207,8 @@ def least_for_lru(
 ) -> Trial | None:
     """Return LRU's trial at the least capacity from `low` to `high` blocks that meets the target.
 
-    None if even `high` does not. Exact to PRECISION: a larger LRU cache holds all blocks of a
-    smaller one, so no request gets slower with more.
+    None if even `high` does not. The capacity is exact to PRECISION: a larger LRU cache holds all
+    blocks of a smaller one, so no request gets slower with more.
     Source: Mattson et al., "Evaluation techniques for storage hierarchies", 1970 (inclusion).
     """
     failing, meeting = evaluator.evaluate([(Lru(), low), (Lru(), high)], advance)
@@ -264,7 +264,7 @@ def least_for_any(
 
 
 def _between(failing: int, meeting: int) -> list[int]:
-    """Return two capacities in between, geometrically spaced; none within PRECISION."""
+    """Return one or two capacities in between, geometrically spaced; none within PRECISION."""
     if meeting - failing <= max(1, int(PRECISION * meeting)):
         return []
     points = np.geomspace(max(failing, 1), meeting, 4)[1:3].round().astype(int)
@@ -289,9 +289,9 @@ def ttft_growth(served: ServedRequests) -> float:
 class Load(Struct, frozen=True):
     """Whether the replicas of a deployment keep up with one window's arrivals, under LRU.
 
-    `growth` is the queue's (s per s). The rest is set only if the replicas are `overloaded`: the
-    least number of replicas that keep up (None: no tried number); the largest share of the
-    conversations that the present replicas can serve, and LRU's trial on that share.
+    `growth` is the queue's (s per s). If the replicas are `overloaded`: the least number that keeps
+    up (None: no tried number), the largest share (0-1) of the conversations that the present ones
+    can serve, and LRU's trial on that share (`carried`; None: no share). Else the rest is None.
     """
 
     growth: float
@@ -308,7 +308,7 @@ def keeps_up(served: ServedRequests, slo_s: float) -> bool:
 
 
 def _queue(served: ServedRequests) -> QueueTimes | None:
-    """Return waits and TTFTs of the counted requests with a token; None without queued times."""
+    """Return queue times of the counted requests with a token; None without queued TTFTs."""
     if served.queued_ttft_s is None:
         return None
     counted = slice(served.first, None)
@@ -325,7 +325,7 @@ def load_of(
     most: int,
     advance: Advance | None = None,
 ) -> Load:
-    """Return the load of `replicas` on the evaluator's window under LRU; up to `most` are tried."""
+    """Return LRU's load on the evaluator's window with `replicas`; up to `most` are tried."""
     workload, target = evaluator.workload, evaluator.target
 
     def keeps(other: Evaluator) -> bool:

@@ -1,8 +1,8 @@
 """The plan: possible changes of a deployment, all judged on the same later requests.
 
 An option is the deployment with another policy, memory below each pool, more replicas behind a
-router, or another machine, or a combination that can pay. Each is replayed on the same simulated
-engine and compared with the present deployment.
+router, or another machine, or a combination that may be worth its price. Each is replayed on the
+same simulated engine and compared with the present deployment.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ReplicaMachine(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The machine in words: `2 x h100`, with the precision of the weights if it is stated."""
+        """The machine in words: `2 x h100 in fp8` (if stated), or `40 GiB for KV`."""
         if self.kv_cache_bytes is not None:
             return f"{format_size(self.kv_cache_bytes)} for KV"
         gpu, dtype = self.where.gpu, self.where.stated.weight_dtype
@@ -86,8 +86,8 @@ class ReplicaMachine(Struct, frozen=True):
 class OptionChange(Struct, frozen=True):
     """A change of a deployment; `machine` is None for the present machine.
 
-    `seed` is for random routers. With `scaling`, up to `replicas` replicas start and stop with the
-    load; with a `split` some prefill and the others decode.
+    `tier` is memory below each pool, `seed` for random routers. With `scaling`, up to `replicas`
+    replicas start and stop with the load; with a `split` some prefill and the others decode.
     """
 
     policy: Policy
@@ -104,12 +104,12 @@ class PlanOption(Struct, frozen=True):
     """One option on the later requests; `judged` compares it with the present deployment.
 
     None means: `machine`: the present one, `router`: one replica, `tier` (below each replica): no
-    tier, `price_hour`: unknown prices. `attainment_interval` is the 95 % interval of the share
-    within the SLO. `meets_target`: the percentile is within it. `saves_hour` prices the GPU time
-    saved on the present machine, None if unknown or on another machine. `written_bytes_s` is the
-    write rate to each replica's tier, `tier_hour` the tier's price per hour, `wear` the writes
-    relative to the memory's rating. `scaling` and `split` are as in OptionChange; `mean_replicas`
-    are paid for with scaling.
+    tier, `price_hour`: unknown prices. `attainment_interval` is the 95 % interval of the share of
+    requests within the SLO. `meets_target`: the target's percentile is within the SLO. `saves_hour`
+    is the price of the GPU time saved, None if unknown or on another machine. `written_bytes_s` is
+    the write rate to each replica's tier, `tier_hour` that tier's price per hour, `wear` the writes
+    relative to the memory's rating. `scaling` and `split` are as in OptionChange; with `scaling`,
+    `price_hour` is of `mean_replicas`.
     """
 
     judged: Judged
@@ -136,7 +136,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def trial(self) -> Trial:
-        """The option's figures on the later requests."""
+        """The option's trial on the later requests."""
         return self.judged.later
 
     @property
@@ -172,17 +172,17 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is on another machine than the present one."""
+        """Whether it is on another machine; other KV memory on the present one does not count."""
         return self.machine is not None and self.machine.kv_cache_bytes is None
 
     @property
     def meets(self) -> bool:
-        """Whether the SLO is met on the later requests with the estimated pool and latency."""
+        """Whether the SLO is met on the later requests, with pool and latency as estimated."""
         return self.judged.keeps_up and self.meets_target
 
     @property
     def cost(self) -> tuple[object, ...]:
-        """The sort key of options: price, present machine first, replicas, memory, LRU first."""
+        """The sort key of options: price, machine, replicas, memory, scaling or split, policy."""
         price = math.inf if self.price_hour is None else round(self.price_hour, 2)  # as shown
         sizes = self.tier.sizes if self.tier else (0, 0)
         replicas = round(self.mean_replicas or self.replicas, 1)
@@ -200,14 +200,14 @@ class PlanOption(Struct, frozen=True):
 
 
 class TierDoubt(Struct, frozen=True):
-    """Why no tier is to be added, and the nearest option (None: there is none).
+    """Why no tier is to be added, and the option that came closest to it (None: no tier).
 
     - overloaded: the queue grows with every tier, and without.
     - no-gain: no tier is harmless and likely better than the free option.
     - too-dear: the tiers with a gain cost as much as another replica.
     - met-without: the SLO is met without a tier, and no GPU price is known to value one.
     - costs-more: the SLO is met without a tier, and no tier saves more GPU time than it costs.
-    - uncertain: the option harms, or does not pay, at the `ends` of uncertain inputs.
+    - uncertain: at the extremes `ends` of uncertain inputs it breaks limits or saves too little.
     """
 
     why: TierReason
@@ -220,10 +220,10 @@ class TuningPlan(Struct, frozen=True):
 
     `worth_blocks` is the extra LRU capacity that would match the chosen policy's percentile; None
     without a choice, or if no LRU cache matches it. `unguarded` is that policy without its guard,
-    None if it has no removable guard. `tier` is the option that adds memory below the pools, if
-    that was requested and pays, and `tier_canary` the canary test of it; else `tier_doubt` has the
+    None if it has none. `tier` is the option that adds memory below the pools, if that was
+    requested and is worth its price, and `tier_canary` its canary test; else `tier_doubt` has the
     reason. `free` is the option at no cost: the policy to change to now, else LRU; `beyond_free`
-    compares the tier with it. With `rejected` tiers, some requests never start.
+    compares the tier with `free`. With `rejected` tiers, some requests never start.
     """
 
     options: tuple[PlanOption, ...]
@@ -260,9 +260,10 @@ class TuningPlan(Struct, frozen=True):
 
     @property
     def promise_s(self) -> float:
-        """The TTFT (s) that the present hardware can promise: the lowest upper end of an interval.
+        """The TTFT percentile (s) that the present hardware can promise; infinite if none.
 
-        It is over the present deployment and policies to change to now, if they keep up.
+        It is the lowest upper end of the 95 % intervals of LRU and of policies to change to now,
+        without those whose queue grows.
         """
         today = self.today.cost[:5]
         ends = (
@@ -302,7 +303,7 @@ class Planner:
         self._rejected: dict[TierCandidate, TierRejection] = {}
 
     def plan(self) -> TuningPlan:
-        """Return the options, each also judged at the ends of uncertain inputs."""
+        """Return the plan; options are replayed at the extremes of uncertain inputs, too."""
         result, router = self._result, self._tuner.options.router
         as_it_is = OptionChange(Lru(), result.replicas, router=router)
         today = self._option(as_it_is, result.lru, result.lru_slo_met)
@@ -356,7 +357,7 @@ class Planner:
         return options
 
     def _changes(self) -> Iterator[OptionChange]:
-        """Yield all changes beyond a change of policy alone."""
+        """Yield all changes to replay, except of the policy alone, which the result has already."""
         result, lru = self._result, Lru()
         tiered = list(self._tiered())
         yield from [*tiered, *self._tiered_replicas(tiered)]
@@ -449,7 +450,7 @@ class Planner:
             yield OptionChange(Lru(), split.replicas, split=PrefillSplit(split.prefill, link))
 
     def _tiered_replicas(self, tiered: Sequence[OptionChange]) -> Iterator[OptionChange]:
-        """Yield the fewest replicas that meet the SLO with the first tier, if cheaper than LRU."""
+        """Yield the fewest replicas for the SLO with the first tier, if cheaper than without."""
         offer, lru, hour = self._tiers, self._result.fewest_lru, self._replica_hour or 1.0
         tier = tiered[0].tier if tiered else None
         if offer is None or tier is None or lru is None or lru.replicas is None:
@@ -472,7 +473,6 @@ class Planner:
         return fewest(partial(map, meets), counts)
 
     def _blocks(self, change: OptionChange) -> int:
-        """Return the blocks of each pool."""
         return (change.machine or self._result).capacity_blocks
 
     def _windows(
@@ -482,7 +482,7 @@ class Planner:
         end: End | None = None,
         copies: float = 1.0,
     ) -> list[Window]:
-        """Return windows with a change, at one end of the uncertain inputs, if `end` is given."""
+        """Return windows of the changed deployment; `end` scales prefill, `copies` copy times."""
         tier = None
         if self._tiers is not None and change.tier is not None:
             tier = self._tiers.below(change.tier, copies)
@@ -507,7 +507,7 @@ class Planner:
         ]
 
     def _judged(self, change: OptionChange) -> PlanOption | TierRejection:
-        """Return a judged option, or the rejection of its tier by the engine."""
+        """Return the option of a change, judged, or the engine's rejection of its tier."""
         result, windows = self._result, self._tuner.windows
         known = windows.validation, windows.held_out, windows.later
         blocks = self._blocks(change)
@@ -526,20 +526,19 @@ class Planner:
         return self._option(change, judged, slo_answer(result.target, judged, ends))
 
     def _free(self, options: Sequence[PlanOption]) -> PlanOption:
-        """Return the option at no cost: the policy to change to now if all ends agree, else LRU."""
+        """Return the option at no cost: the policy to change to now, if certain, else LRU."""
         return options[self._result.grade == "do-now" and not self._result.disagreeing]
 
     def _tier_to_add(
         self, options: Sequence[PlanOption]
     ) -> tuple[PlanOption | None, TierDoubt | None]:
-        """Return the option with the tier to add, or the doubt; neither if no tier was requested.
+        """Return the option with the tier to add, or why there is none; neither if none was wanted.
 
-        With as many replicas as now, each tier is compared with the free option. If that misses the
-        SLO, take the cheapest tier that meets it; if none does, the cheapest of those near the
-        lowest percentile, of tiers that save their price if there are any; none at the price of
+        With as many replicas as now, each tier is compared with the free option. If that option
+        misses the SLO, take the cheapest tier that meets it; if none does, the cheapest of those
+        near the lowest percentile, preferably of tiers that save their price; none at the price of
         another replica or more. If the free option meets the SLO, take the tier with the largest
-        net saving. A tier must not break limits, not even at the ends of pool, latency and copy
-        times.
+        net saving. A tier must not break limits, not even at the extremes of uncertain inputs.
         """
         result, offer = self._result, self._tiers
         if offer is None or not offer.chooses:
@@ -593,7 +592,7 @@ class Planner:
         return None, first
 
     def _net_hour(self, free: PlanOption, option: PlanOption) -> float:
-        """Return a tier's hourly net saving on the worse window, -inf if no GPU price is known."""
+        """Return an option's net saving per hour on the worse window; -inf without a GPU price."""
         if self._replica_hour is None:
             return -math.inf
         freed = min(
@@ -612,10 +611,10 @@ class Planner:
         return self._tuner.windows.later.against(free.judged.later, option.judged.later)
 
     def _fails_at(self, free: PlanOption, option: PlanOption, *, pays: bool) -> Iterator[str]:
-        """Yield the ends at which a tier breaks limits or, with `pays`, does not save its price.
+        """Yield extremes at which a tier breaks limits or, with `pays`, does not save its price.
 
-        Ends are those of pool, latency and session starts, slow copies, and a full disk, as no
-        engine deletes files: the tier is then CPU memory, and lookups of files miss.
+        They comprise pool, latency, session starts, slow copies, and for a tier that keeps files a
+        full disk: then only its CPU memory stores blocks, and look-ups of files miss.
         """
         result, tier = self._result, option.tier
         slow = End(f"copies {SLOW_COPIES:g}x as long")
@@ -698,7 +697,7 @@ class Planner:
         )
 
     def _mean_replicas(self, scaling: Scaling) -> float:
-        """Return the mean number of replicas over the later requests."""
+        """Return the mean number of replicas over the time of the later requests."""
         workload = self._tuner.windows.later.evaluator.workload
         arrival_s = workload.prompts.arrival_s
         first = first_counted(workload.prompts, workload.setting.definition)
@@ -710,7 +709,8 @@ def _fewest_behind(
 ) -> tuple[tuple[int, float], OptionChange] | None:
     """Return the fewest replicas behind a router that meet the SLO, as sort key and change.
 
-    None if even `most` do not. For random routers, the worst seed counts.
+    The key is replicas, then TTFT percentile (s). None if even `most` replicas miss the SLO. For
+    random routers, the worst seed counts.
     """
 
     def meets(replicas: int) -> bool:
@@ -728,7 +728,7 @@ def _fewest_behind(
 
 
 def _searched(router: Router) -> Iterator[Router]:
-    """Yield the router with each value to search of each parameter, one changed at a time."""
+    """Yield the router with one parameter changed: each other value to search of each parameter."""
     for parameter in router.parameters:
         for value in parameter.search:
             if value != router.values[parameter.name]:

@@ -1,4 +1,4 @@
-"""A fleet above shared pools of other sizes: which size is worth its price."""
+"""The recommended fleet of `kvscope fleet` with shared pools of other sizes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PARTS = (8, 4, 2)  # of the pool's size, replayed too
 
 
 class PoolSize(Struct, frozen=True):
-    """The answer's fleet above a shared pool of another size; no pool if `gib` is 0.
+    """The recommended fleet with a shared pool of another size; without a pool if `gib` is 0.
 
-    `gib` is null for an unlimited pool. `used_gib` is held at the end; `evicted_gib` was evicted,
-    `refused_gib` found no room.
+    `gib` is null for an unlimited pool. `used_gib` was in use at the end, `evicted_gib` was
+    evicted, and `refused_gib` not stored for lack of room, over the whole replay.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -38,7 +38,7 @@ class PoolSize(Struct, frozen=True):
 
     @classmethod
     def of(cls, gib: float | None, outcome: FleetOutcome, chunk_gib: float) -> Self:
-        """Return a pool size with its use, counted in chunks of `chunk_gib`."""
+        """Return a pool size with the pool's use; `chunk_gib` is the size of an offload chunk."""
         use = outcome.pool or PoolUse(0, 0, 0)
         counts = use.held, use.evictions, use.refused
         used, evicted, refused = (count * chunk_gib for count in counts)
@@ -52,10 +52,10 @@ def pool_sizes(
     tier: TierCandidate,
     note: Callable[[str], None],
 ) -> tuple[PoolSize, ...]:
-    """Return the answer's fleet with no shared pool, smaller ones, its own, and an unlimited one.
+    """Return the fleet of `answer` with no shared pool, smaller ones, its own, an unlimited one.
 
-    The unlimited pool is added only if the answer's own was full. All replays use the answer's
-    seed. Sizes with which requests never start are left out, with a note.
+    The unlimited pool is added only if the fleet's own was full. All replays use the seed of
+    `answer`. Sizes with which requests never start are left out, with a note.
     """
     offload = engine.offload
     storage = None if offload is None else offload.storage

@@ -1,8 +1,8 @@
 """One trace over several replicas, each with its own cache, behind a router.
 
 Router `session` needs only the order of requests, so each replica is an independent replay. A
-conversation's replica stays the same when the trace grows; inferred conversations must keep their
-starts for that. Other routers are those of `kvscope fleet`.
+conversation's replica stays the same when the trace grows, unless the conversation is inferred and
+its first request changes. Other routers are those of `kvscope fleet`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SESSION: Router = Session()
 
 
 def router_of(where: ResolvedDeployment | None) -> Router:
-    """Return a deployment's router: for ranks of one engine vLLM's balancer, else session."""
+    """Return a deployment's router: vLLM's balancer for data-parallel ranks, else `session`."""
     return SESSION if where is None or where.dp == 1 else VllmDp()
 
 
@@ -71,7 +71,7 @@ def split_over(workload: Workload, replicas: int) -> tuple[Replica, ...]:
 def replica_of(
     workload: Workload, replicas: int, router: Router, policy: Policy, capacity_blocks: int
 ) -> Int32s:
-    """Return the replica of each request (R); 0 for a rejected request."""
+    """Return the number of the replica that serves each request (R); 0 for a rejected request."""
     if router.sees == "order":
         return assignment(workload.traffic, asked(workload.prompts), router, replicas)
     sweep = fleet_sweep(workload, capacity_blocks, Target(1.0))
@@ -81,7 +81,7 @@ def replica_of(
 def thinned(workload: Workload, share: float) -> Workload:
     """Return the workload of a random share (0-1) of the conversations, at least one.
 
-    A smaller share is a subset of a larger one.
+    The conversations of a smaller share are among those of a larger one.
     """
     draws = conversation_draws(workload.prompts, seed=1)
     return _part(workload, np.flatnonzero(draws <= max(share, float(draws.min()))))
@@ -95,7 +95,7 @@ def serve_replicas(replicas: Sequence[Replica], request: ReplayRequest) -> list[
 def together(
     workload: Workload, replicas: Sequence[Replica], parts: Sequence[ServedRequests]
 ) -> ServedRequests:
-    """Merge the replicas' results into those of the whole workload, in its order."""
+    """Return the results of all requests, in the workload's order, from those of each replica."""
     if len(parts) == 1 and parts[0].prompts is workload.prompts:
         return parts[0]
 
@@ -123,9 +123,9 @@ def fleet_sweep(
     target: Target,
     above: Callable[[EngineSettings], EngineSettings] | None = None,
 ) -> FleetSweep:
-    """Return a sweep over fleets whose replicas are set up as the workload's one engine.
+    """Return a sweep over fleets whose replicas each have the engine of the workload's setting.
 
-    `above` adds a tier below each replica's pool.
+    `above` returns an engine with a tier below its pool.
     """
     setting, engine = workload.setting, None
     if setting.capacity_model == "engine":
@@ -148,7 +148,7 @@ def serve_fleet(
     above: Callable[[EngineSettings], EngineSettings] | None = None,
     split: PrefillSplit | None = None,
 ) -> ServedRequests:
-    """Return the results of a workload's requests in a fleet, with `capacity_blocks` a replica.
+    """Return the results of a workload's requests in a fleet, at `capacity_blocks` per replica.
 
     `above` is as in `fleet_sweep`; with a `split` some replicas prefill and the others decode.
     """
@@ -175,7 +175,7 @@ def _first(workload: Workload) -> int:
 
 
 def _part(workload: Workload, requests: NDArray[np.int64]) -> Workload:
-    """Return the workload of some of the requests; the same ones count as in the whole workload."""
+    """Return the workload of some requests; those counted in the whole workload are counted."""
     setting, first = workload.setting, int(np.searchsorted(requests, _first(workload)))
     share = min((first + 0.5) / len(requests), 1.0)  # half a request more gives `first` back
     setting = replace(

@@ -1,4 +1,4 @@
-"""Whether a change of policy pays, whatever the SLO: no harm, a gain, and the certainty of both.
+"""Whether a change of policy is an improvement, whatever the SLO: no harm, and a certain gain.
 
 A change is judged on two later windows. The validation window chooses the settings and their order,
 the held-out window may reject; intervals use both windows together, since either alone has too few
@@ -65,7 +65,7 @@ class Judged(Struct, frozen=True):
 
     @property
     def harms_by_value(self) -> tuple[Harm, ...]:
-        """The limits that the figures break on any window, not only the ends of their intervals."""
+        """The limits that the figures themselves break on any window, not just interval ends."""
         windows = self.later, self.held_out, self.validation
         return tuple(harm for window in windows for harm in window.by_value)
 
@@ -79,17 +79,17 @@ class Judged(Struct, frozen=True):
 
     @property
     def grade(self) -> Grade:
-        """Whether to change now, on a canary first, or not."""
+        """Whether to change now (`do-now`), on a canary first (`canary`), or not (`no`)."""
         if self.harms or not self.keeps_up or self.later.likely < LIKELY or not self.gains_twice:
             return "no"
         return "do-now" if self.later.likely >= CERTAIN else "canary"
 
     def requests_needed(self, target: Target, requests: int) -> int | None:
-        """Return how many requests would probably show no harm and a gain, given these `requests`.
+        """Return how many requests a trace needs to show no harm and a gain; it has `requests`.
 
         None if more requests would not help: a figure is worse, or no better. With the number
         returned, each interval that is too wide now is narrow enough in 80 % of cases; rounded up
-        to two digits.
+        to two significant digits.
         """
         trial, wider = self.later, 1.0
         gains = {"attainment": trial.attainment_gain, **trial.gains}
@@ -149,7 +149,7 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
 
     @property
     def promising(self) -> tuple[Judged, int] | None:
-        """The contender that would probably pay with more requests, and how many; else None.
+        """The contender that more requests would probably prove better, and how many; else None.
 
         None as well if there is a choice already.
         """
@@ -167,7 +167,7 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
 class LaterWindows:
     """The validation window, the held-out window, and both together (`later`).
 
-    `later` counts from the validation window on, over the same trace as `held_out`.
+    `later` replays the same requests as `held_out`, and counts from the validation window on.
     """
 
     def __init__(self, validation: Window, held_out: Window, later: Window) -> None:
@@ -189,7 +189,7 @@ class LaterWindows:
     def judge_all(
         self, points: Sequence[PolicyAt], lru: Judged, advance: Advance | None = None
     ) -> list[Judged]:
-        """Return `judge` for each policy and capacity, computed on all cores."""
+        """Return the trials of each policy and capacity (see `judge`), replayed on all cores."""
         evaluator = self.later.evaluator
         evaluator.prepare([policy for policy, _ in points])
         before = map(evaluator.executor.shared, (self, lru))
@@ -203,12 +203,12 @@ def decide(target: Target, lru: Judged, choice: Judged | None, infinite: WindowT
     """Return the verdict at the present capacity.
 
     `choice` is the contender to change to, or to try on a canary, None without any. `infinite` is
-    an infinite cache on the validation window.
+    the trial of an infinite cache on the validation window. The first of these that applies:
 
     - switch: change to the choice now, whether or not the SLO is met.
     - overloaded: LRU does not keep up with the arrivals.
     - keep-lru: LRU meets the SLO on both windows.
-    - unreachable: even an infinite cache misses it.
+    - unreachable: even the infinite cache misses the SLO.
     - add-capacity: otherwise.
     """
     if choice is not None and choice.grade == "do-now":
@@ -221,11 +221,11 @@ def decide(target: Target, lru: Judged, choice: Judged | None, infinite: WindowT
 
 
 def slo_answer(target: Target, judged: Judged, ends: Sequence[Trial]) -> SloAnswer:
-    """Return whether a policy meets the SLO; `ends` are its trials at the ends of uncertain inputs.
+    """Return whether a policy meets the SLO; `ends` are trials at extremes of uncertain inputs.
 
     - overloaded: its queue grows over one of the windows.
-    - meets: on both windows and at all ends, and at the upper end of the 95 % interval.
-    - misses: on both windows and at all ends, and at the lower end of the interval.
+    - meets: on both windows and at all extremes, and at the upper end of the 95 % interval.
+    - misses: on both windows and at all extremes, and at the lower end of that interval.
     - undecided: otherwise.
     """
     if not judged.keeps_up:

@@ -51,8 +51,9 @@ def search(
 ) -> list[Contender]:
     """Return each variant with its best parameters by `rank`, the best variant first.
 
-    First each parameter's values are tried one at a time, then REFINEMENTS times the values
-    half-way between the best and its neighbours. Trials of all variants run in parallel.
+    First the values of each parameter are tried, with the other parameters unchanged, then
+    REFINEMENTS times those half-way between the best value and its neighbours. Trials of all
+    variants run in parallel.
     """
     names = ", ".join(variant.policy.name for variant in variants)
 
@@ -87,10 +88,10 @@ def search(
 
 
 def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict[str, list[float]]:
-    """Return the values to try for each open parameter, ascending.
+    """Return the values to try of each parameter that the variant does not state, ascending.
 
-    They are the policy's own, fractions and multiples of the xi of the SLO, and `hints` by name;
-    parameters without values are left out.
+    These are the policy's own, for xi also shares and multiples of that of the SLO, and `hints` by
+    parameter; parameters without values are left out.
     """
     chosen: dict[str, list[float]] = {}
     for parameter in variant.policy.parameters:
@@ -105,13 +106,13 @@ def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict
 
 
 def coarse(variant: Variant, estimates: Estimates, values: Values) -> list[Policy]:
-    """Return the policy with given, estimated or default parameters, then one changed at a time."""
+    """Return the policy from `bind`, then with each value to try, one changed at a time."""
     start = bind(variant, estimates)
     return [start, *(with_value(start, name, value) for name in values for value in values[name])]
 
 
 def finer(best: Policy, tried: Values) -> Iterator[Policy]:
-    """Yield `best` with one parameter half-way to the nearest tried value on either side."""
+    """Yield `best` with each parameter half-way to the nearest value tried, below and above."""
     for parameter in best.parameters:
         if parameter.name not in tried:
             continue
@@ -143,7 +144,7 @@ def _rounded(parameter: Parameter, value: float) -> float:
 
 
 def xi_hints(evaluator: Evaluator, capacity_blocks: int) -> dict[str, list[float]]:
-    """Return values of xi near the tokens that LRU leaves uncached, where gains peak.
+    """Return values of xi: percentiles of the tokens that LRU leaves uncached, where gains peak.
 
     Source: Tail-Optimized Caching for LLM Inference, section 6.2.
     """
@@ -161,9 +162,9 @@ def has_xi(policy: type[Policy]) -> bool:
 def over_xi(
     workload: Workload, variant: Variant, capacity_blocks: int, target: Target
 ) -> list[Policy]:
-    """Return the variant with every xi to try, ascending; other parameters as in a replay.
+    """Return the policy with every xi to try, ascending, its other parameters as in a replay.
 
-    A xi that the variant states is ignored. Its policy must have the parameter (`has_xi`).
+    A xi that the variant states is ignored. The policy must have that parameter (`has_xi`).
     """
     given = {name: value for name, value in variant.given.items() if name != XI}
     free = replace(variant, given=given)

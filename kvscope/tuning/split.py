@@ -31,7 +31,7 @@ class Split(Struct, frozen=True):
 
     Every replay starts at the trace's first request, so that the cache is warm. Parameters are
     searched on the training window; the validation window ranks the policies, each with its best
-    setting there; the held-out window rejects harmful ones. No step sees a later window.
+    setting on that window; the held-out window rejects harmful policies. No step sees a later one.
     """
 
     warmup_requests: int
@@ -51,7 +51,7 @@ class Split(Struct, frozen=True):
 def split_windows(
     prompts: Prompts, warmup: float, validation: float, held_out: float, percentile: float
 ) -> Split:
-    """Cut off the first share `warmup` and the last shares `validation` and `held_out`.
+    """Return the windows: `warmup` first, `validation` and `held_out` last, as shares of requests.
 
     Raises UsageError for shares that leave a window empty, InputError if a window has too few
     requests.
@@ -87,7 +87,7 @@ def window_workloads(
 ) -> tuple[Workload, Workload, Workload]:
     """Return the workloads that end with the training, the validation and the held-out window.
 
-    Each counts only the requests of its last window.
+    All begin at the first request, but each counts only the requests of its last window.
     """
     training = split.warmup_requests + split.training_requests
     validation = training + split.validation_requests
@@ -104,7 +104,7 @@ def window_workloads(
 
 
 def later_workload(held_out: Workload, split: Split) -> Workload:
-    """Return the held-out workload, changed to count the validation window too."""
+    """Return the held-out workload with the requests of the validation window counted, too."""
     first, prompts = split.warmup_requests + split.training_requests, held_out.prompts
     setting = counted_from(held_out.setting, first, len(prompts.leaf))
     return Workload(prompts, replace(setting, isolate=None), held_out.windows)  # isolated already
@@ -151,7 +151,7 @@ def first_requests(prompts: Prompts, count: int, lineage: Lineage) -> Prompts:
 
 
 def _categories(cut: Prompts, turn: NDArray[np.int32]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Return each request's category, and the names; inferred turns are replaced by `turn`."""
+    """Return each request's category, and their names, with `turn` unless the trace names turns."""
     named = [name.rpartition(" ") for name in cut.categories]
     kinds, kind = np.unique([parts[0] for parts in named], return_inverse=True)
     bucket = np.searchsorted(_BUCKETS, [parts[2] for parts in named])[cut.category]

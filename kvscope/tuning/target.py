@@ -39,11 +39,11 @@ def check_shares(warmup: float, validation: float, held_out: float) -> None:
 
 
 class Target(Struct, frozen=True):
-    """At least a share `percentile` of the requests has a TTFT within `slo_s`, in a view.
+    """At least a share `percentile` of the requests must have a TTFT within `slo_s`.
 
-    Equally: at most a share 1 - percentile violates the SLO. `measure` ranks replays by the TTFT at
-    the percentile or by the share of violations. With a `tpot_slo_s`, the time per output token at
-    the percentile must be within it too.
+    So at most a share 1 - percentile violates the SLO. `view`: TTFT on an idle engine or behind
+    earlier requests. `measure` ranks replays by the TTFT at the percentile or by the share of
+    violations. With a `tpot_slo_s`, the time per output token at the percentile must be within it.
     """
 
     DOCUMENT: ClassVar[str] = "figure limit_ms=slo_s slo_ms percentile measure view tpot_slo_ms"
@@ -55,12 +55,12 @@ class Target(Struct, frozen=True):
 
     @property
     def rank_name(self) -> str:
-        """Return the name of the percentile: p95."""
+        """Return the name of the percentile, such as `p95`."""
         return format_percentile(self.percentile)
 
     @property
     def figure(self) -> str:
-        """Return the name of the limited latency: p95 TTFT."""
+        """Return the name of the latency that must meet the SLO, such as `p95 TTFT`."""
         return f"{self.rank_name} TTFT"
 
     @property
@@ -73,10 +73,10 @@ class Limits(Struct, frozen=True):
     """How much worse than LRU a policy may be.
 
     The 95 % interval of the change of SLO attainment (a share of the requests) must not reach below
-    -`attainment_loss`, those of the ratios of TEL and of the target's percentile not above
-    `tail_ratio`. The median must not grow by more than `max_p50_regression`, mean TTFT not by more
-    than `max_mean_regression`, prefill throughput not fall below `min_throughput` (shares of
-    LRU's). `bounds` widens the limits of median and throughput in some cases.
+    -`attainment_loss`, and those of TEL and of the target's percentile, relative to LRU's, not
+    above `tail_ratio`. The median must not grow by more than `max_p50_regression`, mean TTFT not by
+    more than `max_mean_regression`, prefill throughput not fall below `min_throughput` (all shares
+    of LRU's). `bounds` widens the limits of median and throughput in some cases.
     """
 
     attainment_loss: float = ATTAINMENT_LOSS
@@ -88,7 +88,7 @@ class Limits(Struct, frozen=True):
     def bounds(
         self, target: Target, p50_s: float = math.inf, utilization: float = 1.0
     ) -> dict[str, float]:
-        """Return the largest allowed change of each figure from LRU's; LRU's median is `p50_s`.
+        """Return the allowed change of each figure, relative to LRU; LRU's median TTFT is `p50_s`.
 
         The median may grow to half of the SLO, but not above twice LRU's: a jump from 15 to 19 ms
         is no harm at an SLO of 200 ms. Prefills may take up to half of the replicas' idle time,

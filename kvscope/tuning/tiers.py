@@ -1,8 +1,8 @@
 """Memory below the pool of every replica: candidate sizes, and which become options of the plan.
 
 Each offload method is replayed at each size over the validation window, and its parameters, one
-after the other, over the training window. The sizes on the cost-latency front remain, and the one
-with the largest net saving. The plan judges them on the later requests.
+after the other, over the training window. The tiers that no tier beats in both price and latency
+remain, and the one with the largest net saving. The plan judges them on the later requests.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writes_per_day: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     def hour(self, size_bytes: int, written_bytes_s: float = 0.0) -> float:
-        """Return the price of `size_bytes` for an hour, worn by `written_bytes_s` of writes."""
+        """Return the price of `size_bytes` for an hour, times the wear by writes if above 1."""
         return size_bytes / _GIB * self.gib_hour * max(1.0, self.wear(size_bytes, written_bytes_s))
 
     def wear(self, size_bytes: int, written_bytes_s: float) -> float:
-        """Return the writes as a multiple of the memory's rating; 0 for memory without one."""
+        """Return the writes relative to the memory's rated ones; 0 for memory without a rating."""
         if self.writes_per_day is None or not size_bytes:
             return 0.0
         return written_bytes_s * _DAY_S / size_bytes / self.writes_per_day
@@ -81,7 +81,7 @@ E = TypeVar("E")
 
 
 class OnGroups(Struct, frozen=True):
-    """Checks of offloading against a hybrid model's layer groups; None (other models) allows all.
+    """Checks of offloading against a hybrid model's layer groups; without groups all is allowed.
 
     Each check builds `EngineSettings`, which refuses what vLLM or the simulation does not support.
     """
@@ -110,9 +110,10 @@ class OnGroups(Struct, frozen=True):
     def intervals(
         self, ways: Iterable[OffloadSpec], variants: Iterable[Variant]
     ) -> tuple[float, ...]:
-        """Return the retention intervals of `variants`, or else all to try, without the default.
+        """Return the retention intervals to try, except vLLM's default; () without sparse groups.
 
-        Raises UsageError for a stated interval that is refused.
+        They are those that `variants` state, else all to search that no offload method in `ways`
+        refuses. Raises UsageError for a stated interval that is refused.
         """
         if self.groups is None or not self.groups.sparse:
             return ()
@@ -131,7 +132,7 @@ class OnGroups(Struct, frozen=True):
         return tuple(sorted(intervals - {_DEFAULT_INTERVAL}))
 
     def _refusal(self, spec: OffloadSpec, interval: float = _DEFAULT_INTERVAL) -> UsageError | None:
-        """Return the error of an engine with these groups and an offload method, or None."""
+        """Return the error of an engine with these groups and offload method; None if it runs."""
         if self.groups is None:
             return None
         try:
@@ -148,9 +149,9 @@ HICACHE = "hicache"
 class TierCandidate(Struct, frozen=True):
     """CPU memory of `size_bytes` below a pool; `offload` is the method as in `--offload`.
 
-    For SGLang, `offload` is HICACHE. `files_bytes` is an SSD below, where vLLM keeps files; 0
-    without. With a `pool`, all replicas share the files over a network, and `files_bytes` is the
-    total.
+    For SGLang, `offload` is HICACHE. `files_bytes` is the size of an SSD below, where vLLM keeps
+    files; 0 without. With a `pool`, all replicas share the files over a network, and `files_bytes`
+    is their total size.
     """
 
     DOCUMENT: ClassVar[str] = "offload gib files_gib"
@@ -160,7 +161,7 @@ class TierCandidate(Struct, frozen=True):
     pool: SharedPool | None = None
 
     def require_chunk(self, page_bytes: int, where: str) -> None:
-        """Raise UsageError if the tier is smaller than one chunk of pages of `page_bytes`."""
+        """Raise UsageError if the tier is smaller than one chunk; pool blocks have `page_bytes`."""
         chunk_bytes = self.spec.blocks_per_chunk * page_bytes
         least = min(size for _, size in self.tiers)
         if least < chunk_bytes:
@@ -171,7 +172,7 @@ class TierCandidate(Struct, frozen=True):
             )
 
     def below(self, block_bytes: int, gpus: int, copies: float = 1.0) -> EngineTier:
-        """Return the tiers below a replica's pool, with copies `copies` times as slow.
+        """Return the tiers below a replica's pool, with copies that take `copies` times as long.
 
         `block_bytes` is a block over all `gpus`, each of which has its own link.
         """
@@ -187,7 +188,7 @@ class TierCandidate(Struct, frozen=True):
 
     @property
     def spec(self) -> OffloadSpec:
-        """The offload method, with the files below."""
+        """The offload method, with files if there are any below."""
         return OffloadSpec.parse(self.offload, files=self.files_bytes > 0)
 
     @property
@@ -213,17 +214,17 @@ class TierCandidate(Struct, frozen=True):
 
     @property
     def files_gib(self) -> float:
-        """The files in GiB, 0 without."""
+        """The size of the files in GiB, 0 without."""
         return self.files_bytes / 2**30
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Both sizes (bytes), as a sort key."""
+        """The sizes of CPU memory and files (bytes), as a sort key."""
         return self.size_bytes, self.files_bytes
 
     @property
     def tiers(self) -> tuple[tuple[TierKind, int], ...]:
-        """The kind of memory and the size of each tier, from the pool down."""
+        """The kind and the size (bytes) of each tier, that next to the pool first."""
         files: TierKind = "shared" if self.pool else "ssd"
         below: tuple[tuple[TierKind, int], ...] = ((files, self.files_bytes),)
         return ("dram", self.size_bytes), *(below if self.files_bytes else ())
@@ -246,8 +247,8 @@ class TierOffer(Struct, frozen=True, kw_only=True):
     """Memory that may be added below the pool of every replica, with prices.
 
     `block_bytes` is a block over all `gpus` of a replica. `replica_hour` is the price of another
-    replica, None if unknown. `options` lists the parameters to search for each offload method,
-    `policies` the policies of the pool: a hybrid model's retention intervals. Up to `rows` of the
+    replica, None if unknown. `options` has the parameters of each offload method and their values
+    to search, `policies` a hybrid model's retention intervals to search. Up to `rows` of the
     `candidates` become options of the plan; with `chooses`, the plan recommends one or none.
     """
 
@@ -270,21 +271,21 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         return "" if stated else tier_prices().currency
 
     def below(self, candidate: TierCandidate, copies: float = 1.0) -> EngineTier:
-        """Return a candidate's tiers, with copies `copies` times as slow."""
+        """Return a candidate's tiers, with copies that take `copies` times as long."""
         return candidate.below(self.block_bytes, self.gpus, copies)
 
     def runs(self, candidate: TierCandidate, policy: Policy) -> bool:
         """Return whether an engine with this policy and tier loads only the right blocks.
 
-        With all windows kept and outputs stored, vLLM may load another request's blocks if blocks
-        of windows are smaller than those of full attention (docs/offload.md).
+        With all windows kept and outputs stored, vLLM may load another request's blocks if a hybrid
+        model's window blocks are smaller than those of full attention (docs/offload.md).
         """
         smaller = self.groups is not None and self.groups.smaller_windows
         keeps_all = smaller and math.isinf(retained_by(policy))
         return not keeps_all or candidate.spec.offload_prompt_only
 
     def written_bytes_s(self, trial: Trial, workload: Workload) -> float:
-        """Return the bytes per second that a replay writes to the tiers; each gets all of them."""
+        """Return the bytes per second that all replicas write; each tier stores all of them."""
         arrival_s = workload.prompts.arrival_s
         span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
         return trial.stored_blocks * self.block_bytes / span_s
@@ -292,9 +293,9 @@ class TierOffer(Struct, frozen=True, kw_only=True):
     def price_hour(
         self, candidate: TierCandidate, replicas: int, written_bytes_s: float = 0.0
     ) -> float:
-        """Return the price of a replica's tiers for an hour, including wear by writes.
+        """Return the price of one replica's tiers for an hour, including wear by its writes.
 
-        For a pool that all `replicas` share, it is one replica's part.
+        Of a pool that all `replicas` share, it includes one replica's part.
         """
         return sum(
             self.prices[kind].hour(size, sharing * written_bytes_s) / sharing
@@ -302,7 +303,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         )
 
     def wear(self, candidate: TierCandidate, replicas: int, written_bytes_s: float) -> float:
-        """Return the writes to the most worn memory, as a multiple of its rating."""
+        """Return the wear of the most worn tier, if each replica writes `written_bytes_s`."""
         return max(
             self.prices[kind].wear(size, sharing * written_bytes_s)
             for kind, size, sharing in candidate.shared_by(replicas)
@@ -314,7 +315,7 @@ TierAt = tuple[TierCandidate, Policy]
 
 
 class _Replayed(Struct, frozen=True):
-    """A tier's trial on one window, and its price for an hour."""
+    """A tier's trial on one window with a policy, and one replica's price of it for an hour."""
 
     candidate: TierCandidate
     policy: Policy
@@ -335,7 +336,7 @@ class TierSearch:
         """Return the tiers to judge with a policy; `alone` is its trial without a tier.
 
         The first is the cheapest that meets the SLO; if none does, the cheapest near the lowest
-        percentile. Empty if only one row is wanted and no size lowers the percentile.
+        percentile. Empty if the offer has one row and no size lowers the percentile by over 2 %.
         """
         known: list[_Replayed] = []
         ways: dict[str, list[TierCandidate]] = {}
@@ -359,9 +360,9 @@ class TierSearch:
     def _searched(
         self, sizes: Sequence[TierCandidate], policy: Policy, alone: Trial, advance: Advance
     ) -> list[_Replayed]:
-        """Return one offload method's sizes on the validation window, and parameters that gain.
+        """Return one offload method's tiers on the validation window: sizes, and better parameters.
 
-        If one row is wanted, sizes are tried in turn until one meets the SLO. Parameters are
+        If the offer has one row, sizes are tried in turn until one meets the SLO. Parameters are
         searched at the size that would be chosen and the next smaller one; for a hybrid model that
         misses the SLO at all sizes, at the largest too: longer retention needs room.
         """
@@ -384,7 +385,7 @@ class TierSearch:
         return tried
 
     def _nearest(self, alone: Trial, known: Sequence[_Replayed]) -> _Replayed:
-        """Return the cheapest of the candidates nearest to the SLO."""
+        """Return the cheapest tier that meets the SLO, else that near the lowest percentile."""
         front = nearest(
             known,
             lambda each: each.trial.meets(self._target),
@@ -394,17 +395,17 @@ class TierSearch:
         return min(front, key=lambda each: (each.cost_hour, each.candidate.sizes))
 
     def _net_hour(self, alone: Trial, replayed: _Replayed) -> float:
-        """Return a candidate's net saving per hour; minus its price if no GPU price is known."""
+        """Return a tier's net saving per hour and replica; minus its price without a GPU price."""
         if self.offer.replica_hour is None:
             return -replayed.cost_hour
         freed = alone.utilization - replayed.trial.utilization
         return freed * self.offer.replica_hour - replayed.cost_hour
 
     def _varied(self, plain: _Replayed, advance: Advance) -> list[_Replayed]:
-        """Return a tier with the parameters that gain in training, on the validation window.
+        """Return the tier `plain` with parameters that gain in training, replayed in validation.
 
-        Empty if none gains; parameters are searched one after the other. Retention intervals come
-        first, also with outputs stored: outputs are hit only at the windows that an interval keeps.
+        Empty if none gains on both windows. Parameters are searched one after the other, retention
+        intervals first, also with outputs stored: these hit only where an interval keeps windows.
         """
         if not (own := self._replay(self._training, [(plain.candidate, plain.policy)], advance)):
             return []
@@ -429,7 +430,7 @@ class TierSearch:
         return [each for each in varied if _gains(each, plain)]
 
     def _better(self, chosen: _Replayed, pairs: Sequence[TierAt], advance: Advance) -> _Replayed:
-        """Return the best of `pairs` in training if it gains on `chosen`, else `chosen`."""
+        """Return the best of `pairs` on the training window if it beats `chosen`, else `chosen`."""
         able = [pair for pair in pairs if self.offer.runs(*pair)]
         for replayed in self._replay(self._training, able, advance):
             if _gains(replayed, chosen):
@@ -466,8 +467,8 @@ def nearest(
 ) -> list[E]:
     """Return the entries that meet the SLO; if none does, those near the lowest percentile.
 
-    In that case entries that save more than their price are preferred: memory cannot meet the SLO
-    then, and is worth only its savings.
+    Near is within 2 %; only entries that save more than their price count, if there are any: where
+    memory cannot meet the SLO, it is worth only its savings.
     """
     if meeting := [each for each in known if meets(each)]:
         return meeting
@@ -512,7 +513,7 @@ def _gains(replayed: _Replayed, other: _Replayed) -> bool:
 
 
 def _front(known: Sequence[_Replayed]) -> list[_Replayed]:
-    """Return the cost-latency front: entries faster than all cheaper ones, by price."""
+    """Return the tiers that are faster than all cheaper ones (cost-latency front), by price."""
     front: list[_Replayed] = []
     for each in sorted(known, key=lambda replayed: (replayed.cost_hour, replayed.trial.target_s)):
         if not front or each.trial.target_s < front[-1].trial.target_s:
@@ -527,7 +528,7 @@ def _spread(front: Sequence[_Replayed]) -> list[_Replayed]:
 
 
 def _with(candidate: TierCandidate, name: str, values: Sequence[Any]) -> list[TierCandidate]:
-    """Return the candidate with each other value of a parameter; none if it is not applicable.
+    """Return the candidate with each other value of a parameter; [] if that is not applicable.
 
     vLLM takes no `store_threshold` with files below.
     """

@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class EngineTier(Struct, frozen=True):
-    """Tiers below every replica's pool; `offload` is the engine's offload method."""
+    """Tiers below every replica's pool, for blocks of `block_bytes`; `offload` is the method."""
 
     offload: str
     block_bytes: int
@@ -55,7 +55,7 @@ class EngineTier(Struct, frozen=True):
         return any(tier.pool for tier in self.tiers)
 
     def under(self, engine: EngineSettings, block_size: int) -> EngineSettings:
-        """Return an engine with these tiers below its pool; `block_size` is the trace's."""
+        """Return an engine with the tiers below its pool; trace blocks have `block_size` tokens."""
         each = blocks_each(engine.groups, block_size)
         tier = offload_settings(self.offload, self.tiers, each, self.block_bytes)
         return replace(engine, offload=tier)
@@ -73,9 +73,9 @@ class Trial(Struct, frozen=True):
     `tel_s` (sum of excess) and `mean_s` (both over requests with a token) are in the target's view.
     `tpot_s` is the time per output token at that percentile, None without an engine. `served_per_s`
     is the number of requests that an engine could prefill per second, a proxy for throughput;
-    `utilization` (0-1) is the share of time spent on prefills at the trace's arrivals, 1 on an idle
-    engine. `rejected` requests are longer than the pool; they violate every SLO. `stored_blocks`
-    were written to a tier by all requests, including the warm-up.
+    `utilization` (0-1) is the share of time spent on prefills at the trace's arrivals, 1 in the
+    unloaded view. `rejected` requests are longer than the pool; they violate every SLO.
+    `stored_blocks` were written to a tier by all requests, including the warm-up.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -192,9 +192,9 @@ class RoutedReplicas(Struct, frozen=True):
 class Evaluator:
     """Replays policies at capacities over one workload, on as many cores as memory allows.
 
-    The workload is served by `replicas` behind `router`, each with the full capacity. `trials`
-    keeps every trial in the order of the first request for it. Once `stop` is set, replays raise
-    Stopped. The default executor uses threads.
+    The workload is served by `replicas` behind `router`, each with the full capacity. `trials` has
+    all trials of `evaluate` so far, in order. Once `stop` is set, replays raise Stopped. The
+    default executor uses threads.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Evaluator:
         return [self.trials[key] for key in keys]
 
     def prepare(self, policies: Sequence[Policy]) -> None:
-        """Compute tables and compile kernels for replays of `policies`, before threads start."""
+        """Compute and compile what replays of `policies` share, before threads start."""
         for replica in self._replicas:
             replica.workload.prepare(policies)
 
@@ -313,7 +313,7 @@ class Evaluator:
         return self.evaluate([(policy, capacity_blocks)])[0]
 
     def served(self, policy: Policy, capacity_blocks: int) -> ServedRequests:
-        """Replay and return the results of each request, which trials do not keep."""
+        """Return the results of each request, which trials do not have, from a replay."""
         self.require_going()
         if self._routed is not None:
             routed = self._routed
@@ -331,7 +331,7 @@ class Evaluator:
 
     @property
     def arrivals_per_s(self) -> float:
-        """Counted requests per second at each replica, infinite on an idle engine."""
+        """Counted requests per second at each replica; infinite in the unloaded view."""
         setting, prompts = self.workload.setting, self.workload.prompts
         arrival_s = prompts.arrival_s[first_counted(prompts, setting.definition) :]
         span_s = float(arrival_s[-1] - arrival_s[0])
@@ -341,7 +341,7 @@ class Evaluator:
         return len(arrival_s) / span_s / replicas
 
     def trial_at(self, policy: Policy, capacity_blocks: int) -> Trial:
-        """Replay and return the trial of one policy and capacity, without caching it."""
+        """Return the trial of one policy and capacity, replayed anew and not added to `trials`."""
         served = self.served(policy, capacity_blocks)
         return trial_of(policy, capacity_blocks, served, self.target, self.arrivals_per_s)
 
@@ -349,7 +349,7 @@ class Evaluator:
         return self.trial_at(*point)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out state of this process; replays in other processes do not use its executor."""
+        """Return the state for other processes: without executor, trials and stop event."""
         return self.__dict__ | {"trials": {}, "_stop": None, "executor": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The tuning itself: search, choose, judge, and find the least capacity that meets the SLO."""
+"""Tuning: search, choose and judge policies, and find the least capacity that meets the SLO."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on 
 
 
 class End(Struct, frozen=True):
-    """One end of the uncertain inputs: capacity, prefill time, session starts.
+    """An extreme of the uncertain inputs: pool capacity, prefill time or session starts.
 
-    `prefill_times` scales prefill time; `sessions` are other starts of sessions without a common
-    clock, if given; else as in the trace.
+    `prefill_times` scales prefill time. None: the present `capacity_blocks`, `sessions` (starts of
+    sessions without a common clock) as in the trace.
     """
 
     name: str
@@ -75,12 +75,12 @@ class End(Struct, frozen=True):
 class TuningOptions(Struct, frozen=True):
     """The target, the variants that compete with LRU, and the capacities.
 
-    `capacity_blocks` is per replica, `replicas` behind `router`; None: where LRU gets half of the
-    possible hits, at least the longest prompt. The least capacity is searched from `lowest_blocks`
-    to `highest_blocks`, None: to where LRU has all hits. `shares` of the requests warm the cache,
-    validate, and are held out. The verdict is repeated at each of `ends`. With `scale_out`, a
-    missed SLO is met by more replicas, not a larger pool; with another router than `SESSION` the
-    replicas are ranks of one engine, and no other number is tried.
+    `capacity_blocks` is per replica, of `replicas` behind `router`; None: where LRU gets half of
+    the possible hits, at least the longest prompt. The least capacity is searched from
+    `lowest_blocks` to `highest_blocks`, None: to where LRU has all hits. `shares` of the requests
+    warm the cache, validate, and are held out. The verdict is repeated at each of `ends`. With
+    `scale_out`, a missed SLO calls for more replicas, not a larger pool; with another router than
+    `SESSION` the replicas are ranks of one engine, and no other number is tried.
     """
 
     target: Target
@@ -101,7 +101,7 @@ class TuningOptions(Struct, frozen=True):
         return self.router != SESSION
 
     def split(self, prompts: Prompts) -> Split:
-        """Return the windows of a trace; raise as `split_windows` does."""
+        """Return the windows of a trace; raises as `split_windows` does."""
         return split_windows(prompts, *self.shares, self.target.percentile)
 
 
@@ -118,7 +118,7 @@ class RequiredCapacity(Struct, frozen=True):
 
 
 class EndVerdict(Struct, frozen=True):
-    """The verdict at one end for the same choice; both trials are of the held-out window.
+    """The verdict at one extreme for the same choice, with held-out trials of LRU and the choice.
 
     `eligible`: the choice breaks no limit there, with the SLO scaled like prefill time, so that the
     same requests are near it. For a canary, intervals may cross the limits. With other session
@@ -145,13 +145,13 @@ class EndVerdict(Struct, frozen=True):
 class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     """The verdict and its evidence.
 
-    `enough` meets the SLO at a larger capacity, None if not searched or not found. `recommended` is
-    the held-out trial of what to run: the choice, else `enough`, else LRU. `infinite` is an
-    infinite cache on the validation window, `limit` the same on both later windows, like the
-    `oracles`, which know the future. `explored` are all trials on the training window. `fewest_lru`
-    and `fewest_choice` are the fewest replicas that meet the SLO on the later requests with LRU and
-    with the choice, None without `scale_out` and for ranks of one engine (`of_ranks`);
-    `replicas_tried` is the most that may be tried.
+    `enough` is the held-out trial at a larger capacity for the SLO, None if not searched or found.
+    `recommended` is the held-out trial of what to run: the choice, else `enough`, else LRU.
+    `infinite` is the trial of an infinite cache on the validation window, `limit` on the later
+    requests, as are those of `oracles`, which know the future. `explored` are all trials on the
+    training window. `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on
+    the later requests with LRU and with the choice, None without `scale_out` and for ranks of one
+    engine (`of_ranks`); `replicas_tried` is the most that may be tried.
     """
 
     setting: RunSetting
@@ -192,17 +192,17 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
 
     @property
     def lru_slo_met(self) -> SloAnswer:
-        """Whether LRU meets the SLO."""
+        """Whether LRU meets the SLO at the present capacity."""
         return slo_answer(self.target, self.lru, [end.baseline for end in self.ends])
 
     @property
     def certain(self) -> bool:
-        """Whether the verdict is the same at all ends."""
+        """Whether no extreme disagrees with the result (see `disagreeing`)."""
         return not self.disagreeing
 
     @property
     def disagreeing(self) -> tuple[EndVerdict, ...]:
-        """The ends where the choice is not eligible; without one, where the verdict differs."""
+        """The extremes where the choice is not eligible; without one, where the verdict differs."""
         return tuple(
             end
             for end in self.ends
@@ -211,7 +211,7 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
 
     @property
     def layouts(self) -> tuple[EndVerdict, ...]:
-        """The ends with other session starts."""
+        """The extremes with other session starts."""
         return tuple(end for end in self.ends if end.end.sessions)
 
 
@@ -274,7 +274,7 @@ class Tuner:
         )
 
     def run(self) -> TuningResult:
-        """Return the recommendation at the present capacity or more, with its evidence."""
+        """Return the verdict at the present capacity or more, with its evidence."""
         target, options, capacity = self.target, self.options, self.capacity
         with self.progress("replaying LRU") as advance:
             lru = self.windows.judge(Lru(), capacity)
@@ -330,7 +330,7 @@ class Tuner:
         return replace(result, oracles=self._oracles(lru), ends=self._ends(result))
 
     def compare(self) -> PolicyComparison:
-        """Return the policies compared at the present capacity, without an answer to the SLO."""
+        """Return LRU and its contenders at the present capacity, without a verdict."""
         lru = self.windows.judge(Lru(), self.capacity)
         return self._compared(self._searched(self.options.variants), lru)
 
@@ -341,10 +341,10 @@ class Tuner:
         return search(self.training, variants, self.estimates, hints, capacity, rank, self.progress)
 
     def _compared(self, searched: Sequence[Contender], lru: Judged) -> PolicyComparison:
-        """Return LRU and the preferred setting of each policy on the validation window.
+        """Return LRU and each policy in its best setting by the validation window, judged.
 
-        Only the best settings of the training window compete. The preferred ones are judged on the
-        later windows too.
+        Only the best five settings of the training window compete. Contenders are in the order of
+        the validation window, and have trials on all later windows.
         """
         capacity, leading = self.capacity, [each.trials[:_COMPARED] for each in searched]
         points = [(trial.policy, capacity) for trials in leading for trial in trials]
@@ -368,7 +368,7 @@ class Tuner:
         )
 
     def _oracles(self, lru: Judged) -> tuple[WindowTrial, ...]:
-        """Return the oracles on both later windows; none where an engine cannot run them."""
+        """Return the oracles' trials on the later requests; () where an engine cannot run them."""
         if self.training.workload.setting.capacity_model == "engine":
             return ()
         points = [(bind(Variant(policy), self.estimates), self.capacity) for policy in ORACLES]
@@ -376,14 +376,13 @@ class Tuner:
             return tuple(self.windows.later.measure_all(points, lru.later, advance))
 
     def _ends(self, result: TuningResult) -> tuple[EndVerdict, ...]:
-        """Return the verdict at each end, for the chosen policy."""
         before = map(self.training.executor.shared, (self, result))
         ends = self.options.ends
         with self.progress("judging at the ends of what is not known", len(ends)) as advance:
             return tuple(self.training.each(Tuner._end, ends, *before, advance=advance))
 
     def at_end(self, end: End) -> LaterWindows:
-        """Return the later windows at one end; the SLO is scaled like prefill time."""
+        """Return the later windows at an extreme, with SLO and prefill time scaled alike."""
         windows = self.validation, self.held_out, self.windows.later
         workloads = [each.evaluator.workload for each in windows]
         if (starts := end.sessions) is not None:
@@ -447,10 +446,10 @@ class Tuner:
         least_any: RequiredCapacity | None,
         least_lru: RequiredCapacity | None,
     ) -> WindowTrial | None:
-        """Return the trial at the least larger capacity that meets the SLO in both windows.
+        """Return the held-out trial at the least larger capacity for the SLO; None without one.
 
-        Another policy than LRU counts only if it is the choice. Looking at the held-out window for
-        the capacity favours no policy.
+        It meets the SLO in validation, but may miss it held-out if all capacities do. Policies but
+        LRU count only if they are the choice. To see the held-out window here favours no policy.
         """
         for least in (least_any, least_lru):
             if least is None:
@@ -472,7 +471,7 @@ class Tuner:
     def _least_for_any(
         self, contenders: Sequence[Contender], lru: Trial | None, advance: Advance
     ) -> Trial | None:
-        """Return the trial at the least capacity, searched with the best settings up to LRU's."""
+        """Return the trial at the least capacity up to `lru`'s, with LRU or the best settings."""
         settings = [
             trial.policy
             for contender in contenders[:_KEPT_POLICIES]
@@ -485,7 +484,7 @@ class Tuner:
         return least_for_any(self.training, policies, low, high, advance, also=self.capacity)
 
     def _required(self, training: Trial | None) -> RequiredCapacity | None:
-        """Return the least capacity with its trial on the held-out window."""
+        """Return the least capacity (of `training`) with its held-out trial; None without it."""
         if training is None:
             return None
         policy, blocks = training.policy, training.capacity_blocks
@@ -504,7 +503,7 @@ class Tuner:
 
     @property
     def _lowest(self) -> int:
-        """The least capacity to search: a smaller pool rejects more requests than may be late."""
+        """The least capacity to search, in blocks: a smaller pool rejects too many requests."""
         workload, lowest = self.training.workload, self.options.lowest_blocks
         if workload.setting.capacity_model != "engine":
             return lowest
@@ -517,15 +516,14 @@ class Tuner:
         return max(lowest, int(needed[fitting - 1]))
 
     def _highest(self, evaluator: Evaluator) -> int:
-        """Return the largest capacity to search."""
         limit = self.options.highest_blocks
         return lossless(evaluator) if limit is None else min(limit, lossless(evaluator))
 
     def _fewest(self, judged: Judged) -> FewestReplicas | None:
         """Return the fewest replicas with a policy that meet the SLO on the later requests.
 
-        None without `scale_out`, and for ranks of one engine. If the deployment has one replica,
-        and that meets the SLO, nothing is replayed, and `size` is None.
+        None without `scale_out`, and for ranks of one engine. If the deployment's only replica
+        meets the SLO, no fleet is replayed, and `size` is None.
         """
         if not self.options.scale_out or self.options.of_ranks:
             return None
@@ -541,10 +539,10 @@ class Tuner:
 
 
 def eligible_at(end: End, judged: Judged, before: Judged, grade: Grade) -> bool:
-    """Return whether a change with this `grade` may be recommended by its results at one end.
+    """Return whether a change with this `grade` may be recommended by its results at one extreme.
 
-    It must keep up with the arrivals if `before`, the present policy, does. With other session
-    starts, a gain must be likely too.
+    It must break no limit, and keep up with the arrivals if `before`, the present policy, does.
+    With other session starts, a gain must be likely too.
     """
     if not judged.keeps_up:
         return not before.keeps_up and not judged.harms_by_value
