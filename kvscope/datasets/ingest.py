@@ -284,7 +284,6 @@ class DatasetBuild:
         return (self.options.memory_bytes - programs - _COLUMN_BYTES * requests) / workers
 
     def _shards_for(self, files: list[str], sample: FileSample) -> int:
-        """Return the shards that the files need, by their size and the density of the sample."""
         size = sum(
             (_state(file).size or GIB) * (_COMPRESSED if file.endswith((".gz", ".zst")) else 1)
             for file in files

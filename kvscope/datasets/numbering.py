@@ -25,8 +25,7 @@ _CARRIED = ("carried_request", "carried_owner", "carried_depth")
 class NumberedPaths(NamedTuple):
     """Last blocks of R prompts (`leaf`) and of their cached paths (`carried_leaf`), in one trie.
 
-    `blocks` are the first new blocks of requests and `parents` theirs; any other block's parent is
-    the previous number.
+    `blocks` begin the new blocks of a request, below `parents`; others follow their parent.
     """
 
     leaf: Int32s
@@ -40,9 +39,9 @@ def owned_blocks(
 ) -> tuple[Int32s, Arrays]:
     """Return the owner of each block of a shard, and the arrays for `number_blocks`; -1: no owner.
 
-    The root and copies of the trunk's blocks have none. Arrays have an entry for each of K paths,
-    which end at `leaf`, of requests `member` in file rows `row`: how many `new` blocks the request
-    owns, the owner of the block `above` these, and that of the `last` block.
+    The root and the trunk's copies have none. Arrays cover K paths to `leaf`, of requests `member`
+    in file rows `row`: how many `new` blocks each owns, the owner of the block `above` these, and
+    that of the `last` block.
     """
     owner = np.full(len(block_parent), -1, dtype=np.int32)
     new, above = np.zeros((2, len(leaf)), dtype=np.int32)

@@ -184,10 +184,7 @@ class DatasetPaths(Struct, frozen=True):
         return self.progress.steps(label, total) if self.progress else nullcontext(lambda _: None)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Count lookups by the tenths of earlier prompts that had the block, as `decile_histogram`.
-
-        `multi_turn` (R) marks follow-up turns.
-        """
+        """Count lookups by the tenths of earlier prompts with the block, see `decile_histogram`."""
         counts = np.zeros((2, 1 << DECILES), dtype=np.int64)
         for folder, digest in self._shards():
             shard = load_shard(folder, self.columns, digest)
@@ -230,10 +227,7 @@ def _is_running(process: str) -> bool:
 
 
 class FollowTask(Struct, frozen=True):
-    """A shard in which to find reuse: its folder, the requests' columns, where to write (`into`).
-
-    `walks` are the hit definitions of curves and misses, `looks` those of ideal hit rates.
-    """
+    """A shard to find reuse in: `walks` are for curves and misses, `looks` for ideal hit rates."""
 
     shard: str
     columns: str

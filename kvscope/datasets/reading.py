@@ -26,8 +26,7 @@ class ReadFacts(Struct, frozen=True):
     """Facts of a trace besides its columns. `content` is a digest of its decompressed bytes.
 
     `lines` are the first unusable ones with reasons, `places` the file and line number of each;
-    `spans` the first and last arrival (s) by file, `cut` a note if the end of the trace is missing,
-    else empty.
+    `spans` the first and last arrival (s) by file, `cut` a note if the end is missing, else empty.
     """
 
     content: str

@@ -37,9 +37,8 @@ _AT_A_TIME = 1 << 20  # requests that are drawn together: bounds the memory
 class Stretches(NamedTuple):
     """A trie as S stretches of blocks with consecutive numbers, each below its `parent` stretch.
 
-    Stretch k ends with block `last[k]` and begins after last[k - 1]; the root is stretch 0, and
-    parents come first. R prompts end with the stretches `leaf`, their cached paths with
-    `carried_leaf`.
+    Stretch k ends with block `last[k]` and begins after last[k - 1]; stretch 0 is the root, and
+    parents come first. R prompts end with stretches `leaf`, cached paths with `carried_leaf`.
     """
 
     last: Int32s

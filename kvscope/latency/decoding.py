@@ -67,10 +67,7 @@ class DecodingFit(Struct, frozen=True):
 
 
 def fit_steps(step_s: Mapping[Step, Sequence[float]]) -> DecodingFit | None:
-    """Return parameters fitted to the medians by relative error, none below 0.
-
-    None for too few steps, or where the fitted base is 0.
-    """
+    """Return parameters (at least 0) fitted to the medians; None for too few steps or base 0."""
     times = {step: float(np.median(each)) for step, each in step_s.items() if len(each)}
     if len({step.batch for step in times}) < 2 or len({step.context for step in times}) < 2:
         return None

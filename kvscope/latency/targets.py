@@ -167,7 +167,6 @@ class TorchTarget:
         return float(self._answer(self._timeout_s)["seconds"])
 
     def _answer(self, within_s: float) -> dict[str, Any]:
-        """Return the process's next line, decoded."""
         assert self._process.stdout is not None  # noqa: S101  (a pipe, as set above)
         try:
             line = self._reader.submit(self._process.stdout.readline).result(within_s)

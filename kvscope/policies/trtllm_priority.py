@@ -15,11 +15,10 @@ class TrtllmPriority(LanePolicy):
     """Evict the longest waiting block of the lowest priority (0–100, 35 without a directive).
 
     Key (priority, time at which the block joined its priority's queue, r, -d): the time of its last
-    touch, or for a block whose time to live is over, the time of this expiry, with the default
-    priority from then on. A touch begins the time to live anew, with the priority of the touching
-    request. A priority below the default does not expire: raised, a lane's oldest block would hide
-    others. Only leaves are evicted. TensorRT-LLM counts from the release of a block, not from its
-    request.
+    touch, or when its time to live ended, with the default priority from then on. A touch begins
+    the time to live anew, with the priority of the touching request. A priority below the default
+    does not expire: raised, a lane's oldest block would hide others. Only leaves are evicted.
+    TensorRT-LLM counts from the release of a block, not from its request.
     Source: TensorRT-LLM, cpp/tensorrt_llm/batch_manager/evictionPolicy.cpp.
     """
 

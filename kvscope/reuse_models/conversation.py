@@ -43,8 +43,7 @@ class NextPrompt:
 
     Learned: `n_`, `mean_` and `values_`, equally likely, ascending: the nearest-rank quantiles in
     the middle of sixteen (`VALUES`) equal parts. No hazard, no censoring: a prompt is observed
-    whole or not at all.
-    Source: Tail-Optimized Caching for LLM Inference, section 4 (Q).
+    whole or not at all. Source: Tail-Optimized Caching for LLM Inference, section 4 (Q).
     """
 
     n_: int
@@ -72,10 +71,7 @@ def added_tokens(
     input_tokens: NDArray[np.integer],
     history_tokens: NDArray[np.integer],
 ) -> Float64s:
-    """Return the tokens that each turn `child` added to its previous turn's history (`before`).
-
-    0 where the turn's input is shorter than that history.
-    """
+    """Return the tokens that turns `child` add to the histories of turns `before`, at least 0."""
     added: Float64s = input_tokens[child].astype(np.float64) - history_tokens[before]
     return np.maximum(added, 0.0)
 
@@ -90,15 +86,14 @@ class Rates(NamedTuple):
 def fit_conversations(turns: Observations, births: int, watched_s: float) -> Conversation:
     """Return the rates at which conversations begin, take turns and end, fitted to waits of turns.
 
-    Model: S(t) = 1 - L / (L + M) (1 - exp(-(L + M) t)), the probability of no turn within t of the
-    last one. `turns` are the waits of each turn for the next, `births` conversations begun in
-    `watched_s` seconds. Conversations begin at a rate per second, take turns at L while alive and
-    end at M, unobserved. Hazard of a turn after an idle time t: L times the probability of being
-    alive. Log-likelihood: log L - (L + M) g of each gap g between turns, log S(t) of each idle time
-    t censored by the window's end. So a turn's wait is a defective exponential with p = L / (L + M)
-    and rate L + M, whose estimates give L and M. Births are a Poisson process: their number over
-    the time. The mean turns of a conversation are 1 + L / M. Raises InputError if no turn was
-    followed by another.
+    No turn within t of the last one: S(t) = 1 - L / (L + M) (1 - exp(-(L + M) t)). `turns` are the
+    waits of each turn for the next, `births` conversations begun in `watched_s` seconds.
+    Conversations begin at a rate per second, take turns at L while alive and end at M, unobserved.
+    Hazard of a turn after an idle time t: L times the probability of being alive. Log-likelihood:
+    log L - (L + M) g of each gap g between turns, log S(t) of each idle time t censored by the
+    window's end. So a turn's wait is a defective exponential with p = L / (L + M) and rate L + M,
+    whose estimates give L and M. Births are a Poisson process: their number over the time. The mean
+    turns of a conversation are 1 + L / M. Raises InputError if no turn was followed by another.
     Source: Tail-Optimized Caching for LLM Inference, section 5.
     """
     waits = Exponential().fit(turns)

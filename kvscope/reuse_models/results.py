@@ -224,7 +224,6 @@ def _without(name: str, row: Any) -> dict[str, Any]:
 def _intervals(
     by_parameter: Mapping[str, Interval | None],
 ) -> dict[str, dict[str, float] | None]:
-    """Return the intervals as `low` and `high` in the store's format."""
     return {
         name: interval and dict(zip(("low", "high"), interval, strict=True))
         for name, interval in by_parameter.items()

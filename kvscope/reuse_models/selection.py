@@ -45,10 +45,10 @@ class Choice(Struct, frozen=True):
 
 
 def choose(of: Observations) -> Choice:
-    """Return all fitted models, and as the chosen one the exponential if it fits.
+    """Return all models fitted to `of`, and the choice: the exponential if it fits.
 
-    Else it is the least AIC among the models that fit. If none fits, it is the smallest KS
-    distance: AIC also weighs times with hardly any reuse.
+    Else the least AIC among those that fit, and if none fits the smallest KS distance: AIC also
+    weighs times with hardly any reuse.
     """
     reference = KaplanMeier().fit(of.merged(), of.effective)
     models = tuple(kind().fit(of, reference) for kind in MODELS)
@@ -118,10 +118,9 @@ def over_windows(
     length_s: float,
     use: Mapping[str, str],
 ) -> tuple[WindowFits, tuple[StabilityFit, ...]]:
-    """Return the fits of all sliding windows, and how stable each category is over them.
+    """Return fits of all sliding windows, each on its own, and the stability of each category.
 
-    `use` names the model of each category that has one. A window is fitted to the touches in it,
-    censored at its end.
+    `use` names the model of a category. A window's touches are censored at its end.
     Source: KVCache Cache in the Wild (ATC'25), Figures 15, 23 and 29.
     """
     spans = sliding(span, length_s)

@@ -42,8 +42,7 @@ _known_sound = dict[tuple[int, ...], None]()  # file as it was, trace: not read 
 class Checked(Struct, frozen=True):
     """Faults of a trace's tables, and their checksum.
 
-    `changed`: the checksum stored with the trace differs, and the same versions of DuckDB, schema
-    and queries made both.
+    `changed`: the checksum stored with the trace differs, though made by the same versions.
     """
 
     faults: tuple[str, ...]

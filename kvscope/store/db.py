@@ -407,11 +407,7 @@ def _remove_database(path: str) -> None:
 
 
 def _connected(path: str, *, read_only: bool, waiting: Waiting | None) -> duckdb.DuckDBPyConnection:
-    """Return a connection to a store, migrated to this schema version.
-
-    Raises OutdatedStoreError for a `read_only` store of an older version, and what `waiting_for`
-    and `_checked_version` raise.
-    """
+    """Return a connection to a store, migrated to this schema version unless `read_only`."""
     connection = waiting_for(
         path, lambda: duckdb.connect(path, read_only=read_only, config=_CONFIG), waiting
     )

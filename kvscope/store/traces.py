@@ -73,10 +73,9 @@ def find_content(store: Store, content_hash: str) -> Trace | None:
 
 
 def find_reading(store: Store, content: str, options: str) -> Trace | None:
-    """Return the trace read from this content with these options, else with others; None if none.
+    """Return a trace read from this content: with these options, else the last used; None if none.
 
-    `content` and `options` are the beginning and the end of a content hash. Of several traces, the
-    last used is returned.
+    `content` and `options` are the beginning and the end of a content hash.
     """
     rows = store.rows("ingest/readings", content=content, options=options)
     return _trace(rows[0]) if rows else None
@@ -290,10 +289,9 @@ def load_block_parents(store: Store, trace: Trace) -> Int32s:
 
 
 def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
-    """Return branch points of a trie: blocks and their parents; all others follow their parent.
+    """Return (blocks, parents) at the branches: all other blocks follow their parent by number.
 
-    A block that is not returned has the previous block number as its parent. Raises InputError
-    where a dataset has more than INT32_MAX blocks, DamagedStoreError.
+    Raises InputError where a dataset has more than INT32_MAX blocks, DamagedStoreError.
     """
     require_sound(store, trace)
     branches = store.columns("ingest/branches", trace_id=trace.trace_id)

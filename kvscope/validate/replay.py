@@ -26,8 +26,8 @@ _SHORT_S = 0.001
 class Pace(Struct, frozen=True):
     """When requests are sent: `sequential`, `in-flight` (`in_flight` at once), or as `recorded`.
 
-    In flight, a turn waits for the previous turn's answer. `rate_scale` multiplies the arrival rate
-    of `recorded`.
+    In flight, a turn waits for the previous turn's answer. `rate_scale` speeds up `recorded`
+    arrivals.
     """
 
     kind: Literal["sequential", "in-flight", "recorded"]
@@ -115,7 +115,6 @@ class TraceReplay(Struct):
         return self._measurement()
 
     def _send_all(self, readers: ThreadPoolExecutor) -> list[Future[None]]:
-        """Send the requests in order; threads read the answers meanwhile."""
         reading: list[Future[None]] = []
         prompts, pace = self.trace.prompts, self.pace
         start_s = time.perf_counter()

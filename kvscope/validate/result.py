@@ -146,11 +146,7 @@ class ValidationFacts(Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(Struct, frozen=True):
-    """Counts of the trace's requests (`of`) that a validation sent, or left out by reason.
-
-    The first `warmup` of the `sent` ones fill the cache. Left out: `not_drawn` by the sample,
-    `later` than a limit of time or requests, `too_long` for the engine or empty.
-    """
+    """Requests of the trace: `sent` (`warmup` of them not judged), left out by sample or limit."""
 
     of: int
     sent: int
@@ -163,8 +159,7 @@ class RequestCounts(Struct, frozen=True):
 class Validation(ValidationFacts, frozen=True, kw_only=True):
     """The measurements of `kvscope validate` next to the predictions, and the verdict.
 
-    `deployment` has the options of the engine's deployment, by the keys of kvscope.toml; null
-    without.
+    `deployment` has the deployment's options, by the keys of kvscope.toml; null without one.
     """
 
     DOCUMENT: ClassVar[str] = (

@@ -163,7 +163,6 @@ class TokenTrace:
 
 
 def _block_tokens(numbers: NDArray[np.int64], size: int, seed: int) -> Tokens:
-    """Return the tokens of the blocks with these `numbers`, one block after the other."""
     places = numbers.astype(np.uint64)[:, None] * np.uint64(size) + np.arange(size, dtype=np.uint64)
     start = np.uint64(seed * _SEED % (1 << 64))
     x = mixed((places + start) * STEP)

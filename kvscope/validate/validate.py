@@ -130,8 +130,7 @@ class ValidationPlan(Struct, frozen=True):
 class RunningEngine(Struct, frozen=True):
     """An engine that answers, its model, and `died`, which returns an error once it is dead.
 
-    `seed` is added to the tokens' seed, so that a server that has served the trace before has none
-    of these tokens cached.
+    `seed` is added to the tokens' seed, so that no token is cached if the trace was sent before.
     """
 
     endpoint: Endpoint
@@ -148,8 +147,7 @@ def own_vllm(
 ) -> EngineOpener:
     """Return an opener that starts a vLLM for each run.
 
-    `state_tokens`: block size that a model with linear attention must have, else EngineError; 0:
-    any.
+    `state_tokens`: tokens of a block with linear attention, else it raises EngineError; 0: any.
     """
 
     @contextmanager
@@ -280,7 +278,6 @@ def _replay(
     advance: Callable[[int], None],
     stop: Event,
 ) -> RunFacts:
-    """Replay the trace once; return the facts of the run next to its prediction."""
     seed = plan.seed + repeat + engine.seed
     trace = TokenTrace(plan.sample.prompts, forced=plan.forced, seed=seed)
     sent = trace.sent(plan.block_size)

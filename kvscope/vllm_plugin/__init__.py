@@ -31,10 +31,7 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Observe every engine of this process if KVSCOPE_RECOMMENDATION or KVSCOPE_RECORD is set.
-
-    Never raises: errors are logged, and vLLM keeps its own order.
-    """
+    """Observe this process's engines if a recommendation or a recording is set; never raise."""
     from kvscope.core.errors import KvscopeError
     from kvscope.learning.observer import log
     from kvscope.vllm_plugin.settings import RECOMMENDATION, RECORD

@@ -139,11 +139,10 @@ class EvictionController(Observer):
         blocks_of: Callable[[str], list[Block]],
         lru: Callable[[list[Block]], Any],
     ) -> GuardedQueue:
-        """Return the queue that replaces the engine's: it begins with the `free` blocks.
+        """Return the queue that replaces the engine's, holding the `free` ones of all `blocks`.
 
-        `blocks` are all blocks of the pool; `forget` removes a block's hash from the engine's
-        cache; `blocks_of` lists a request's blocks; `lru` makes the engine's own queue of free
-        blocks, used after a failure.
+        `forget` removes a block's hash from the engine's cache; `blocks_of` lists a request's
+        blocks; `lru` makes the engine's own queue of free blocks, used after a failure.
         """
         self._forget, self._blocks_of = forget, blocks_of
         ordered = self.free = FreeBlocks(
