@@ -160,9 +160,8 @@ MOST_PREFIXES = 400
 class Prefix(Struct, frozen=True):
     """A run of blocks that the same prompts reuse.
 
-    `number` is its first block, `parent` the `number` of the run before (0: the root), `hash_id`
-    that of the last block, `depth_blocks` the blocks before. `reuses` counts prompts that hit it,
-    `branches` the reused runs that follow.
+    `number` is its first block, `parent` the `number` of the run before (0: root), `hash_id` that
+    of its last block. `reuses` counts prompts that hit it, `branches` the reused runs that follow.
     """
 
     number: int

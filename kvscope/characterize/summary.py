@@ -262,9 +262,9 @@ def _categories(
 ) -> tuple[Category, ...]:
     """Return one row per category, ordered by type and turn.
 
-    Gaps belong to the category of the touch before the reuse, lifetimes to the category of the
-    first touch. `next_turn_probability` is the settled probability if known. A category
-    has either first or later turns, so its `multi_turn_share` is 0 or 1.
+    Gaps belong to the category of the touch before the reuse, lifetimes to that of the first touch.
+    `next_turn_probability` is the settled probability if known. A category has either first or
+    later turns, so its `multi_turn_share` is 0 or 1.
     """
     requests = sum(row["requests"] for row in rows)
     hits = sum(row["ideal_blocks"] for row in rows)

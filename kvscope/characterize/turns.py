@@ -25,7 +25,7 @@ class TurnCount(Struct, frozen=True):
 
 
 class UserTurns(Struct, frozen=True):
-    """Over users: mean turns per conversation, and deviation if a user has two or more."""
+    """Mean and deviation of each user's turns per conversation; None if no user has several."""
 
     users: int
     mean: Summary

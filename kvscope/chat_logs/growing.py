@@ -49,7 +49,7 @@ class ReadInOrder(Sequence[Any]):
 def least_messages(template: nodes.Template) -> int | None:
     """Return the number of messages from which on prompts grow; None if the code does not show it.
 
-    If it does, the code uses `messages` only as `ReadInOrder` allows.
+    If not None, the code uses `messages` only as `ReadInOrder` allows.
     """
     if next(template.find_all(_OTHERS), None) is not None:
         return None
@@ -95,7 +95,6 @@ def _variables(template: nodes.Template) -> tuple[set[str], set[str], set[int]]:
 
 
 def _names(body: Iterable[nodes.Node]) -> set[str]:
-    """Return the names of all variables in the code."""
     names = (name for each in body for name in (each, *each.find_all(nodes.Name)))
     return {each.name for each in names if isinstance(each, nodes.Name)}
 

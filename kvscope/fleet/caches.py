@@ -107,7 +107,6 @@ def empty_fleet(
 
 
 def _empty_touched(traffic: Traffic, replicas: int) -> Touched:
-    """Return the state before the first request."""
     requests, longest = len(traffic.leaf), int(traffic.length.max(initial=0)) + 1
     path = np.zeros(longest, dtype=np.int32)
     starts = np.zeros(requests + 1, dtype=np.int64)

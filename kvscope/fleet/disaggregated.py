@@ -6,8 +6,8 @@ the next turn computes them again: the cost of disaggregation in hits.
 
 Both stages are simulated vLLMs, replayed one after the other, since decoding does not affect
 prefill. vLLM's connector is approximated: the KV of the whole prompt moves, and takes blocks of the
-decode replica on arrival; until then it does not hold the prefill replica's blocks; a decode
-replica that preempts a request gets its KV back at no cost.
+decode replica on arrival; meanwhile the prefill replica does not hold its blocks; a decode replica
+that preempts a request gets its KV back at no cost.
 
 Source: vLLM 0.32.0, vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py: a prefill
 of one token, whose KV the decode replica reads to compute the prompt's last token itself.

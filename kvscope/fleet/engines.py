@@ -1,6 +1,6 @@
 """A fleet whose replicas are simulated vLLMs: requests share steps, and running ones pin blocks.
 
-Routers see the past of a request's arrival. Replicas simulate whole steps, so a cache as a router
+Routers see the state at a request's arrival. Replicas simulate whole steps, so a cache as a router
 sees it may be ahead by the step in progress (a real engine's KV events, sent after a step, are
 behind by one). If KV events have a lag, each engine has a copy that is simulated up to the lag
 before the arrival: events report the copy's blocks.

@@ -256,7 +256,7 @@ def _fill(
     left: NDArray[np.bool_],
     hits: Int32s,
 ) -> None:
-    """Mark the blocks that each request caches in `left`; write hits on earlier marks."""
+    """Mark each request's blocks in `left`, in this `order`; write its hits on marked blocks."""
     for request in order:
         block, new = leaf[request], 0
         while not left[block]:

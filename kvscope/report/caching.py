@@ -178,7 +178,7 @@ def _definitions(caching: Caching) -> Section:
 def readings(
     sizes: Sizes, blocks: int, outcome: Outcome, profile: str, pool: PoolHits | None
 ) -> list[Tile]:
-    """Return tiles of LRU's figures at a capacity; hits of `pool`, an engine's, if replayed."""
+    """Return tiles of LRU's figures at a capacity; the hit rate is that of `pool`, if replayed."""
     tokens = blocks * sizes.block_size
     rate, about = outcome.token_hit_rate, "LRU, token-weighted."
     if pool is not None:

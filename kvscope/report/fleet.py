@@ -389,7 +389,6 @@ def _by_count(study: FleetStudy) -> Table:
 
 
 def _named(study: FleetStudy) -> Lines:
-    """Return the runs of each router and policy, by their name."""
     return {_called(study)(line): line.runs for line in study.ranked}
 
 

@@ -84,7 +84,7 @@ _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily
 
 
 def screen(explanation: Explanation) -> list[Section]:
-    """Return the first section, and with `--by` the section Who evicts whom."""
+    """Return the first section, and with `--by` also the section "Who evicts whom"."""
     return sections(explanation)[: 2 if explanation.groups else 1]
 
 

@@ -135,7 +135,7 @@ def to_meet(tuned: Recommendation) -> list[str]:
 
 
 def _said_elsewhere(cheapest: PlanOption, plan: TuningPlan) -> bool:
-    """Return whether the verdict names the cheapest option, as for no change or LRU replicas."""
+    """Return whether the verdict already names the cheapest option: no change or LRU replicas."""
     same = [(each.price_hour, each.replicas) for each in (cheapest, plan.today)]
     needless = plan.today.meets and same[0] == same[1]
     return cheapest is plan.today or needless or _lru_replicas(cheapest)

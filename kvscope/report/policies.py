@@ -172,7 +172,7 @@ def _tel_s(run: Run) -> float:
 def summary(simulation: Simulation) -> Section:
     """Return the best policies by hits, p95 TTFT and TEL, with gaps to the optimum or best known.
 
-    Each capacity has its own. For a recommended tier, compare it with the pool alone instead.
+    Capacities are judged one by one. A recommended tier is compared with the pool alone instead.
     """
     if simulation.without_tier and simulation.runs:
         return _tier_and_pool(simulation, simulation.runs[0])

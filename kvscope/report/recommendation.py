@@ -374,7 +374,6 @@ def _harms(harms: Sequence[Harm]) -> str:
 
 
 def _canary(tuned: Recommendation) -> list[str]:
-    """Return the canary test to run before all replicas switch."""
     plan = tuned.tuning.canary
     if plan is None or tuned.tier is not None:
         return []
@@ -641,7 +640,7 @@ def _to_set(tuned: Recommendation) -> Section:
 
 
 def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
-    """Return the verdict with each uncertain input at an end of its range.
+    """Return, for each end of an uncertain input's range, the verdict with that value.
 
     Without `layouts`, leave out other session starts.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StoredReport(Struct, frozen=True):
-    """A report without content: made by version `kvscope` at `created_at` (UTC) in `duration_s`.
+    """A report without content: made at `created_at` (UTC) in `duration_s`, by version `kvscope`.
 
     `question` is a digest of the request, `settings` the deployment in words.
     """

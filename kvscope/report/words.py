@@ -59,7 +59,7 @@ def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
 
 
 def rate_unit(per_second: Iterable[float]) -> TimeUnit:
-    """Return the shortest of s, min and h with a median of 1 event or more, else h; for rates."""
+    """Return the shortest of s, min and h with a median rate of 1 event or more, else h."""
     known = sorted(value for value in per_second if value)
     middle = known[len(known) // 2] if known else 1.0
     units_of_time = (SECONDS, TimeUnit("min", 1 / 60), TimeUnit("h", 1 / 3600))
