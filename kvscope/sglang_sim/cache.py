@@ -1,4 +1,4 @@
-"""SGLang's prefix cache over its tree: looked up, inserted into, and made room in.
+"""SGLang's prefix cache over its tree: look-up, insertion, eviction and loads from the host.
 
 Source: SGLang 0.5.23, srt/mem_cache/unified_cache/unified_tree_core.py (match_prefix, begin_insert,
 build_load_back_spec), unified_cache/components/full.py (_evict_device_next_node) and
@@ -26,7 +26,7 @@ from kvscope.sglang_sim.tree import (
 
 @called_by_kernels
 def look_up(tree: PrefixTree, first: int, blocks: int) -> int:
-    """Return the node at the end of a path's longest cached prefix, and mark the prefix as used."""
+    """Return the node at the end of a path's longest cached prefix; mark its nodes as used now."""
     node, depth = ROOT, 0
     while depth < blocks:
         child = tree.at[tree.paths[first + depth]]
@@ -52,9 +52,9 @@ def insert(
     inserted: int,
     priority: int,
 ) -> int:
-    """Insert a path, and return the node that ends with its last block.
+    """Insert a path of `blocks` blocks, and return the node that ends with its last block.
 
-    The first `inserted` blocks were inserted by the same request before, and count no hit again.
+    The same request inserted the first `inserted` blocks before; they count no hit again.
     """
     nodes, node, depth = tree.nodes, ROOT, 0
     nodes[ROOT].time = now(tree)
@@ -115,9 +115,9 @@ def make_room(tree: PrefixTree, blocks: int) -> bool:
 
 @callable_in_kernels
 def load(tree: PrefixTree, node: int, blocks: int) -> bool:
-    """Load a node and its ancestors that only the host has; return whether the GPU has room.
+    """Load a node and its ancestors from the host to the GPU; return False without room for them.
 
-    `blocks` is the number that the GPU lacks. Host copies are pinned until `settle_loads`.
+    `blocks` of their blocks are not on the GPU. Host copies are pinned until `settle_loads`.
     """
     lock(tree, node, 1)
     has_room, above = make_room(tree, blocks), node

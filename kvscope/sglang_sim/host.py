@@ -1,9 +1,9 @@
-"""SGLang's host tier below its prefix tree (HiCache): what is stored there, and what leaves it.
+"""SGLang's host tier below its prefix tree (HiCache): stores and evictions.
 
-Nodes are stored when enough requests have inserted them, their ancestors first, or when they leave
-the GPU (`write_back`). Host leaves make room for them by the GPU's eviction policy; with
-`write_back`, copies of blocks on the GPU leave before. Copies are done at once here: their time is
-part of the scheduler's.
+Nodes are stored when enough requests have inserted them, their ancestors first, or when the GPU
+evicts them (`write_back`). For room, the host evicts its leaves by the GPU's eviction policy; with
+`write_back`, copies of blocks on the GPU are dropped before. Copies are instantaneous here: the
+scheduler adds their time.
 
 Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py (_execute_and_commit_kv_backup,
 _execute_kv_backup, backup_node_for_write_back, loading_check), unified_cache/unified_tree_core.py
@@ -29,7 +29,7 @@ from kvscope.sglang_sim.tree import (
 
 @callable_in_kernels
 def count_hit(tree: PrefixTree, node: int) -> bool:
-    """Count an insertion of a node; return whether the node must be stored on the host now."""
+    """Count a node's insertion; return whether to store it now. Neither with `write_back`."""
     record, state = tree.nodes[node], tree.state[0]
     if state.write_back:
         return False
@@ -39,7 +39,7 @@ def count_hit(tree: PrefixTree, node: int) -> bool:
 
 @callable_in_kernels
 def store(tree: PrefixTree, node: int) -> None:
-    """Store a node on the host, its ancestors first, while there is room."""
+    """Store a node on the host, its ancestors first; stop when the host has no room."""
     nodes = tree.nodes
     while True:
         top = node
@@ -51,7 +51,7 @@ def store(tree: PrefixTree, node: int) -> None:
 
 @called_by_kernels
 def store_one(tree: PrefixTree, node: int) -> bool:
-    """Store one node on the host, evicting host leaves for it; return whether it fits."""
+    """Store one node on the host, with evictions for room; return whether it fits."""
     record, state = tree.nodes[node], tree.state[0]
     wanted = record.length - (state.host_capacity - state.host_size)
     if wanted > 0 and state.write_back:
@@ -72,7 +72,7 @@ def store_one(tree: PrefixTree, node: int) -> bool:
 
 @called_by_kernels
 def drop_copies(tree: PrefixTree, wanted: int, spare_leaves: bool) -> int:
-    """Drop host copies of blocks on the GPU until `wanted` are free; return the number freed.
+    """Drop host copies of nodes on the GPU until `wanted` blocks are free; return the number freed.
 
     With `spare_leaves`, copies of the GPU's leaves stay.
     """
@@ -95,7 +95,7 @@ def drop_copies(tree: PrefixTree, wanted: int, spare_leaves: bool) -> int:
 
 @callable_in_kernels
 def bring(tree: PrefixTree, node: int) -> None:
-    """Mark a node of the host as on the GPU, too."""
+    """Mark a node on the host as being on the GPU, too."""
     record, state = tree.nodes[node], tree.state[0]
     record.on_gpu = 1
     state.size += record.length
@@ -108,7 +108,7 @@ def bring(tree: PrefixTree, node: int) -> None:
 
 @callable_in_kernels
 def settle_loads(tree: PrefixTree, node: int) -> None:
-    """End the loads of a node and of its ancestors."""
+    """End the loads of a node and of its ancestors: their host copies can be dropped again."""
     while node != ROOT:
         if tree.nodes[node].loading:
             tree.nodes[node].loading = 0

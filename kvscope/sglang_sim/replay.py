@@ -59,7 +59,7 @@ def sglang_has(policy: Policy) -> bool:
 
 
 class HostTier(NamedTuple):
-    """A tier in host memory: its blocks, when they are written, and seconds to copy a block."""
+    """A tier in host memory: its blocks, when they are written, and seconds per block copied."""
 
     blocks: int
     write_policy: WritePolicy = "write_through"
@@ -67,14 +67,14 @@ class HostTier(NamedTuple):
 
 
 class TreeService(Struct, frozen=True):
-    """How a server with SGLang's cache serves R requests: hits and times.
+    """Hits and times of R requests on a server with SGLang's cache.
 
     Of `hit_blocks`, `loaded_blocks` were on the host alone. The first batch of a request begins at
-    `begin_s`, its first token comes at `token_s` and its last at `end_s`, in seconds of the trace;
-    `tpot_s` is the time per output token after the first, nan without a second one. Rejected
-    requests have nan for all times. Each request was retracted `retractions` times. In total,
-    `evictions` blocks left the GPU and `host_evictions` the host, `stored_blocks` were copied to
-    the host, and `batches` ran.
+    `begin_s`, its first token comes at `token_s` and its last at `end_s`, in trace time (s);
+    `tpot_s` is the time per output token after the first, nan without a second token. Rejected
+    requests have nan for all times. Each request was retracted `retractions` times. In total, the
+    GPU evicted `evictions` blocks and the host `host_evictions`, `stored_blocks` were copied to the
+    host, and `batches` ran.
     """
 
     hit_blocks: Int32s
@@ -96,7 +96,7 @@ def empty_server(
     capacity_blocks: int,
     host: HostTier | None = None,
 ) -> tuple[PrefixTree, Records]:
-    """Return an empty cache of `capacity_blocks` blocks, and the requests that will run on it.
+    """Return an empty cache of `capacity_blocks` blocks, and records of the requests to serve.
 
     Raises UsageError for a policy that SGLang lacks.
     """
@@ -140,12 +140,12 @@ def serve_tree(
 ) -> TreeService:
     """Serve traffic with SGLang's cache of `capacity_blocks` blocks, which running requests share.
 
-    Its scheduler batches requests as in `scheduler`, at most `most_running` at once, and orders the
-    waiting queue by `order`. Loads from the `host` overlap the batch's computation; copies of
-    `write_back` to it come before. A block is one page if `paged`, else each of its tokens is a
-    page. A request's time outside of batches delays no other request. Requests are rejected if
-    SGLang would truncate their outputs, since the cache is too small. Raises UsageError for a
-    policy that SGLang lacks.
+    Module `scheduler` batches requests, at most `most_running` at once; `order` sorts the waiting
+    queue. Loads from the `host` overlap the batch's computation; `write_back` copies to the host
+    delay the batch. A block is one page if `paged`, else each of its tokens is a page. The time of
+    a request outside of batches delays no other request. Requests are rejected if SGLang would
+    truncate their outputs, since the cache is too small. Raises UsageError for a policy that SGLang
+    lacks.
     """
     tree, requests = empty_server(traffic, policy, capacity_blocks, host)
     size = traffic.block_size

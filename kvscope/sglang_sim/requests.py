@@ -1,9 +1,9 @@
-"""Requests on SGLang's prefix tree: what they hit, and which blocks they take and leave.
+"""Requests on SGLang's prefix tree: their hits, and the blocks that they take and leave.
 
-A request looks up all but its last token, locks what it found, gets room for its prompt chunk by
-chunk, and inserts each chunk once it is computed. Outputs take their room as they come, and join
-the tree when the request finishes, as a node of their own. A request that inserts blocks which the
-tree has already frees its own.
+A request looks up all but its last token, locks the nodes of its hit, gets blocks for its prompt
+chunk by chunk, and inserts each chunk once it is computed. Outputs get blocks token by token, and
+join the tree when the request finishes, as a node of their own. When a request inserts blocks that
+the tree already has, it frees its own copies.
 
 Source: SGLang 0.5.23, srt/managers/schedule_policy.py (PrefillAdder), srt/mem_cache/allocation.py
 (alloc_for_extend, alloc_for_decode), unified_radix_cache.py (checkpoint_into_tree) and common.py
@@ -41,7 +41,7 @@ def blocks_of(tree: PrefixTree, tokens: int) -> int:
 
 @callable_in_kernels
 def begin(tree: PrefixTree, requests: Records, request: int, look: int) -> None:
-    """Look up a request's first `look` blocks, and lock its `shared` ones, hits on the GPU."""
+    """Look up a request's first `look` blocks, and lock those that hit on the GPU (`shared`)."""
     record = requests[request]
     record.found = look_up(tree, tree.starts[request], look)
     record.node = lowest_on_gpu(tree, record.found)
@@ -52,7 +52,7 @@ def begin(tree: PrefixTree, requests: Records, request: int, look: int) -> None:
 
 @callable_in_kernels
 def lowest_on_gpu(tree: PrefixTree, node: int) -> int:
-    """Return the first node on the GPU on the way from a node up to the root."""
+    """Return the lowest node on the GPU among a node and its ancestors."""
     while not tree.nodes[node].on_gpu:
         node = tree.nodes[node].parent
     return node
@@ -60,13 +60,13 @@ def lowest_on_gpu(tree: PrefixTree, node: int) -> int:
 
 @callable_in_kernels
 def end_of(tree: PrefixTree, node: int) -> int:
-    """Return the depth of a node's last block."""
+    """Return the number of blocks from the root to a node's end."""
     return tree.nodes[node].start + tree.nodes[node].length  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def load_found(tree: PrefixTree, requests: Records, request: int) -> int:
-    """Load a request's hits that only the host has; return their blocks, 0 if they stay there."""
+    """Load a request's hits that only the host has; return the blocks (0: too few, or no room)."""
     record = requests[request]
     blocks = end_of(tree, record.found) - record.shared
     if blocks * tree.state[0].block_size < LEAST_LOADED or not load(tree, record.found, blocks):
@@ -80,7 +80,7 @@ def load_found(tree: PrefixTree, requests: Records, request: int) -> int:
 
 @callable_in_kernels
 def take(tree: PrefixTree, requests: Records, request: int, blocks: int) -> None:
-    """Give a request `blocks` free blocks; a negative number returns them."""
+    """Allocate `blocks` free blocks to a request; a negative number frees blocks of it."""
     requests[request].owned += blocks
     tree.state[0].owned += blocks
 
@@ -98,7 +98,7 @@ def leave(tree: PrefixTree, requests: Records, request: int) -> None:
 def checkpoint(tree: PrefixTree, requests: Records, request: int, blocks: int) -> None:
     """Insert a running request's first `blocks` blocks into the tree, and lock them there.
 
-    Once outputs are among them, its prompt is inserted again, with a higher priority, so that
+    If some of them are outputs, the prompt is inserted again, with a higher priority, so that
     outputs form a node of their own.
     """
     record, first = requests[request], tree.starts[request]

@@ -1,14 +1,14 @@
-"""SGLang's scheduler: what each batch computes, of the prompts that wait and the requests that run.
+"""SGLang's scheduler: batches of waiting prompts, or of outputs of running requests.
 
-A batch computes prompts, or one output token of every request that runs: decoding pauses while
-prompts are computed. A prompt is admitted once its tokens, and a share (`ratio`) of the outputs
-that running requests may still produce, fit beside locked blocks; `ratio` sinks from batch to batch
-until the memory runs out. Requests with the fewest outputs are then retracted: they wait again,
-behind all others, and compute their outputs as prompts.
+A batch computes prompts, or one output token of every running request: decoding pauses while
+prompts are computed. A prompt is admitted if its tokens, and a share (`ratio`) of the outputs that
+running requests may still produce, fit into memory next to locked blocks; `ratio` sinks from batch
+to batch until memory runs out. Then requests with the fewest outputs are retracted: they wait
+again, behind all others, and compute their outputs as prompts.
 
-The next batch is planned while one runs, so it does not know the tokens of that one. A request
-whose last token is on its way is left out. How many tokens a request may produce, its
-`max_new_tokens`, is what it does produce: no trace states it.
+The next batch is planned while a batch runs, before the tokens of the running batch are known. A
+request whose last token is in flight is left out. The limit of a request's outputs,
+`max_new_tokens`, is taken to be its number of outputs, as no trace states it.
 
 Source: SGLang 0.5.23, srt/managers/scheduler.py (event_loop_overlap, get_next_batch_to_run,
 _get_new_batch_prefill_raw, update_running_batch), schedule_policy.py (SchedulePolicy,
@@ -82,9 +82,10 @@ BATCH = record_type("size prompts chunked", "cost_s begin_s end_s")
 class ServerQueues(NamedTuple):
     """The state of a server with R requests, without its cache.
 
-    `state` (1) and `batches` (2) are records as above; batch n has index n & 1, as have its
-    `members` (2 x R). `waiting` has 2 R entries, `running` R. `matched` (sort keys) and `heads`
-    (blocks at the end of SHARED_PREFIX) are scratch for sorting the first waiting requests.
+    `state` (1) and `batches` (2) are records as above; batch n and its requests in `members`
+    (2 x (R + 1)) have index n & 1. `waiting` has room for 2 (R + 1) requests, `running` for R + 1.
+    `matched` (sort keys) and `heads` (blocks at the end of SHARED_PREFIX) are scratch for sorting
+    the first waiting requests.
     """
 
     state: Records
@@ -154,7 +155,7 @@ def arrive(requests: Records, queues: ServerQueues) -> None:
 
 @callable_in_kernels
 def wait(queues: ServerQueues, request: int) -> None:
-    """Put a request at the end of the queue."""
+    """Append a request to the waiting queue."""
     state, waiting = queues.state[0], queues.waiting
     if state.head + state.waiting == len(waiting):
         for at in range(state.waiting):
@@ -166,7 +167,7 @@ def wait(queues: ServerQueues, request: int) -> None:
 
 @callable_in_kernels
 def plan(tree: PrefixTree, requests: Records, queues: ServerQueues) -> bool:
-    """Plan the next batch, of prompts if possible, else of outputs; return whether there is one."""
+    """Plan the next batch, of prompts if possible, else of outputs; return False if it is empty."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
     if state.in_flight and queues.batches[state.made & 1].prompts:
@@ -210,7 +211,7 @@ def settle_running(requests: Records, queues: ServerQueues) -> None:
 
 @callable_in_kernels
 def plan_prompts(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Plan a batch of prompts while memory lasts, the partly computed prompt first."""
+    """Plan a batch of prompts as far as memory lasts, a partly computed prompt first."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
     if state.running == 0:
@@ -252,7 +253,7 @@ def plan_prompts(tree: PrefixTree, requests: Records, queues: ServerQueues) -> N
 
 @callable_in_kernels
 def may_admit(tree: PrefixTree, queues: ServerQueues) -> bool:
-    """Return whether the planned batch has room for another request."""
+    """Return whether the planned batch may have another request, by tokens and requests."""
     state = queues.state[0]
     batch = queues.batches[(state.made + 1) & 1]
     if free_tokens(tree) > state.reserved and (state.input_left <= 0 or state.chunk_left <= 0):
@@ -269,7 +270,7 @@ def admit_waiting(
     queues: ServerQueues,
     request: int,
 ) -> bool:
-    """Look a request up and add it to the batch; return False if it has to keep waiting."""
+    """Look up a waiting request and add it to the batch; return False if it has to wait."""
     state, record = queues.state[0], requests[request]
     known = record.prompt + record.generated
     look = record.look if record.generated == 0 else whole_blocks(tree, record, known - 1)
@@ -297,14 +298,14 @@ def admit_waiting(
 
 @callable_in_kernels
 def free_tokens(tree: PrefixTree) -> int:
-    """Return the tokens that are free, or would be after evicting all unlocked blocks."""
+    """Return how many tokens have room in free blocks and in unlocked, evictable blocks."""
     state = tree.state[0]
     return (state.capacity - state.owned - state.locked) * state.block_size  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def whole_blocks(tree: PrefixTree, record: Records, tokens: int) -> int:
-    """Return the number of a request's blocks within its first `tokens` tokens."""
+    """Return how many cacheable blocks a request's first `tokens` tokens fill."""
     return min(tokens // tree.state[0].block_size, record.blocks)  # type: ignore[no-any-return]
 
 
@@ -312,9 +313,9 @@ def whole_blocks(tree: PrefixTree, record: Records, tokens: int) -> int:
 def first_chunk(
     tree: PrefixTree, requests: Records, state: Records, request: int, on_host: int
 ) -> int:
-    """Return how many tokens of a locked request the batch computes, `on_host` ones excluded.
+    """Return how many tokens of a request the batch computes, after hits on the GPU and the host.
 
-    0 if the batch has no room for them, -1 if memory has none.
+    `on_host` tokens are hits on the host alone. 0 if the batch has no room, -1 if memory has none.
     """
     record, size = requests[request], tree.state[0].block_size
     cached = record.shared * size
@@ -379,7 +380,7 @@ def lacks(tree: PrefixTree, record: Records) -> int:
 
 @callable_in_kernels
 def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Sort the queue by cached prefix (LPM), or at times mark its prefixes as used (LRU)."""
+    """Sort a short queue by cached prefix (LPM); else at times mark its prefixes as used (LRU)."""
     state = queues.state[0]
     if state.order == LPM and state.waiting <= MOST_MATCHED:
         by_prefix(tree, requests, queues)
@@ -393,7 +394,7 @@ def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> 
 
 @callable_in_kernels
 def look_up_all(tree: PrefixTree, requests: Records, request: int) -> int:
-    """Return the node at the end of a waiting request's cached blocks, its last one included."""
+    """Return the node at the end of a waiting request's cached blocks, all of which may hit."""
     record = requests[request]
     blocks = max(record.look, whole_blocks(tree, record, record.prompt + record.generated))
     return look_up(tree, tree.starts[request], blocks)
@@ -401,7 +402,7 @@ def look_up_all(tree: PrefixTree, requests: Records, request: int) -> int:
 
 @callable_in_kernels
 def by_prefix(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Sort the queue by cached tokens, the most first.
+    """Sort the waiting queue by cached tokens, requests with the most first.
 
     Of requests that share an uncached beginning, all but the first go to the end.
     """
@@ -481,7 +482,7 @@ def blocks_begun(tree: PrefixTree, requests: Records, queues: ServerQueues) -> i
 
 @callable_in_kernels
 def retract(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Retract running requests, fewest outputs first, until the others have room."""
+    """Retract running requests, fewest outputs first, until the others have room or one is left."""
     state, running = queues.state[0], queues.running
     for at in range(1, state.running):
         request, place = running[at], at
@@ -511,7 +512,7 @@ def retract(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
 
 @callable_in_kernels
 def keeps_longer(requests: Records, request: int, other: int) -> bool:
-    """Return whether `request` is retracted after `other`: more outputs, then a shorter prompt."""
+    """Return whether `request` is retracted after `other`: by more outputs, or shorter prompt."""
     first, second = requests[request], requests[other]
     if first.generated != second.generated:
         return first.generated > second.generated  # type: ignore[no-any-return]
@@ -520,7 +521,7 @@ def keeps_longer(requests: Records, request: int, other: int) -> bool:
 
 @callable_in_kernels
 def complete(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """End the batch in flight: its requests get one output token, complete ones leave."""
+    """End the batch in flight: requests get one output token, and complete requests leave."""
     place = queues.state[0].made & 1
     batch, members = queues.batches[place], queues.members[place]
     for at in range(batch.size):

@@ -1,9 +1,9 @@
 """SGLang's prefix tree: nodes of several blocks, split where prompts part, on two tiers.
 
 A node is a run of blocks that one insertion added; it is on the GPU, on the host, or on both.
-Requests lock the nodes on their path. Unlocked nodes without a child on their tier are its leaves,
-which leave one at a time. Leaves on the GPU, and leaves on the host alone, have a binary heap each,
-by the key of SGLang's eviction policy, with the next leaf to leave at the top.
+Requests lock the nodes on their path. Unlocked nodes without a child on their tier are the tier's
+leaves, which are evicted one at a time. Leaves on the GPU, and leaves on the host alone, have a
+binary heap each, by the key of SGLang's eviction policy, with the next victim at the top.
 
 Source: SGLang 0.5.23, srt/mem_cache/unified_cache/unified_tree_core.py (_split_node, _add_new_node,
 _set_tlru_lens_and_raise_history), unified_cache/components/full.py (acquire_component_lock) and
@@ -60,7 +60,7 @@ class PrefixTree(NamedTuple):
 
     `parents` (N + 1) are the trie's; request r has the blocks `paths[starts[r]:starts[r + 1]]`.
     `nodes` and `state` are records as above. Per block, `at` (N + 1) is the tree node that begins
-    with it, NONE without one. `leaves` (2 rows) are the heaps, of `leaf_counts` (2) nodes.
+    with it, NONE if no node does. `leaves` (2 rows) are the heaps, of `leaf_counts` (2) nodes.
     """
 
     parents: Int32s
@@ -92,7 +92,7 @@ def empty_tree(parents: Int32s, prompts: Paths, most_nodes: int, **settings: flo
 
 @callable_in_kernels
 def now(tree: PrefixTree) -> int:
-    """Advance the clock by one tick, and return its time."""
+    """Advance the tree's clock by one tick, and return the new time (no unit)."""
     tree.state[0].clock += TICK
     return tree.state[0].clock  # type: ignore[no-any-return]
 
@@ -110,7 +110,7 @@ def leaves_before(tree: PrefixTree, node: int, other: int) -> bool:
 
 @callable_in_kernels
 def rank_of(tree: PrefixTree, node: int) -> int:
-    """Return the first part of a leaf's eviction key: lower ranks leave first, equals by time."""
+    """Return the first part of a leaf's eviction key: lowest is evicted first, ties by time."""
     record, state = tree.nodes[node], tree.state[0]
     if state.policy == LFU:
         return record.hits  # type: ignore[no-any-return]
@@ -200,9 +200,9 @@ def new_node(tree: PrefixTree, parent: int, start: int, length: int, priority: i
 
 @called_by_kernels
 def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> int:
-    """Split a node behind its first `length` blocks, and return the new node, which has these.
+    """Split a node after its first `length` blocks; return the new node, which has those blocks.
 
-    `bottom` is the last of them, `top` the block behind it.
+    `bottom` is their last block, `top` the next block.
     """
     lower = tree.nodes[node]
     upper_node = new_node(tree, lower.parent, lower.start, length, lower.priority)
@@ -224,7 +224,7 @@ def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> in
 
 @callable_in_kernels
 def child_on(tree: PrefixTree, first: int, blocks: int, child: int) -> int:
-    """Return the node with exactly the blocks that `child` shares with a path, split off if needed.
+    """Return the node with the blocks that `child` shares with a path, split from it if needed.
 
     The path is paths[first : first + blocks]; it has the first block of `child`.
     """
@@ -275,7 +275,7 @@ def lock(tree: PrefixTree, node: int, change: int) -> None:
 
 @callable_in_kernels
 def list_copy(tree: PrefixTree, node: int) -> None:
-    """Append a node on both tiers to the list of host copies, unless it is listed or loading."""
+    """With `write_back`, list a node on both tiers as a host copy; unlist it while it loads."""
     record, state = tree.nodes[node], tree.state[0]
     if not state.write_back:
         return
@@ -294,7 +294,7 @@ def list_copy(tree: PrefixTree, node: int) -> None:
 
 @callable_in_kernels
 def unlist_copy(tree: PrefixTree, node: int) -> None:
-    """Remove a node from the list of host copies, if it is in it."""
+    """Remove a node from the list of host copies, if it is listed."""
     record, state = tree.nodes[node], tree.state[0]
     if record.earlier == NONE and state.first_copy != node:
         return
