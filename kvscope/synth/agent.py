@@ -11,7 +11,7 @@ from kvscope.synth.base import Counts, Ids, Profile, Record, Skewed, Thread, arr
 
 
 class _AgentThread(Struct):
-    """An open session: its conversation, the head to which it is compacted, its number of turns."""
+    """An open session: its conversation, the head that compaction keeps, its number of turns."""
 
     thread: Thread
     head: range
@@ -22,11 +22,11 @@ class _AgentThread(Struct):
 class Agent(Profile):
     """Sessions of coding agents on a few clients, each with its own system and tools prompt.
 
-    Each turn adds a tool's answer, after seconds; now and then the session waits for its user
-    (`think_share`). When its history passes `context_limit_tokens` the next prompt is the head and
-    a summary: same conversation, another path. Sub-agents are conversations of their own, of type
-    `subagent`. Sessions that run before time 0 continue in the trace. Gaps are (median in s, sigma)
-    of a lognormal.
+    Each turn adds a tool's answer, after seconds, or (`think_share`) a user's, after minutes.
+    When its history passes `context_limit_tokens` the next prompt is the head and a summary: same
+    conversation, another path. Sub-agents are conversations of their own, of type `subagent`. The
+    trace continues sessions that began up to `lead_in_s` before time 0. Gaps are (median in s,
+    sigma) of a lognormal.
 
     sample_traces/README.md has the figures to expect.
 
@@ -93,14 +93,14 @@ class Agent(Profile):
         return in_order(births(), serve, requests)
 
     def _new_tokens(self, session: _AgentThread) -> Counts:
-        """Return the distribution of the next turn's tokens; compact a full context to the head."""
+        """Return the distribution of the next turn's new tokens; compact a full context first."""
         if session.thread.history_tokens > self.context_limit_tokens:
             session.thread.restart(session.head)
             return self.summary_tokens
         return self.step_tokens if session.thread.turn else self.task_tokens
 
     def _gap_s(self, type_: str, rng: Generator) -> float:
-        """Return the seconds until the tool's answer or, now and then, the user's."""
+        """Return the seconds until the tool's answer or, with `think_share`, the user's."""
         thinks = type_ == "agent" and rng.random() < self.think_share
         median_s, sigma = self.think_gap_s if thinks else self.tool_gap_s
         return median_s * float(rng.lognormal(0.0, sigma))

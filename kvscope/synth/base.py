@@ -23,10 +23,10 @@ class Counts(Protocol):
 
 
 class Skewed(Struct, frozen=True):
-    """A lognormal distribution of mean `mean`, typical of prompt and answer lengths.
+    """A lognormal distribution of counts, typical of prompt and answer lengths.
 
-    `sigma` is the standard deviation of ln(count); `mean` is the mean before the values are cut off
-    at `maximum`.
+    `sigma` is the standard deviation of ln(count); `mean` is the mean before counts are limited to
+    `maximum`.
     """
 
     mean: float
@@ -50,7 +50,7 @@ class Geometric(Struct, frozen=True):
 
 
 class Fixed(Struct, frozen=True):
-    """Always the same count: for traces whose figures can be computed by hand."""
+    """A constant count, for traces whose figures can be computed by hand."""
 
     value: int
 
@@ -69,9 +69,9 @@ ROOT = -1
 class Record(msgspec.Struct, frozen=True):
     """One request, in the field names and order of the Qwen-Bailian JSONL traces.
 
-    `timestamp` is in seconds from the start of the trace, rounded to milliseconds;
-    `hash_ids` has ceil(input_length / block size) entries, the last of them may stand for a
-    partial block. `block_size` is written only where it is not the format's 16 tokens.
+    `timestamp` is in seconds from the start of the trace, rounded to milliseconds; `hash_ids` has
+    ceil(input_length / block size) entries, of which the last may stand for a partial block.
+    `block_size` is written only where it is not the format's 16 tokens.
 
     Source: https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon
     """
@@ -120,14 +120,14 @@ class Profile(ABC):
 
     @abstractmethod
     def generate(self, *, requests: int, seed: int) -> Iterator[Record]:
-        """Yield `requests` records in arrival order; memory grows with live conversations only.
+        """Yield `requests` records in arrival order, without keeping them in memory.
 
         Raises UsageError, at the first record, if `requests` is negative.
         """
 
 
 class Ids:
-    """Hands out chat ids and block ids: consecutive natural numbers, in order of creation."""
+    """Source of chat ids (from 1) and block ids (from 0), consecutive in order of creation."""
 
     def __init__(self) -> None:
         self._chats = 0
@@ -146,11 +146,10 @@ class Ids:
 
 
 class Thread(Struct):
-    """An open conversation: the prefix that its next prompt repeats, and its state.
+    """An open conversation: the history that its next prompt repeats, and its state.
 
-    `blocks` are the full blocks that the next prompt starts with, `history_tokens` is the length
-    that it starts with (parent's prompt and output); tokens beyond `blocks` get block ids only when
-    a prompt carries them.
+    `history_tokens` counts the parent's prompt and output, `blocks` are full blocks at their
+    beginning. Tokens beyond `blocks` get block ids only when a prompt carries them.
     """
 
     user_id: int
@@ -162,7 +161,7 @@ class Thread(Struct):
     chat_id: int = ROOT
 
     def request(self, ids: Ids, time_s: float, new_tokens: int, output_tokens: int) -> Record:
-        """Return the next turn, with history and `new_tokens` as prompt; advance the thread."""
+        """Return the next turn's record, with history and `new_tokens` as prompt; advance to it."""
         input_tokens = self.history_tokens + new_tokens
         missing = -(-input_tokens // self.block_size) - len(self.blocks)
         hash_ids = [*self.blocks, *ids.blocks(missing)]
@@ -187,10 +186,10 @@ class Thread(Struct):
     def take_turn(
         self, ids: Ids, time_s: float, new_tokens: int, output_tokens: int
     ) -> Record | None:
-        """Return the next turn as `request` does; before time 0 advance without a record.
+        """Return the next turn as `request` does; before time 0 advance and return None.
 
-        A turn before time 0 advances only length, turn and chat id: a trace can begin in the
-        middle of a conversation, as a window of real traffic does.
+        A turn before time 0 advances only history length, turn and chat id: a trace can begin in
+        the middle of a conversation, as a window of real traffic does.
         """
         if time_s >= 0:
             return self.request(ids, time_s, new_tokens, output_tokens)
@@ -200,7 +199,7 @@ class Thread(Struct):
         return None
 
     def restart(self, prefix: Sequence[int]) -> None:
-        """Forget everything after a shared prefix of full blocks (context compaction)."""
+        """Replace the history by a shared prefix of full blocks (context compaction)."""
         self.blocks = list(prefix)
         self.history_tokens = len(prefix) * self.block_size
 
@@ -218,8 +217,8 @@ def arrivals(
 ) -> Iterator[float]:
     """Yield Poisson arrival times in s from `start_s` on, at a mean of `rate_per_s`.
 
-    The rate follows a sine of period one day, `daily_swing` (0-1) above and below the mean;
-    at time 0 it is at the mean, on its way up.
+    The rate follows a sine with a period of one day, up to a share `daily_swing` (0-1) above and
+    below the mean; at time 0 it is at the mean and rises.
     """
     time_s = start_s
     peak_per_s = rate_per_s * (1 + daily_swing)

@@ -1,4 +1,4 @@
-"""The profiles by name; a new one is a file with a frozen dataclass, and a line in `PROFILES`."""
+"""Traffic profiles by name; a new profile is a file with a frozen dataclass, and in `PROFILES`."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -28,7 +28,7 @@ def by_name(name: str) -> Profile:
 def write_jsonl(records: Iterable[Record], path: Path | str) -> int:
     """Write a trace file (`-`: standard output); return the number of records.
 
-    Equal records give equal bytes, compressed ones too (`.gz`, `.zst`). Memory: one record. The
+    Equal records make equal bytes, also compressed (`.gz`, `.zst`). Memory holds one record. The
     file appears under its name only when it is complete.
     """
     encode = msgspec.json.Encoder().encode

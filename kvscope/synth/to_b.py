@@ -27,7 +27,7 @@ class Program(Struct, frozen=True):
     """A kind of program: calls that share a system prompt, each fanned out over a document.
 
     Runs start at `run_rate_per_s` and make `calls` calls, separated by exponential gaps of mean
-    `call_gap_mean_s`. A call sends `fan_out` requests, separated by lognormal gaps; they share the
+    `call_gap_mean_s`. A call sends `fan_out` requests, separated by lognormal gaps, which share the
     user's system prompt and the call's document, and add `own_tokens` each.
     """
 
@@ -111,7 +111,7 @@ DIALOGUE = Dialogue(
 
 
 class LaterRequest(Struct):
-    """A future request and its later turns; `thread` has the prefix shared with other requests."""
+    """A future request and its later turns; `thread` begins with a prefix that requests share."""
 
     thread: Thread
     new_tokens: int
@@ -131,7 +131,7 @@ class ProgramRun(Struct):
     def call(
         self, time_s: float, ids: Ids, rng: Generator, block_size: int
     ) -> list[tuple[float, "ProgramRun | LaterRequest"]]:
-        """Return the requests of one call, which share prompt and document, and the next call."""
+        """Return times (s) and requests of one call, which share a document, and the next call."""
         program = self.program
         later: list[tuple[float, ProgramRun | LaterRequest]] = []
         tokens = self.system_tokens + program.document_tokens.draw(rng)
@@ -153,9 +153,9 @@ class ToB(Profile):
     """Programs calling an API: nearly every request is single-turn and shares a system prompt.
 
     Batch jobs fan questions out over documents, assistants repeat long instructions, scripts and
-    trials share little; dialogues are rare. Programs that run before time 0 continue in the trace.
-    As 99.9 % of requests have only 97 % of hits, multi-turn requests must hit some 30 times as much
-    as others: they start at about 40,000 tokens.
+    trials share little; dialogues are rare. The trace continues programs that began before time 0.
+    As single-turn requests, 99.9 % of all, have only 97 % of hits, multi-turn requests must hit
+    some 30 times as much: they start at about 40,000 tokens.
 
     sample_traces/README.md compares this profile with the published figures.
 
@@ -182,7 +182,7 @@ class ToB(Profile):
         recent: list[list[tuple[int, range, int]]] = [[] for _ in self.programs]
 
         def run(program: Program, users: list[tuple[int, range, int]]) -> ProgramRun:
-            """Return a run before its first call, of a new user or of a recent one."""
+            """Return a run before its first call, of a new or a recent user."""
             if not users or rng.random() < self.new_user_share:
                 tokens = program.system_tokens.draw(rng)
                 users.append((next(user_ids), ids.blocks(tokens // self.block_size), tokens))

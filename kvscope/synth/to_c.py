@@ -28,13 +28,13 @@ def bucket(turn: int) -> int:
 
 
 class Kind(Struct, frozen=True):
-    """A request type: its share, the gaps between its turns, and the tokens of a turn.
+    """A request type: its share of conversations, the gaps between turns, and the tokens of a turn.
 
-    `share` is of the conversations. Tuples have an entry per turn bucket (1, 2, 3, 4-6, 7+):
-    `gap_mean_s` is the mean time from a turn in the bucket to the next turn,
-    `prompt_tokens` the tokens that such a turn adds. `closing_tokens` replaces them in a
-    conversation's last turn. `second_turn_scale` multiplies the probability of a second turn.
-    `product_prompt_share` is the share of conversations behind the product's own system prompt.
+    Tuples have an entry per turn bucket (1, 2, 3, 4-6, 7+): `gap_mean_s` is the mean time from a
+    turn in the bucket to the next turn, `prompt_tokens` the tokens that a turn in it adds. The last
+    of several turns adds `closing_tokens` instead. `second_turn_scale` multiplies the probability
+    of a second turn. `product_prompt_share` is the share of conversations that begin with the
+    product's own system prompt.
     """
 
     type: str
@@ -48,12 +48,12 @@ class Kind(Struct, frozen=True):
 
 
 def gaps(scale: float) -> tuple[float, ...]:
-    """Return the mean seconds to the next turn by bucket: `scale` times those of a text chat."""
+    """Return the mean time (s) to the next turn by bucket, `scale` times that of a text chat."""
     return tuple(scale * mean_s for mean_s in (130.0, 145.0, 165.0, 200.0, 490.0))
 
 
 def prompts(first: float, follow_up: float) -> tuple[Counts, ...]:
-    """Return the tokens that a turn adds: a question, up to five longer follow-ups, small talk."""
+    """Return new tokens by turn bucket: a question, follow-ups (turns 2 to 6), small talk."""
     middle = Skewed(follow_up, 1.0)
     return (Skewed(first, 0.6), middle, middle, middle, Skewed(340, 0.8))
 
@@ -75,7 +75,7 @@ KINDS = (
 
 
 class _Chat(Struct):
-    """An open conversation and the number of turns it will have."""
+    """An open conversation that will have `turns` turns."""
 
     thread: Thread
     kind: Kind
@@ -96,10 +96,10 @@ class ToC(Profile):
 
     The trace is a window of traffic that began `lead_in_s` earlier: some parents lie before it. The
     published figures cannot all hold at once: 47-51 % of requests with a parent, but probabilities
-    of a next turn of 0.5 after turn 1 and 0.8 later, which imply 71 % with a parent. Met are the
-    shares, the turns and 0.46 after turn 1 (54 % single-turn conversations); 77 % of reuse from a
-    tenth of the blocks needs few conversations that last for hours (`engaged_share`). These are
-    spread evenly and vary little in turns, because chance would otherwise decide every figure.
+    of a next turn of 0.5 after turn 1 and 0.8 later, which imply 71 % with a parent. The profile
+    meets the shares, the turns and 0.46 after turn 1 (54 % single-turn conversations); 77 % of
+    reuse from a tenth of the blocks needs few conversations that last for hours (`engaged_share`).
+    They are evenly spaced and vary little in turns, or chance would decide every figure.
 
     sample_traces/README.md compares this profile with the published figures.
 
@@ -141,7 +141,7 @@ class ToC(Profile):
         )
 
         def start(kind: Kind) -> Thread:
-            """Return a conversation of a new user, or of a recent one, each recent one as likely.
+            """Return a conversation of a new user, or of a recent user drawn uniformly.
 
             With a fixed set of users, the skew between users would depend on the trace's length.
             """
@@ -173,7 +173,7 @@ class ToC(Profile):
         return in_order(births(), serve, requests)
 
     def _draw_turns(self, number: int, kind: Kind, rng: Generator) -> int:
-        """Return the number of turns of conversation `number`; the trace may end before."""
+        """Return the number of turns of conversation `number`; the trace may end before them."""
         # Evenly spread, not drawn: see the class.
         if int((number + 1) * self.engaged_share) > int(number * self.engaged_share):
             return min(self.max_turns, self.engaged_turns.draw(rng))
