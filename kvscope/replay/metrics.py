@@ -53,7 +53,7 @@ class QueueTimes(Struct, frozen=True):
     def growth(self) -> float:
         """Seconds by which the TTFT grows per second: in the window, or since the queue was empty.
 
-        In the window: mean of the last fifth of the requests less that of the first fifth, over the
+        In the window: mean TTFT of the last fifth of the requests less the first fifth's, over the
         time between their mean arrivals. Since it was empty: mean waiting time of the last fifth,
         over the time until their mean arrival. The larger one counts; 0 for fewer than 5 requests
         or no time in between. Growth is g if an engine serves 1/(1 + g) of the work.

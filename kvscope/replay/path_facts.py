@@ -76,7 +76,7 @@ class PathFacts(Protocol):
         """Return curves and misses under the definitions `curves`, ideal rates under `ideals`."""
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Return the counts of `decile_histogram`; `multi_turn` (R) marks later turns."""
+        """Return look-ups by prompt decile (`decile_histogram`); `multi_turn`: later turns."""
 
     def in_order(self, order: Int64s) -> PathFacts:
         """Return these facts with the requests in another order of arrival, numbered anew."""
@@ -161,7 +161,7 @@ class TracePaths(Struct, frozen=True):
         return FollowedTrace(self.lengths, self.touched)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Return the counts of `decile_histogram`; `multi_turn` (R) marks later turns."""
+        """Return look-ups by prompt decile (`decile_histogram`); `multi_turn`: later turns."""
         return trace_deciles(self.lengths, multi_turn)
 
     def in_order(self, order: Int64s) -> TracePaths:

@@ -64,7 +64,7 @@ class DrawnTrace(Struct, frozen=True):
 
 
 def sampled(source: Sample, rate: float, part: int = 0) -> Sample:
-    """Return a share `rate` of the trace by subtrees, from a sample that has at least that share.
+    """Return a sample of a share `rate` of the trace's subtrees, from one of at least that share.
 
     Samples of the same rate and another `part` are disjoint. Raises UsageError if no request is
     left.
@@ -95,7 +95,7 @@ def nothing_left(requests: int, rate: float) -> UsageError:
 
 
 def shared_limit(requests: int) -> int:
-    """Return the most requests of a subtree, given the trace's; larger ones are cut below."""
+    """Return the most requests that may share a sampled subtree, of a trace with `requests`."""
     return max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * requests))
 
 

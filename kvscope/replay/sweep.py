@@ -85,7 +85,7 @@ def sweep(
 ) -> Iterator[Run]:
     """Yield the run of every request, in the order in which they finish.
 
-    By default, threads execute the runs: one a core, or as many as fit into memory; kernels run
+    By default, threads execute the runs: one per core, or as many as fit in memory; kernels run
     without the interpreter lock. Once `stop` is set no further run starts, and the sweep ends with
     the running ones. Raises OutOfMemoryError if no run fits.
     """
@@ -144,7 +144,7 @@ class ServedReplay(Struct, frozen=True):
 
 
 def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
-    """Replay a request in the capacity model of the workload's setting.
+    """Return the replay of `request` in the capacity model of the workload's setting.
 
     Raises UsageError where the capacity model cannot run it.
     """

@@ -302,7 +302,7 @@ class Load(Struct, frozen=True):
 
 
 def keeps_up(served: ServedRequests, slo_s: float) -> bool:
-    """Return whether the queue of the counted requests stays bounded; True without times."""
+    """Return whether the counted requests' queue keeps up (`QueueTimes`); True without times."""
     queue = _queue(served)
     return queue is None or queue.keeps_up(slo_s)
 
@@ -325,7 +325,7 @@ def load_of(
     most: int,
     advance: Advance | None = None,
 ) -> Load:
-    """Return LRU's load on the evaluator's window with `replicas`; up to `most` are tried."""
+    """Return the load of `replicas` under LRU on the evaluator's window; tries up to `most`."""
     workload, target = evaluator.workload, evaluator.target
 
     def keeps(other: Evaluator) -> bool:

@@ -207,7 +207,7 @@ class TierDoubt(Struct, frozen=True):
     - too-dear: the tiers with a gain cost as much as another replica.
     - met-without: the SLO is met without a tier, and no GPU price is known to value one.
     - costs-more: the SLO is met without a tier, and no tier saves more GPU time than it costs.
-    - uncertain: at the extremes `ends` of uncertain inputs it breaks limits or saves too little.
+    - uncertain: the option breaks limits or saves too little at extremes (`ends`) of the inputs.
     """
 
     why: TierReason

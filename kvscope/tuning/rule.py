@@ -32,7 +32,7 @@ _INTERVALS = {"attainment", "tel"}
 class Judged(Struct, frozen=True):
     """One policy at one capacity, on the validation and held-out windows and on both together.
 
-    It is compared with LRU, unless it is LRU itself.
+    Each trial is compared with LRU's, unless the policy is LRU.
     """
 
     DOCUMENT: ClassVar[str] = (

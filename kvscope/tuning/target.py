@@ -43,7 +43,7 @@ class Target(Struct, frozen=True):
 
     So at most a share 1 - percentile violates the SLO. `view`: TTFT on an idle engine or behind
     earlier requests. `measure` ranks replays by the TTFT at the percentile or by the share of
-    violations. With a `tpot_slo_s`, the time per output token at the percentile must be within it.
+    violations. With a `tpot_slo_s`, the time per output token at the percentile must meet it.
     """
 
     DOCUMENT: ClassVar[str] = "figure limit_ms=slo_s slo_ms percentile measure view tpot_slo_ms"

@@ -46,7 +46,7 @@ class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writes_per_day: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     def hour(self, size_bytes: int, written_bytes_s: float = 0.0) -> float:
-        """Return the price of `size_bytes` for an hour, times the wear by writes if above 1."""
+        """Return the price of `size_bytes` for an hour, times its wear by writes if above 1."""
         return size_bytes / _GIB * self.gib_hour * max(1.0, self.wear(size_bytes, written_bytes_s))
 
     def wear(self, size_bytes: int, written_bytes_s: float) -> float:
@@ -95,7 +95,7 @@ class OnGroups(Struct, frozen=True):
         return block_bytes * max(1, self.groups.block_tokens // trace_block)
 
     def require(self, spec: OffloadSpec) -> None:
-        """Raise UsageError if the offload method is refused."""
+        """Raise UsageError if vLLM or the simulation does not support the offload method."""
         error = self._refusal(spec)
         if error is None:
             return
@@ -110,7 +110,7 @@ class OnGroups(Struct, frozen=True):
     def intervals(
         self, ways: Iterable[OffloadSpec], variants: Iterable[Variant]
     ) -> tuple[float, ...]:
-        """Return the retention intervals to try, except vLLM's default; () without sparse groups.
+        """Return the retention intervals to try, except vLLM's default; () where they do nothing.
 
         They are those that `variants` state, else all to search that no offload method in `ways`
         refuses. Raises UsageError for a stated interval that is refused.

@@ -160,10 +160,10 @@ def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     def evict_from(
         state: Keys, traffic: Traffic, request: int, most: int, key: float, now: Now
     ) -> int:
-        """Evict up to `most` blocks of a run, deepest first, while each precedes all others queued.
+        """Evict up to `most` blocks of a run, deepest first, while they precede all heap entries.
 
-        `key` is the deepest block's. As keys do not grow with depth, a block that precedes the
-        heap's entries does so after all deeper ones. Return the number of blocks evicted.
+        `key` is the deepest block's. As keys do not grow with depth, deeper blocks precede the
+        heap's entries if a shallower one does. Return the number of blocks evicted.
         """
         runs, heap = state.runs, state.heap
         first, evicted = runs.of[request, FIRST], 0

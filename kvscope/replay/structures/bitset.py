@@ -2,7 +2,8 @@
 
 A set is a row of 64-bit words on three levels, one behind the other: a bit of a higher level says
 that the word below is not empty. The last word caches the least member plus 1, or 0 until `least`
-has found it. Members count from 0; the least is the oldest request.
+has found it. Members count from 0; the least is the oldest request. `words` is `words_for` of the
+number of members.
 """
 
 from __future__ import annotations
