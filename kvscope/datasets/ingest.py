@@ -242,7 +242,7 @@ class DatasetBuild:
         return load_facts(folder)
 
     def _settled(self) -> Plan:
-        """Return the folder's plan, which must equal this run's; write it to a new folder."""
+        """Return the folder's plan, which must equal this run's; a new folder gets this run's."""
         files, read = self._files, self._read
         path = self.folder / PLAN
         reading = f"{read.read.fingerprint()}/{read.strict}/{read.max_bad}"

@@ -25,7 +25,8 @@ _CARRIED = ("carried_request", "carried_owner", "carried_depth")
 class NumberedPaths(NamedTuple):
     """Last blocks of R prompts (`leaf`) and of their cached paths (`carried_leaf`), in one trie.
 
-    `blocks` begin the new blocks of a request, below `parents`; others follow their parent.
+    `blocks` are the first new blocks of requests, `parents` their parents; the parent of any other
+    block is the previous number.
     """
 
     leaf: Int32s

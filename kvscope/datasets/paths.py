@@ -238,7 +238,7 @@ class FollowTask(Struct, frozen=True):
 
 
 def follow_shard(task: FollowTask) -> None:
-    """Write a shard's runs of reuse, and how many leading blocks of prompts were not new."""
+    """Write a shard's runs of reuse and, per prompt, its leading blocks written before."""
     shard = load_shard(Path(task.shard), Path(task.columns), task.digest)
     paths = shard.paths
     folder = Path(task.into)

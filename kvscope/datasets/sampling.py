@@ -123,7 +123,7 @@ def _among(numbers: Int32s, requests: Int64s) -> Int32s:
 
 
 def _laid_out(prompts: Prompts, last: Int32s) -> Prompts:
-    """Return requests on blocks, only those of their paths, from requests on stretches."""
+    """Return the sample with its stretches expanded to blocks, without blocks on no path."""
     every = np.arange(len(prompts.leaf))
     blocks = np.diff(last, prepend=np.int32(-1))[needed_blocks(prompts, every)]
     inside = select(prompts, every)

@@ -99,7 +99,7 @@ def build_shard(task: ShardTask) -> None:
 def _find_nearest_ends(
     block_parent: Int32s, node: Int32s, request: Int32s, first: Int32s, nearest: Int32s
 ) -> None:
-    """Fill the first request that ends at each block, and at the `nearest` end above or there."""
+    """Fill per block the first request that ends there, and that of the nearest end at or above."""
     for k in range(len(node) - 1, -1, -1):
         first[node[k]] = request[k]
     for block in range(1, len(block_parent)):  # parents have lower numbers
@@ -178,7 +178,7 @@ COLUMNS = (*LENGTHS, *Carriers._fields)
 
 
 def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int) -> Int64s:
-    """Return the index of each number `among` ascending ones, `missing` where it is not there."""
+    """Return the index of each number in the ascending `among`, `missing` where it is absent."""
     if not len(among):
         return np.full(len(numbers), missing, dtype=np.int64)
     place = np.minimum(np.searchsorted(among, numbers), len(among) - 1)

@@ -433,7 +433,7 @@ class Calibration(Struct, frozen=True):
 
     @property
     def not_cached(self) -> tuple[UncachedPrefix, ...]:
-        """The measurements that were left out."""
+        """The cells of the measurements that were left out."""
         left_out = sorted(self.run.uncached_prefixes.items())
         return tuple(UncachedPrefix(*cell, were_cached) for cell, were_cached in left_out)
 

@@ -249,7 +249,7 @@ def load_tenants(store: Store, trace: Trace) -> Tenants | None:
 
 
 def load_hash_ids(store: Store, trace: Trace) -> Int64s:
-    """Return each block's hash id, from block 1 on; a first block's id is that of its tenant."""
+    """Return each block's hash id, from block 1 on; ids of first blocks differ between tenants."""
     import numpy as np
 
     runs = store.columns("ingest/hash_ids", trace_id=trace.trace_id)
