@@ -28,7 +28,7 @@ _MOST_BYTES = 256 * MIB  # of lines whose responses can be continued
 
 
 def is_anthropic(body: Mapping[str, Any]) -> bool:
-    """Return whether a body has what only Anthropic's Messages API has."""
+    """Return whether a body has fields or blocks that only Anthropic's Messages API has."""
     tools, messages = body.get("tools"), body.get("messages")
     if not isinstance(messages, list):
         return False

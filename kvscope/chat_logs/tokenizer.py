@@ -76,7 +76,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
-        """Return the tokens of each text, in order; called in a background thread."""
+        """Return the tokens of each text, in order; may run in a background thread."""
 
 
 class HuggingFaceTokenizer(Tokenizer):

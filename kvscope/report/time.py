@@ -126,7 +126,7 @@ def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
 
 
 def _varying(unit: str, variations: Sequence[Variation], requests: Mapping[str, int]) -> Table:
-    """Return a row per category: means over windows or days (`unit`), and their variation."""
+    """Return a row per category: means over windows or days (`unit`), and how much they vary."""
     known = {(row.category, row.quantity): row for row in variations}
     large = {name for name in requests if requests[name] >= FEWEST * WINDOWS}
     gaps = time_unit(row.mean for row in variations if row.quantity == "reuse_gap_p50_s")
