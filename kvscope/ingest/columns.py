@@ -559,7 +559,7 @@ class Columns:
         self._count_hashed(blocks, inputs)
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
-        """Give first blocks of tenants but the first new ids unless isolated; append tenants."""
+        """Give new hash ids to later tenants' first blocks, unless isolated; append tenants."""
         count = len(batch)
         before = len(self) - count
         columns = [

@@ -80,7 +80,7 @@ class Ingested(Struct, frozen=True):
 
 
 class IngestOptions(Struct, frozen=True):
-    """How to ingest: `format` None detects it; `max_bad` is the tolerated share of bad lines."""
+    """How to ingest: `format` None is detected; `max_bad` is the tolerated share of bad lines."""
 
     name: str | None = None
     format: str | None = None
@@ -361,7 +361,7 @@ def _stated(requests: Mapping[str, NDArray[Any]], names: Iterable[str]) -> Bools
 
 
 def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> Trace | None:
-    """Return what `_known` does; None for standard input, or if no stored trace has the size."""
+    """Return what `_known` does; None for standard input, or if no stored trace has its size."""
     if not (stores.exists() and _is_file(path)):
         return None
     with stores.reading() as store:
@@ -372,7 +372,7 @@ def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> 
 
 
 def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | None:
-    """Return the stored trace with this content and options; default options match any."""
+    """Return the stored trace with this content and options; default options match all."""
     content = source.drain()
     if not stores.exists():
         return None

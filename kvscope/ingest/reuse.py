@@ -54,7 +54,7 @@ class TraceReuse(Struct, frozen=True):
     ideal_blocks: Int32s
 
     def groups(self) -> dict[str, NDArray[Any]]:
-        """Return the number of blocks with equal first request, last request and reuses, in groups.
+        """Return counts of blocks in groups of equal first request, last request and reuses.
 
         A group is a run of block numbers, so several groups may be equal but for `blocks`. Blocks
         that were never a full block of a prompt are left out.

@@ -102,7 +102,7 @@ class LengthsCsv(LineFormat):
         return sorted(name for name in csv_header(head) if _plain(name) not in known)
 
     def is_cut(self, line: bytes) -> bool:
-        """Return True for fewer columns than in the header; a cut number goes unnoticed."""
+        """Return True if the line has too few columns; a cut number goes unnoticed."""
         return line.count(b",") < len(self._header) - 1
 
     def _is_header(self, fields: list[str]) -> bool:
@@ -146,7 +146,7 @@ class LengthsCsv(LineFormat):
 
 
 def csv_fields(line: bytes) -> list[str]:
-    """Return the fields of a CSV line. Raises BadLine or UnicodeDecodeError if it is none."""
+    """Return the fields of a CSV line. Raises BadLine or UnicodeDecodeError if it is no CSV."""
     text = line.decode().rstrip("\r")
     if '"' not in text:
         return [field.strip() for field in text.split(",")]

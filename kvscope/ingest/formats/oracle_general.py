@@ -74,7 +74,7 @@ def _find_next_access(
     length: Int32s,
     following: Int64s,
 ) -> None:
-    """Fill `following` with the number of each block access's next access (vtime).
+    """Fill `following`: for each access to a block, the number of the next access to it.
 
     Path k's accesses begin at following[starts[k]]. Runs runs[k] to before runs[k + 1] say what
     touches its blocks next: request[run], the `length` blocks from `depth` on, at the same depths.

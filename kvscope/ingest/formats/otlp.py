@@ -219,7 +219,7 @@ class CachedBeside:
         self._providers: set[str | None] = set()
 
     def learn(self, head: bytes) -> None:
-        """Find such providers in `head`, the first bytes of a trace."""
+        """Find providers that count cached tokens apart, in the first bytes of a trace."""
         for line in head.split(b"\n")[:-1]:
             with suppress(*UNUSABLE):
                 for span in spans_of(line):
