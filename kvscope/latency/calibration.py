@@ -76,7 +76,7 @@ class Measurable(Protocol):
     """An engine whose TTFT and steps of decoding can be measured."""
 
     def read(self, cell: Cell) -> TtftReading:
-        """Measure one cell once, with tokens never sent before. Raises EngineError."""
+        """Return a cell's TTFT, measured once with tokens never sent before. Raises EngineError."""
 
     def step_s(self, step: Step) -> float:
         """Return the seconds of a step of decoding, measured once. Raises EngineError."""

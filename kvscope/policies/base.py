@@ -166,7 +166,7 @@ REFIT = Parameter(
 
 
 class PathPolicy(Policy):
-    """A policy that evicts the blocks last touched by the same request deepest first.
+    """A policy under which blocks last touched by the same request are evicted deepest first.
 
     All policies but queue algorithms are path policies, and can have a time to live.
     """

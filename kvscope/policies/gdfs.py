@@ -10,7 +10,7 @@ _PER_TOKEN, _PER_PAIR = 0, 1
 
 
 class Gdfs(KeyPolicy):
-    """Frequency times the cost of recomputing a token of the block, plus an ageing clock.
+    """Score a block by its frequency times the cost of recomputing a token, plus an ageing clock.
 
     Key clock + uses * cost / size. The clock is the key of the last evicted block at this block's
     last touch; the cost is a block's marginal prefill time, which grows with depth where attention

@@ -132,7 +132,7 @@ _AT_RISK = 5.0  # the curve counts where at least this many independent blocks a
 
 
 class KaplanMeier:
-    """S(t) = the product, over the times u <= t of reuses, of 1 - reused(u) / at risk(u).
+    """Kaplan-Meier curve: S(t) = the product, over reuses at u <= t, of 1 - reused(u) / at risk(u).
 
     At risk at u are the blocks neither reused nor censored before u; the hazard is reused(u) / at
     risk(u) at those times and 0 between. No likelihood: it is the maximum over all distributions.
@@ -161,7 +161,7 @@ class KaplanMeier:
         return self
 
     def survival(self, t: Float64s) -> Float64s:
-        """Return S(t)."""
+        """Return S(t), the share of blocks not reused within t seconds."""
         steps = np.concatenate(([1.0], self.survival_))
         still: Float64s = steps[np.searchsorted(self.times_s_, t, side="right")]
         return still

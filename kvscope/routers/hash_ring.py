@@ -38,7 +38,7 @@ class RingRouter(Router):
     """Base of routers whose memory is a hash ring of the replicas that serve."""
 
     def memory(self, sizes: MemorySizes, seed: int) -> HashRing:
-        """Return the ring."""
+        """Return a ring of all replicas."""
         return new_ring(sizes.replicas, seed)
 
     def among(self, memory: HashRing, replicas: int, seed: int) -> HashRing:

@@ -31,7 +31,7 @@ Tokens = NDArray[np.int32]
 
 
 class TraceSample(Struct, frozen=True):
-    """The requests to replay, of `total`, and the counts of requests left out, by reason.
+    """The requests to replay, out of `total`, and how many were left out for each reason.
 
     `numbers` are the sampled requests' numbers in the trace.
     """

@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Observe this process's engines if a recommendation or a recording is set; never raise."""
+    """Observe this process's engines if KVSCOPE_RECOMMENDATION or _RECORD is set; never raise."""
     from kvscope.core.errors import KvscopeError
     from kvscope.learning.observer import log
     from kvscope.vllm_plugin.settings import RECOMMENDATION, RECORD

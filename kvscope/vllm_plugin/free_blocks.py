@@ -139,7 +139,7 @@ class FreeBlocks:
         return taken
 
     def remove(self, block: Block) -> None:
-        """Remove a free block that a request hit from its list."""
+        """Remove a free block from its list, since a request hit it."""
         if block.prev_free_block is None or block.next_free_block is None:
             raise RuntimeError(f"remove() called on a block that is not free: {block}")
         key = block.block_hash
