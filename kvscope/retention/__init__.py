@@ -1,1 +1,1 @@
-"""How long blocks should live: hits and memory of every TTL, the best ones, prices."""
+"""Times to live (TTL) of cached blocks: hits and memory of every TTL, and what providers charge."""

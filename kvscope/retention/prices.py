@@ -1,4 +1,4 @@
-"""What providers would charge for a trace with prompt caching, by `prices.toml`."""
+"""Charges of providers for a trace with prompt caching, by the offers in `prices.toml`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Multiple = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One way to cache prompts; its keys are described in `prices.toml`."""
+    """A provider's offer of prompt caching; `prices.toml` describes the fields."""
 
     provider: str
     name: str
@@ -39,7 +39,7 @@ class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The offers known, and the date on which their sources were read."""
+    """All known offers, and the date on which their sources were read."""
 
     schema: int
     date: str
@@ -47,9 +47,9 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Charge(Struct, frozen=True):
-    """A provider's charge for the input, relative to the price of a plain input token.
+    """A provider's charge for a trace's input tokens under one offer.
 
-    `cost_ratio` is the charge over that without caching; `storage` is in plain input tokens.
+    `cost_ratio` is relative to no caching; `storage` is its part for storage, in uncached tokens.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -66,7 +66,7 @@ class Charge(Struct, frozen=True):
 
     @property
     def offered(self) -> str:
-        """The provider and the offer's name."""
+        """The provider and the name of the offer."""
         return f"{self.offer.provider} {self.offer.name}"
 
 
@@ -80,9 +80,9 @@ def prices() -> Prices:
 def charges(prompts: Prompts) -> tuple[Charge, ...]:
     """Return the charges of each offer, sorted by provider, then by cost.
 
-    Every prompt of at least the offer's minimum is written whole, except the tokens read from
-    cache, in whole blocks of the trace; each use renews the TTL. If the caller of an offer chooses
-    the TTL, it is the one with the lowest charge, computed before minimum and steps are applied.
+    Of a prompt of at least the offer's minimum, cached tokens (in whole blocks of the trace) are
+    charged as read, the others as written; each use renews the TTL. If the client chooses the TTL,
+    it is the one with the lowest charge, computed before minimum and steps are applied.
     """
     requests = traffic(prompts, PROVIDER)
     known = [_charge(requests, offer) for offer in prices().offer]
@@ -104,13 +104,13 @@ def _charge(requests: Traffic, offer: Offer) -> Charge:
 
 
 def _readable(hit_tokens: Int64s, offer: Offer) -> Int64s:
-    """Return the cached tokens billed as reads: from the offer's minimum on, in whole steps."""
+    """Return the cached tokens billed as reads: 0 below the offer's minimum, else whole steps."""
     beyond = hit_tokens - offer.minimum_tokens
     return np.where(beyond >= 0, hit_tokens - beyond % offer.step_tokens, 0)
 
 
 def _cheapest_ttl(requests: Traffic, offer: Offer) -> float:
-    """Return the exact TTL with the largest saving after the cost of storage."""
+    """Return the TTL, in seconds, with the largest saving after the cost of storage."""
     curve = ttl_curves(requests, 0).overall
     ttl_s: Float64s = curve.knots()
     stored = offer.storage_per_hour * curve.held(ttl_s) * requests.block_size / 3600

@@ -1,4 +1,4 @@
-"""Times to live (TTL) of blocks: each one's exact hits and blocks held, by gaps between touches."""
+"""Times to live (TTL) of blocks: exact hits and blocks held for any TTL, from reuse gaps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NOT_HELD = -1.0
 
 
 class TtlCurve(Struct, frozen=True):
-    """Hits and blocks held as a function of the TTL, which each touch of a block renews.
+    """Hits and blocks held as a function of the TTL, which each access of a block renews.
 
-    It is made of J stays: times from a block's touch to its next one or to the trace's end, in
-    order of `length_s`. The other arrays (J + 1 entries) are sums over the shortest stays:
-    `blocks`, `block_seconds`, and `hit_tokens` of the lookups that end them.
+    `length_s` are J stays, ascending: times from an access of blocks to their next access or to the
+    trace's end. Entry k of the other arrays (J + 1) is the sum over the k shortest stays: of their
+    `blocks`, of `block_seconds`, and of `hit_tokens` in the next accesses.
     """
 
     length_s: Float64s
@@ -34,7 +34,7 @@ class TtlCurve(Struct, frozen=True):
 
     @classmethod
     def of(cls, length_s: Float64s, blocks: Int64s, hit_tokens: Int64s) -> TtlCurve:
-        """Return the curve of stays given in any order."""
+        """Return the curve of J stays in any order: their lengths, blocks and hit tokens."""
         order = np.argsort(length_s, kind="stable")
         length_s, blocks = length_s[order], blocks[order]
         return cls(
@@ -45,23 +45,23 @@ class TtlCurve(Struct, frozen=True):
         )
 
     def hits(self, ttl_s: Float64s | float) -> Int64s:
-        """Return the tokens hit with each TTL: those of blocks touched again within the TTL."""
+        """Return the hit tokens for each TTL: those of blocks accessed again within the TTL."""
         return np.asarray(self.hit_tokens[self._within(ttl_s)])
 
     def held(self, ttl_s: Float64s | float) -> Float64s:
-        """Return the block-seconds held with each TTL."""
+        """Return the block-seconds held for each TTL, until the trace's end at most."""
         within = self._within(ttl_s)
         longer = self.blocks[-1] - self.blocks[within]
         beyond = np.where(longer > 0, ttl_s, 0.0) * longer  # an infinite TTL outlives no stay
         return np.asarray(self.block_seconds[within] + beyond)
 
     def knots(self) -> Float64s:
-        """Return the TTLs at which hits grow, ascending: 0 and the distinct gaps that hit."""
+        """Return the TTLs at which hits grow, ascending: 0, and the distinct gaps before hits."""
         grows = np.diff(self.hit_tokens) > 0
         return np.unique(np.concatenate([[0.0], self.length_s[grows]]))
 
     def ttl_for(self, share: float) -> float:
-        """Return the least TTL with at least this share (0–1) of an infinite TTL's hits."""
+        """Return the least TTL with at least `share` (0–1) of the hits of an infinite TTL."""
         at = int(np.searchsorted(self.hit_tokens, share * self.hit_tokens[-1] - 1e-9))
         return float(self.length_s[at - 1]) if at else 0.0
 
@@ -70,10 +70,11 @@ class TtlCurve(Struct, frozen=True):
 
 
 class TtlCurves(Struct, frozen=True):
-    """The curve of one TTL for all requests, and by category of the request that touched last.
+    """Curves of a TTL that is equal for all blocks: of all blocks, and by category.
 
-    With one TTL, a block never outlives its ancestors, so hits are prefixes: `overall` is exact.
-    Each curve of `by_category` covers the blocks last touched by that category's requests.
+    With an equal TTL, a block never outlives its ancestors, so hits are prefixes: `overall` is
+    exact. A stay belongs to the category of the request that touched the blocks at its start.
+    `end_s` is the trace's end.
     """
 
     overall: TtlCurve
@@ -82,10 +83,7 @@ class TtlCurves(Struct, frozen=True):
 
 
 def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
-    """Return a trace's curves: overall, and by category of the request that touched a block last.
-
-    Only the overall one is exact.
-    """
+    """Return the curves of a trace: overall, which is exact, and of each of its `categories`."""
     segments = last_touch_segments(traffic)
     requests = len(traffic.leaf)
     end_s = float(traffic.arrival_s[-1]) if requests else 0.0
@@ -113,10 +111,10 @@ def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
 
 
 class TtlReplay(Struct, frozen=True):
-    """Hits and blocks held with a TTL per request; `end_s` is the trace's end.
+    """Hits and blocks held with a TTL per request, up to the trace's end (`end_s`).
 
-    `hit_blocks` (R entries) are leading blocks held at the lookup. `block_seconds` sums the time
-    that blocks are held, up to the trace's end; `peak_blocks` are held at once.
+    `hit_blocks` (R entries) are the leading blocks held at each lookup. `block_seconds` is the sum
+    over blocks of the time held; `peak_blocks` is the most blocks held at once.
     """
 
     hit_blocks: Int32s
@@ -126,16 +124,16 @@ class TtlReplay(Struct, frozen=True):
 
     @property
     def mean_blocks(self) -> float:
-        """The mean number of blocks held over the trace; 0 if the trace has no duration."""
+        """The time-weighted mean of blocks held; 0 if the trace has no duration."""
         return self.block_seconds / self.end_s if self.end_s > 0 else 0.0
 
 
 def replay_ttls(traffic: Traffic, ttl_s: Float64s) -> TtlReplay:
-    """Hold the blocks of each request for its TTL (R entries, in seconds) after its arrival.
+    """Return hits and blocks held if each request's blocks are held for its TTL from its arrival.
 
-    A block is held until the latest end of the TTLs of all requests that touched it, so a short TTL
-    never shortens a longer one, and a block is held as long as its descendants: hits are prefixes.
-    A request with NOT_HELD as TTL holds and hits nothing.
+    `ttl_s` has R entries. A block is held until the latest end of the TTLs of all requests that
+    touched it, so a short TTL never shortens a longer one, and a block is held at least as long as
+    its descendants: hits are prefixes. A request with the TTL NOT_HELD holds and hits nothing.
     """
     expiry_s = traffic.arrival_s + np.maximum(ttl_s, 0.0)
     requests = len(traffic.leaf)
@@ -168,9 +166,9 @@ def _hold(
     owned: Int64s,
     hits: Int32s,
 ) -> tuple[float, int]:
-    """Fill `hits`; return the block-seconds held and the peak in blocks.
+    """Write the hit blocks of each request to `hits`; return block-seconds held and peak blocks.
 
-    A block's `owner` (N + 1 entries) is the request whose TTL holds it; each has `owned` blocks.
+    `owner` (N + 1 entries) is the request whose TTL holds a block, `owned` (R) counts its blocks.
     """
     requests = len(traffic.leaf)
     held, peak, expired, block_seconds = 0, 0, 0, 0.0
@@ -209,9 +207,10 @@ def _hold(
 
 
 class TtlPoint(Struct, frozen=True):
-    """Hits and memory of one TTL for all blocks, exact for a cache without other evictions.
+    """Hits and memory of an equal TTL for all blocks, exact for a cache without other evictions.
 
-    The TTL runs from a block's last touch; None: forever. Bytes are None without a model.
+    `ttl_s` counts from a block's last touch, None for no limit. `share_of_ideal` is the share of
+    the hits of an infinite TTL. Bytes are None without a model.
     """
 
     ttl_s: float | None
@@ -224,9 +223,10 @@ class TtlPoint(Struct, frozen=True):
 
 
 class CategoryTtl(Struct, frozen=True):
-    """Blocks last touched by one category, and their share of the hits of an infinite TTL.
+    """TTL statistics of the blocks last touched by requests of one category.
 
-    `most_ttl_s` is the TTL with 90 % of their hits.
+    `share_of_hits` is their share of all hits of an infinite TTL, `most_ttl_s` the least TTL with
+    90 % of their own hits, rounded up. `requests` counts the category's requests.
     """
 
     category: str
@@ -236,14 +236,14 @@ class CategoryTtl(Struct, frozen=True):
 
 
 class TtlPoints(Struct, frozen=True):
-    """Computes hits and memory of any TTL that is the same for all blocks."""
+    """Computes hits and memory of any TTL that is equal for all blocks of a trace."""
 
     requests: Traffic
     curves: TtlCurves
     model: Model | None
 
     def at(self, ttl_s: float) -> TtlPoint:
-        """Return the hits and memory of a TTL."""
+        """Return the hits and memory of the TTL `ttl_s`, in seconds; infinity: no limit."""
         curve, size, model = self.curves.overall, self.requests.block_size, self.model
         held = replay_ttls(self.requests, np.full(len(self.requests.leaf), ttl_s))
         ideal, hits = int(curve.hit_tokens[-1]), int(curve.hits(ttl_s))
@@ -261,7 +261,7 @@ class TtlPoints(Struct, frozen=True):
 def ttls_by_category(
     requests: Traffic, names: tuple[str, ...], curves: TtlCurves
 ) -> tuple[CategoryTtl, ...]:
-    """Return the TTL row of each category, the one with the most hits first."""
+    """Return the TTL statistics of each category, sorted by hits, the most first."""
     ideal = max(int(curves.overall.hit_tokens[-1]), 1)
     count = np.bincount(requests.category, minlength=len(names))
     rows = (
@@ -277,7 +277,7 @@ def ttls_by_category(
 
 
 def rounded_up(ttl_s: float) -> float:
-    """Return a TTL rounded up to two significant digits; in whole seconds from 10 s on."""
+    """Return a TTL in seconds rounded up to two significant digits; 0 and infinity unchanged."""
     if not 0 < ttl_s < math.inf:
         return ttl_s
     unit = 10.0 ** (math.floor(math.log10(ttl_s)) - 1)
