@@ -1,1 +1,1 @@
-"""Inference servers from the outside: start, send requests, stop. Nothing here knows traces."""
+"""Inference servers: start one, send requests, stop it. Independent of traces and replays."""

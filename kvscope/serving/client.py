@@ -1,8 +1,8 @@
 """Requests to an OpenAI-compatible server, timed to the first token and to the last.
 
 Prompts are token ids, answers are streamed. One thread may send a request and another read the
-answer, so that requests leave in the intended order. `http.client` allows that, with one connection
-a request; the usual HTTP libraries tie sending to reading.
+answer, so that requests leave in the intended order. `http.client` allows this, with a connection
+per request; other HTTP libraries send and read in one call.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULT
 class Answer(Struct, frozen=True):
     """The result of one request; times are those of time.perf_counter, in seconds.
 
-    `first_s` is nan where no token came. `cached_tokens` is None where the server does not report
-    them. `error` says what went wrong; `status` is the HTTP status, 0 where there was none.
+    `first_s` is NaN if no token came. `cached_tokens` is None if the server does not report them.
+    `error` is empty for a complete answer. `status` is the HTTP status, 0 without a response.
     """
 
     sent_s: float
@@ -48,35 +48,35 @@ class Answer(Struct, frozen=True):
 
     @property
     def ttft_s(self) -> float:
-        """Return the seconds from sending the request to its first token."""
+        """Return the seconds from sending the request to its first token, NaN without a token."""
         return self.first_s - self.sent_s
 
 
 class ModelCard(Struct, frozen=True):
-    """A served model, and its longest request in tokens, where the server reports it."""
+    """A served model, and its longest request in tokens, None if the server does not report it."""
 
     name: str
     max_model_len: int | None
 
 
 class BlockPool(Struct, frozen=True):
-    """Blocks that requests can use, and tokens in each."""
+    """An engine's KV blocks that requests can use, and the tokens per block."""
 
     usable_blocks: int
     block_size: int
 
 
 class InSteps(Struct, frozen=True):
-    """Requests that an engine has answered, and their total seconds in its queue and prefill."""
+    """Number of requests that an engine answered, and their total seconds in queue and prefill."""
 
     requests: int
     seconds: float
 
 
 class Endpoint:
-    """An OpenAI-compatible server at `url` (with or without a `/v1`).
+    """An OpenAI-compatible server at `url`, with or without `/v1` at its end.
 
-    KVSCOPE_API_KEY in the environment is sent as the key. Raises UsageError for an invalid URL.
+    The API key is KVSCOPE_API_KEY from the environment. Raises UsageError for an invalid URL.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 600.0) -> None:
@@ -99,7 +99,7 @@ class Endpoint:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def healthy(self) -> bool:
-        """Return whether the server answers."""
+        """Return whether the server answers with a status below 500."""
         try:
             status, _ = self._ask("GET", "/health")
             if status == http.client.NOT_FOUND:
@@ -109,9 +109,9 @@ class Endpoint:
         return status < http.client.INTERNAL_SERVER_ERROR
 
     def model(self, name: str | None = None) -> ModelCard:
-        """Return the server's model called `name`, or its first.
+        """Return the server's model called `name`, by default its first.
 
-        Raises EngineError where there is no such server or model.
+        Raises EngineError if there is no such server or model.
         """
         status, body = self._ask("GET", "/v1/models")
         if status != http.client.OK:
@@ -132,21 +132,21 @@ class Endpoint:
         return ModelCard(name, int(longest) if longest else None)
 
     def version(self) -> str | None:
-        """Return the version that the server reports, or None."""
+        """Return the version that the server reports, None if it reports none."""
         with suppress(ValueError, KeyError, TypeError):
             return str(_decoded(self._body("GET", "/version") or b"")["version"])
         return None
 
     def metrics(self) -> str:
-        """Return the server's metrics in Prometheus' format; empty where it has none."""
+        """Return the server's metrics in Prometheus' text format, empty if it has none."""
         return (self._body("GET", "/metrics") or b"").decode(errors="replace")
 
     def reset_cache(self) -> bool:
-        """Empty the prefix cache; return whether the server did (vLLM in development mode)."""
+        """Ask the server to empty its prefix cache; return whether it did (vLLM in dev mode)."""
         return self._body("POST", "/reset_prefix_cache") is not None
 
     def send(self, body: bytes) -> Pending:
-        """Send a body made by `completion`; raise EngineError where no server listens."""
+        """Send a body from `completion`; return the pending request. Raises EngineError."""
         connection = self._connection(self.timeout_s)
         headers = {"Content-Type": "application/json", **self._headers}
         try:
@@ -159,7 +159,7 @@ class Endpoint:
         return Pending(connection, sent_s)
 
     def complete(self, body: bytes) -> Answer:
-        """Send a request and return the answer."""
+        """Send a body from `completion`, wait for the last token and return the answer."""
         return self.send(body).read()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -167,7 +167,7 @@ class Endpoint:
         return kind(self._host, self._port, timeout=timeout_s)
 
     def _body(self, method: str, path: str) -> bytes | None:
-        """Return the body of a response; None if the server does not answer, or refuses."""
+        """Return the body of a response; None if there is none, or its status is not 200."""
         with suppress(EngineError):
             status, body = self._ask(method, path)
             return body if status == http.client.OK else None
@@ -191,7 +191,7 @@ class Endpoint:
 
 
 class Pending:
-    """A request that was sent and is not answered yet."""
+    """A request that was sent, and whose answer was not read yet."""
 
     def __init__(self, connection: http.client.HTTPConnection, sent_s: float) -> None:
         self.sent_s = sent_s
@@ -207,7 +207,7 @@ class Pending:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def read(self) -> Answer:
-        """Wait for the last token and return the answer; never raises for failures of a server."""
+        """Wait for the last token and return the answer; failures are in its `error`."""
         first_s, lines, status, failure = float("nan"), list[bytes](), 0, ""
         try:
             response = self._connection.getresponse()
@@ -242,7 +242,7 @@ def completion(
 ) -> bytes:
     """Return the body of a request for exactly `outputs` tokens after a prompt of token ids.
 
-    `xargs` go to the engine's own extensions (vLLM's `vllm_xargs`), `session` is the conversation.
+    `xargs` become `vllm_xargs`, which vLLM's extensions read; `session` is the conversation's id.
     """
     body: dict[str, Any] = {
         "model": model,
@@ -298,9 +298,9 @@ def _answer(
 
 
 def block_pool(metrics: str) -> BlockPool | None:
-    """Return the block pool in Prometheus metrics; None if they have none.
+    """Return the block pool that Prometheus metrics state, None if they state none.
 
-    Source: vLLM 0.32.0, the gauge vllm:cache_config_info; block 0 is never given to a request.
+    Source: vLLM 0.32.0, the gauge vllm:cache_config_info; it counts block 0, which no request uses.
     """
     gauge = _CACHE_CONFIG.search(metrics)
     labels = dict(re.findall(r'(\w+)="([^"]*)"', gauge["labels"])) if gauge else {}
@@ -311,7 +311,7 @@ def block_pool(metrics: str) -> BlockPool | None:
 
 
 def time_in_steps(metrics: str) -> InSteps | None:
-    """Return the queue and prefill time in a vLLM's Prometheus metrics, summed over its engines.
+    """Return the queue and prefill time in the metrics of a vLLM server, summed over its engines.
 
     None for metrics of other servers.
 
@@ -326,7 +326,7 @@ def time_in_steps(metrics: str) -> InSteps | None:
 
 
 def _decoded(body: bytes) -> Any:
-    """Return a server's JSON, decoded. Raises ValueError for anything else."""
+    """Return decoded JSON. Raises ValueError, also for too deep nesting."""
     try:
         return json.loads(body)
     except RecursionError as error:
@@ -334,7 +334,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _reason(body: bytes) -> str:
-    """Return a server's reason for a refusal, in one line."""
+    """Return the error message in a server's response as one line."""
     try:
         return _words(_decoded(body))
     except ValueError:

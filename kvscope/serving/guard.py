@@ -1,11 +1,11 @@
-"""Runs a command of which no process outlives the caller, however the caller dies.
+"""Run a command so that none of its processes outlives the caller, however the caller dies.
 
     python guard.py COMMAND ...
 
 The command gets a process group of its own. When the guard's standard input closes, since the
-caller closed it or died, the whole group gets SIGTERM, and SIGKILL a few seconds later; so do
-processes that a command leaves behind when it ends. It imports nothing but the standard library, so
-that it starts at once in any interpreter.
+caller closed it or died, the whole group gets SIGTERM, and SIGKILL PATIENCE_S later; so do
+processes that the command leaves behind when it ends. This file imports only the standard library,
+so that it starts at once in any interpreter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEP_S = 0.05
 
 
 def main(command: list[str]) -> int:
-    """Run `command` until it or standard input ends; return its exit status."""
+    """Run `command` until it or standard input ends; return its status, 128 + N for signal N."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -34,7 +34,7 @@ def main(command: list[str]) -> int:
 
 
 def end_group(group: int, patience_s: float = PATIENCE_S) -> None:
-    """End every process of a group."""
+    """End every process of a group: SIGTERM, then SIGKILL after `patience_s`."""
     if not _signalled(group, signal.SIGTERM):
         return
     until = time.monotonic() + patience_s
@@ -52,7 +52,7 @@ def _watch(group: int) -> None:
 
 
 def _signalled(group: int, number: int) -> bool:
-    """Send a signal to a group; return whether it has any process."""
+    """Send signal `number` to a process group; return False if no process could receive it."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

