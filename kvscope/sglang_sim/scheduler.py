@@ -512,7 +512,7 @@ def retract(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
 
 @callable_in_kernels
 def keeps_longer(requests: Records, request: int, other: int) -> bool:
-    """Return whether `request` is retracted after `other`: by more outputs, or shorter prompt."""
+    """Return whether `request` is retracted after `other`: more outputs, else a shorter prompt."""
     first, second = requests[request], requests[other]
     if first.generated != second.generated:
         return first.generated > second.generated  # type: ignore[no-any-return]

@@ -141,7 +141,7 @@ def take_rank(off: Offload, request: int) -> None:
 
 @called_by_kernels
 def see(off: Offload, request: int, path: Int32s, at: int) -> None:
-    """Record a request's access to its chunk `at`; vLLM 0.33's LRU ranks it at the first one."""
+    """Record a request's access to its chunk `at`; vLLM 0.33's LRU ranks it at first access."""
     mark = off.members[request].access + at
     if off.marks[mark] & SEEN:
         return

@@ -136,7 +136,7 @@ def hash_planned(machine: Machine, request: int, tokens: int) -> None:
 def last_boundary(machine: Machine, tokens: int, unit: int) -> int:
     """Return the last multiple of `unit` within `tokens` tokens where a hit can end.
 
-    The last token is always computed again; with `drops`, the last block of the hit is, too.
+    The last token is always computed again; with `drops` (a drafter's), a hit's last block, too.
     """
     if machine.state[0].drops:
         return max(0, tokens // unit - 1) * unit
@@ -192,7 +192,7 @@ def turn_of(machine: Machine, request: int, part: int) -> Turn:
 
 @called_by_kernels
 def last_part(machine: Machine, request: int, finished: bool) -> int:
-    """Return the part of its path that has a request's last block, 0 if it is preempted."""
+    """Return the path part that has a request's last block, 0 if the request is preempted."""
     end = columns(machine, request, 0) - 1 if finished else 0
     return int(np.searchsorted(machine.cuts[request], end, side="right"))
 
@@ -328,7 +328,7 @@ def free_copied(machine: Machine) -> None:
 
 @called_by_kernels
 def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
-    """Return how many more blocks a request needs, over all groups, for a step begin..tokens.
+    """Return how many more blocks of all groups a request needs to compute [begin, tokens).
 
     `capped`: windows count at most the blocks that they hold at a time.
     """
@@ -398,7 +398,7 @@ def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> Non
 
 @called_by_kernels
 def extend(machine: Machine, request: int, tokens: int) -> bool:
-    """Allocate and hash for a running request's next `tokens` tokens; False if too few are free.
+    """Allocate and hash a running request's next `tokens` tokens; False if blocks are lacking.
 
     Blocks that no later token attends to are freed, except those that a step in progress still
     reads.

@@ -247,7 +247,7 @@ def hash_export(
 
 
 def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: bool) -> int:
-    """Return how many more blocks a request needs, over all groups, for a step begin..tokens.
+    """Return how many more blocks of all groups a request needs to compute [begin, tokens).
 
     `capped`: windows count at most the blocks that they hold at a time.
     """
@@ -267,7 +267,7 @@ def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: 
 
 @called_by_kernels
 def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
-    """Return whether the step begin..end can also write the last state before `known` tokens."""
+    """Return whether a step over [begin, end) can also write the last state up to `known`."""
     state = machine.state[0]
     if state.export_tokens == 0:
         return False
@@ -283,7 +283,7 @@ def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
 
 @callable_in_kernels
 def exported_states(machine: Machine, request: int, begin: int, end: int) -> int:
-    """Return 1 if the step begin..end takes a block to export the state before its last, else 0.
+    """Return 1 if a step over [begin, end) takes a block to export the state before its last, or 0.
 
     At a retention interval of 0, only the step that ends a prompt exports one.
     """
@@ -540,7 +540,7 @@ def forget(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) -> bool:
-    """Return whether all groups of a spec have cached a block of the front request.
+    """Return whether all groups of a spec (a joint look-up) cache a block of the front request.
 
     The block ends at node `depth` of its path, or is part `part` (from 0) of that node. With
     `ever`, evicted blocks count, too.
@@ -585,7 +585,7 @@ def look_up_sliding(machine: Machine, spec: int, tokens: int, drops: int, ever: 
 
 @callable_in_kernels
 def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix (tokens) cached from its start, or its last attention chunk's."""
+    """Return the longest cached prefix of `tokens`; of chunked attention, just its last chunk."""
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, at = layout.block_tokens, 0
     if layout.kind == CHUNKED:

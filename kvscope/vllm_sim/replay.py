@@ -154,7 +154,7 @@ def never_start(requests: int, where: str = "--tiers") -> UsageError:
 
 
 def loaded_blocks(requests: Records, members: Records, block_size: int) -> Int32s:
-    """Return how many blocks each request loaded after its hits, without its last token's."""
+    """Return how many blocks each request loaded after its hits, its last token excluded."""
     blocks = np.maximum(members.external, 0) // block_size
     most = (requests.prompt - 1) // block_size - np.maximum(requests.hits, 0)
     return np.asarray(np.minimum(blocks, most), dtype=np.int32)

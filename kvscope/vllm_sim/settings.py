@@ -164,7 +164,7 @@ class EngineSettings(Struct, frozen=True):
     """Options of vLLM, under its own names.
 
     `usable_blocks` is `--num-gpu-blocks-override` less 1: block 0 stands for "no block".
-    `async_scheduling` plans a step before the step before it has ended, as vLLM does on GPUs.
+    `async_scheduling` plans a step while the previous one still runs, as vLLM does on GPUs.
     `reserve_full_prompt` (`scheduler_reserve_full_isl`) admits a request only if all its
     tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
     `rehashes_states` (vLLM 0.32, not 0.33): the state before a prompt's end counts as new in the
