@@ -392,7 +392,7 @@ class MeasuredProfile(Struct, frozen=True):
 
 
 class UncachedPrefix(Struct, frozen=True):
-    """A measurement left out because the engine had cached other tokens than intended."""
+    """A cell with measurements left out, as the engine had cached other tokens than intended."""
 
     uncached_tokens: int
     cached_tokens: int

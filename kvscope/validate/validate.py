@@ -212,7 +212,7 @@ def validate(
     """Replay the trace `plan.repeats` times with every policy; return the comparison and verdict.
 
     If the engine dies or `stop` is set, the runs until then are judged; `show_log` gets the last
-    lines of a dead engine. Raises EngineError if no run was completed.
+    lines of a dead engine. Raises EngineError if the first run fails without a measurement.
     """
     prompts = plan.sample.prompts
     done: list[RunFacts] = []
