@@ -129,7 +129,7 @@ def build(commands: Sequence[tuple[str, Loadable]] = COMMANDS) -> Any:
 
 
 def _built(name: str, command: Loadable) -> Any:
-    """Build Click's command from a function or Typer app."""
+    """Return Click's command for a function, a Typer app or a `Lazy` one of them."""
     loaded = command.load() if isinstance(command, Lazy) else command
     settings: dict[str, Any] = {
         "rich_markup_mode": None,

@@ -145,7 +145,6 @@ class _Listening(Struct):
 
 
 def _write(file: LineFile, lines: Iterable[TraceLine]) -> None:
-    """Write requests as JSON, one per line."""
     import json
 
     for line in lines:

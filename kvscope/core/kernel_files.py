@@ -137,7 +137,7 @@ def hexdigest(tree: object) -> str:
 
 
 def _is_versioned(value: Any) -> bool:
-    """Return True if `value` is a versioned package's module, or a named global of one."""
+    """Return whether `value` is a module of Python, NumPy or numba, or a global of one by name."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in _VERSIONED
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
@@ -290,7 +290,7 @@ class KernelFiles:
         return self.folder / f"{name}{_SUFFIX}"
 
     def _remove_unused(self) -> None:
-        """Remove files unused for `UNUSED_DAYS`, and the longest unused of more than `MAX_BYTES`.
+        """Remove files unused for `UNUSED_DAYS`, and above `MAX_BYTES` in all the longest unused.
 
         A process that runs a kernel has already read its file: a removal only costs the next
         process a compilation.

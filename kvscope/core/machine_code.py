@@ -229,7 +229,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
         return super()._get_module_for_linking()
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return the address of a kernel, 0 for a function called by one."""
+        """Return the address of a kernel, 0 for a function that a kernel calls."""
         self._ensure_finalized()
         return super().get_pointer_to_function(name) if _depth.now <= 1 else 0
 
@@ -466,7 +466,7 @@ class _Pickler(NumbaPickler):  # type: ignore[misc]
         return self._places.get(value) if isinstance(value, type) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """Replace the module whose globals compiled code keeps by numba: it reads no globals."""
+        """Pickle compiled code with numba as its module, whose globals it does not read."""
         if isinstance(value, Environment):
             rebuild, (_, constants, name) = value.__reduce__()
             return rebuild, (numba.__name__, constants, name)

@@ -68,7 +68,7 @@ def at_once(each_bytes: float, most: int) -> int:
 
 
 def available_bytes() -> tuple[int, str] | None:
-    """Return the bytes available to this process and the verb phrase for them; None if unknown.
+    """Return the bytes available to this process and a text on their limit; None if unknown.
 
     The least of three: free memory and swap, the rest below the container's limit, the rest below
     `ulimit -v`. The text is such as "are left in this container".

@@ -50,7 +50,7 @@ _NEW_OBJECTS = (50_000, 20, 100)
 
 
 class CalledFunction(types.Dispatcher):  # type: ignore[misc]
-    """The type of a function that kernels call; all its integer arguments have 64 bits.
+    """The type of a function that kernels call; its signed integer arguments have 64 bits.
 
     Numba converts narrower arguments. With numba's `overload` a function is compiled again for each
     integer size, and for each caller's set of options.

@@ -156,7 +156,7 @@ class PromptLengths(Struct, frozen=True):
 
     `parent` is the previous turn of the request's conversation, -1 for none. Of a prompt's
     `blocks`, `full_blocks` are full. After the turn, `cached_blocks` of prompt and output are
-    cached; the first `carried_blocks` of these are identified, by a later turn's prompt.
+    cached; the first `carried_blocks` of these have ids, for outputs from a later turn's prompt.
     """
 
     block_size: int

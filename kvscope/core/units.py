@@ -225,13 +225,13 @@ def _refused(text: str, kind: str, examples: str) -> UsageError:
 
 
 def _two_units(count: int, per_large: int, large: str, small: str) -> str:
-    """Return `count` small units as large and small ones: 2 min 56 s; without a rest of 0."""
+    """Return `count` small units as large and small units: 2 min 56 s, or 3 min."""
     whole, rest = divmod(count, per_large)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def _short(value: float) -> str:
-    """Return `value` with three significant digits, or all digits of a larger whole number."""
+    """Return `value` with three significant digits, from 100 on as a whole number."""
     text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return _plain(Decimal(text))
 

@@ -283,8 +283,8 @@ class Architecture(Struct, frozen=True):
     def bytes_read(self, bits: WeightBits, tokens: float, dp: int = 1) -> float:
         """Return the weight bytes that a rank's GPUs read in a step of `tokens` tokens per rank.
 
-        A step of n tokens with k of E experts each reads 1 - (1 - k/E)^n of all experts on average,
-        divided among `dp` ranks. The output head is read; the embedding is only looked up.
+        With k of E experts for a token, n tokens on all ranks read 1 - (1 - k/E)^n of the experts
+        on average, divided among `dp` ranks. The output head is read; the embedding is looked up.
         """
         share = 0.0
         if self.moe:
@@ -470,7 +470,8 @@ def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) 
 def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
     """Return whether no field says that layers differ in heads or share KV.
 
-    Gemma's fields do not count, since kvscope reads them. With MLA, False unless `latent`.
+    Gemma's fields do not count: kvscope counts such layers of Gemma. With MLA, False without
+    `latent`.
     """
     unlike = config.has("num_kv_shared_layers") and config.family not in _GEMMA
     unlike = unlike or (config.has("global_head_dim") and config.family not in _GEMMA)

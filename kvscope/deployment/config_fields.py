@@ -98,7 +98,7 @@ class ConfigFields(Struct, frozen=True):
         )
 
     def count(self, *names: str) -> int:
-        """Return the first stated one of `names`. Raises InputError unless it is 1 to 2^31."""
+        """Return the value of the first stated name. Raises InputError unless it is 1 to 2^31."""
         name = next(filter(self.has, names), None)
         if name is None:
             remedy = "is this a language model's config.json? A preset may do instead"
@@ -110,7 +110,7 @@ class ConfigFields(Struct, frozen=True):
         return value
 
     def count_or(self, default: int, *names: str) -> int:
-        """Return the first stated one of `names` as in `count`; `default` for none, or 0."""
+        """Return the `count` of `names`; `default` if the config states none of them, or 0."""
         stated = self.get(*names)
         return self.count(*names) if stated else default
 
@@ -177,7 +177,7 @@ class LinearState(Struct, frozen=True):
     `convolution_values` are inputs of the `convolved` latest tokens, in 2 bytes each;
     `recurrent_values` take `recurrent_bytes` each. In Mamba 2, the convolution also has `groups` of
     `group_values`, replicated if ranks cannot divide them. `export_tokens` is `export.tokens` if
-    the serving engine exports states, else 0. `parameters` are a layer's; 0: as in attention.
+    the serving engine exports states, else 0. `parameters` of a layer; 0: as many as attention's.
 
     Source: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py (MambaStateShapeCalculator),
     mamba_mixer2.py, gdn/qwen_gdn_linear_attn.py; vllm/models/kimi_k3/nvidia/kda.py.

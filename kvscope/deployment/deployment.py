@@ -153,7 +153,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
 
 def option(field: str) -> str:
-    """Return the command-line option of a field."""
+    """Return the command-line option of a field of `Deployment`, such as `--block-size`."""
     return f"--{field.replace('_', '-')}"
 
 
@@ -435,7 +435,7 @@ def _check_ranks(deployment: Deployment, engine: Engine) -> None:
 
 
 def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | None:
-    """Return the stated model, if any, as served. Raises UsageError for options that do not fit."""
+    """Return the stated model as served, None if none is stated. Raises UsageError for misfits."""
     if deployment.model is None:
         for name in ("weight_dtype", "kv_dtype", "max_model_len"):
             if getattr(deployment, name):

@@ -65,7 +65,7 @@ class Gpu(Struct, frozen=True):
 
     @property
     def in_server(self) -> bool:
-        """Whether the GPU has over 130 GiB, as among Blackwell GPUs only server GPUs have."""
+        """Whether the GPU has over 130 GiB: of Blackwell GPUs, only those for servers have."""
         return self.total_bytes > _LARGEST_WORKSTATION
 
     def _by_memory(self, largest: int, large: int, others: int) -> int:

@@ -311,7 +311,7 @@ def _graphs(model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int
 
 
 def _captured(largest: int) -> int:
-    """Return how many step sizes vLLM captures up to `largest`: multiples of 8, from 256 of 16."""
+    """Return how many step sizes vLLM captures up to `largest`: 1, 2, 4, 8, 16, ... 256, 272."""
     return sum(size <= largest for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
 
 
