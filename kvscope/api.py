@@ -111,14 +111,14 @@ def open_trace(
     Several paths are read as one trace.
     """
     reading = parsed(Reading, locals())
-    from kvscope.app.traces import load_trace, store_for
+    from kvscope.app.traces import TraceSource
 
     if isinstance(source, str | PathLike):
         source = [source]
-    path = one_path([fspath(each) for each in source]) if source else None
-    store = store_for(db, path, LogMonitor().note)
+    named = TraceSource.of(one_path([fspath(each) for each in source]) if source else None)
+    store = named.store(db, LogMonitor().note)
     try:
-        return OpenTrace(store, load_trace(store, path, LogMonitor(), reading))
+        return OpenTrace(store, named.load(store, LogMonitor(), reading))
     except BaseException:
         store.close()
         raise

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from msgspec import Struct
 
 from kvscope.app.monitor import Monitor, ray_cluster
 from kvscope.app.options import AS_STORED, IntoOptions, Reading
@@ -32,14 +34,105 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 
-def store_for(db: str, source: str | None, note: Callable[[str], None]) -> StoreFile:
-    """Return the store of the dataset that `source` names, or else the store at `db`.
+class TraceSource(Struct, frozen=True):
+    """The trace that a command works on, as its user wrote it; its `kind` is decided once.
 
-    Raises InputError where `source` is a dataset that is not finished.
+    - last: nothing was written; the trace last worked on.
+    - dataset: the folder of a dataset, finished or not.
+    - files: files, folders, patterns or addresses that exist, or `-` for standard input.
+    - stored: any other text; the name of a stored trace.
     """
-    if source is not None and is_dataset(source):
-        return StoreFile(open_dataset(source).stores.path, note, create=False)
-    return StoreFile(db, note)
+
+    kind: Literal["last", "dataset", "files", "stored"]
+    text: str = ""
+
+    @classmethod
+    def of(cls, text: str | None) -> Self:
+        """Return the source that `text` names; None: the trace last worked on."""
+        if text is None:
+            return cls("last")
+        if is_dataset(text):
+            return cls("dataset", text)
+        return cls("stored" if text != STANDARD_INPUT and missing_from(text) else "files", text)
+
+    def store(self, db: str, note: Callable[[str], None]) -> StoreFile:
+        """Return the dataset's own store, or else the store at `db`.
+
+        Raises InputError for a dataset that is not finished.
+        """
+        if self.kind == "dataset":
+            return StoreFile(open_dataset(self.text).stores.path, note, create=False)
+        return StoreFile(db, note)
+
+    @contextmanager
+    def opened(self, db: str, monitor: Monitor) -> Iterator[tuple[StoreFile, Trace]]:
+        """Yield the store and the trace, as `store` and `load` return them."""
+        with self.store(db, monitor.note) as stores:
+            yield stores, self.load(stores, monitor)
+
+    def load(
+        self,
+        stores: Stores,
+        monitor: Monitor,
+        reading: Reading = AS_STORED,
+        foresee: Foresee | None = None,
+    ) -> Trace:
+        """Return the trace, and mark it as last used.
+
+        Files are ingested if the store lacks them; `foresee` receives a new trace before it is
+        stored. A dataset needs its own store. A note names the trace last worked on. Raises
+        InputError for an unknown trace, DamagedStoreError for a damaged one, UsageError for
+        `reading` options on a stored trace.
+        """
+        if self.kind == "files":
+            return ingest_file(stores, self.text, monitor, reading, foresee).trace
+        if self.kind == "dataset":
+            dataset = open_dataset(self.text, reading)
+            with stores.reading() as store:
+                if store.path != dataset.stores.path:
+                    raise traces.in_shards(self.text)
+                require_sound(store, dataset.trace)
+            return dataset.trace
+        with stores.reading() as store:  # the others that read it meanwhile have it at once
+            trace = self._stored(stores)
+            if options := reading.given():
+                raise UsageError(
+                    f"{trace.name!r} is a stored trace, read already",
+                    where=", ".join(options),
+                    remedy="leave it out, or name the trace's file",
+                )
+            if self.kind == "last":
+                monitor.note(f"working on {trace.name!r}, the trace last worked on")
+            require_sound(store, trace)
+            is_last = traces.find(store, None) == trace
+        if not is_last:
+            _mark_used(stores, trace)
+        return trace
+
+    def path(self, stores: Stores) -> str:
+        """Return the path that the trace is read from, or was, if it is stored.
+
+        Raises InputError where the text names neither a file nor a stored trace.
+        """
+        return self.text if self.kind in {"files", "dataset"} else self._stored(stores).source
+
+    def stated(self, stores: Stores) -> dict[str, Any]:
+        """Return the options that earlier commands stated for the trace; empty for a new trace.
+
+        For files it is the trace that was last read from there.
+        """
+        if self.text == STANDARD_INPUT:
+            return {}
+        with stores.reading() as store:
+            known = traces.all_traces(store)
+            if self.kind == "files":
+                known = [each for each in known if each.source == self.text]
+            elif self.kind == "stored":
+                known = [each for each in known if each.name == self.text]
+            return traces.stated(store, known[0]) if known else {}
+
+    def _stored(self, stores: Stores) -> Trace:
+        return stored_trace(stores, self.text if self.kind == "stored" else None)
 
 
 def open_dataset(folder: str, reading: Reading = AS_STORED) -> Dataset:
@@ -67,45 +160,6 @@ def dataset_of(store: Store, trace: Trace) -> Dataset | None:
     return dataset if dataset.trace == trace else None
 
 
-def load_trace(
-    stores: Stores,
-    source: str | None,
-    monitor: Monitor,
-    reading: Reading = AS_STORED,
-    foresee: Foresee | None = None,
-) -> Trace:
-    """Return the trace that `source` names, and mark it as last used.
-
-    A path (`-`: standard input) is ingested if the store lacks it; a dataset's folder needs the
-    store of `store_for`; other text is the name of a stored trace; None is the last used trace,
-    which a note names. `foresee` receives a new trace before it is stored. Raises InputError for an
-    unknown trace, DamagedStoreError for a damaged one, UsageError for `reading` of a stored one.
-    """
-    if source is not None and is_dataset(source):
-        dataset = open_dataset(source, reading)
-        with stores.reading() as store:
-            if store.path == dataset.stores.path:
-                require_sound(store, dataset.trace)
-                return dataset.trace
-    if source is not None and is_file(source):
-        return ingest_file(stores, source, monitor, reading, foresee).trace
-    with stores.reading() as store:  # the others that read it meanwhile have it at once
-        trace = stored_trace(stores, source)
-        if options := reading.given():
-            raise UsageError(
-                f"{trace.name!r} is a stored trace, read already",
-                where=", ".join(options),
-                remedy="leave it out, or name the trace's file",
-            )
-        if source is None:
-            monitor.note(f"working on {trace.name!r}, the trace last worked on")
-        require_sound(store, trace)
-        is_last = traces.find(store, None) == trace
-    if not is_last:
-        _mark_used(stores, trace)
-    return trace
-
-
 def load_range(
     stores: Stores, trace: Trace, from_s: float | None, until_s: float | None, monitor: Monitor
 ) -> Trace:
@@ -122,21 +176,6 @@ def load_range(
     monitor.note(f"the range is stored as {part.name!r}")
     _mark_used(stores, part)
     return part
-
-
-def is_file(text: str) -> bool:
-    """Return whether `text` names something to read rather than a stored trace."""
-    return text == STANDARD_INPUT or not missing_from(text)
-
-
-def file_of(stores: Stores, source: str | None) -> str:
-    """Return `source` if it is a path, else the path that the trace of this name was read from.
-
-    Raises InputError where it names neither a file nor a stored trace.
-    """
-    if source is not None and is_file(source):
-        return source
-    return stored_trace(stores, source).source
 
 
 def sources_of(stores: Stores, names: Collection[object]) -> list[str]:
@@ -167,21 +206,6 @@ def stored_trace(stores: Stores, name: str | None) -> Trace:
         where=name,
         remedy=f"did you mean {near!r}?" if near else "give a trace file, or see `kvscope traces`",
     )
-
-
-def stated_for(stores: Stores, source: str | None) -> dict[str, Any]:
-    """Return the options that earlier commands stated for a trace; empty for a new trace.
-
-    A path means the trace last read from it, None the last used trace.
-    """
-    if source == STANDARD_INPUT:
-        return {}
-    with stores.reading() as store:
-        known = traces.all_traces(store)
-        if source is not None and not is_dataset(source):
-            by_path = is_file(source)
-            known = [each for each in known if source == (each.source if by_path else each.name)]
-        return traces.stated(store, known[0]) if known else {}
 
 
 def keep_stated(stores: Stores, trace: Trace, options: dict[str, Any]) -> None:

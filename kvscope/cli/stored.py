@@ -113,13 +113,12 @@ def _ingested(paths: list[str], db: str, into: IntoOptions, reading: Reading) ->
 
 def export(to: To, path: TraceFile, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
     """Write a trace in another format; block ids are the numbers of its distinct blocks."""
-    from kvscope.app.traces import load_trace, store_for
+    from kvscope.app.traces import TraceSource
     from kvscope.ingest.formats import registry
 
     terminal = Terminal()
     registry.exporter(to, path)  # so that a wrong one is refused before the trace is read
-    with store_for(db, trace, note) as store:
-        stored = load_trace(store, trace, terminal)
+    with TraceSource.of(trace).opened(db, terminal) as (store, stored):
         check_outputs({"--output": path}, {"trace": stored.source})
         with (
             store.reading() as opened,
@@ -288,20 +287,21 @@ def list_runs(
     opens. `list` may be left out: `kvscope runs TRACE`.
     """
     from kvscope.app.requests import kv_model
-    from kvscope.app.traces import load_trace, store_for
+    from kvscope.app.traces import TraceSource
     from kvscope.report.stored import all_reports
     from kvscope.store import results
 
     kv = kv_model(model, kv_dtype)
     names = _names(policies)
-    with store_for(db, trace, note) as stores:
-        stored = load_trace(stores, trace, Terminal())
-        with stores.reading() as store:
-            every = results.all_runs(store, stored)
-            chosen = [each for each in every if names is None or each.run.policy in names]
-            runs = [each.run for each in (results.with_parts(store, chosen) if as_json else chosen)]
-            every_report = () if names is not None else all_reports(store)
-            reports = [each for each in every_report if each.trace == stored.name]
+    with (
+        TraceSource.of(trace).opened(db, Terminal()) as (stores, stored),
+        stores.reading() as store,
+    ):
+        every = results.all_runs(store, stored)
+        chosen = [each for each in every if names is None or each.run.policy in names]
+        runs = [each.run for each in (results.with_parts(store, chosen) if as_json else chosen)]
+        every_report = () if names is not None else all_reports(store)
+        reports = [each for each in every_report if each.trace == stored.name]
     if as_json:
         from kvscope.app.run_figures import StoredRun
         from kvscope.app.simulate import ordered
@@ -328,7 +328,7 @@ def remove_runs(
     reports: Reports = False,
 ) -> None:
     """Remove the stored runs of a trace, of some policies or all, or its stored reports."""
-    from kvscope.app.traces import load_trace, store_for
+    from kvscope.app.traces import TraceSource
     from kvscope.report.words import counted
     from kvscope.store import results
 
@@ -339,15 +339,16 @@ def remove_runs(
             where="kvscope runs remove",
             remedy="give --policy, --all or --reports",
         )
-    with store_for(db, trace, note) as stores:
-        stored = load_trace(stores, trace, Terminal())
-        with stores.writing() as store:
-            if reports:
-                count = results.remove_reports(store, stored)
-            else:
-                count = results.remove_runs(
-                    store, stored, lambda run: names is None or run.policy in names
-                )
+    with (
+        TraceSource.of(trace).opened(db, Terminal()) as (stores, stored),
+        stores.writing() as store,
+    ):
+        if reports:
+            count = results.remove_reports(store, stored)
+        else:
+            count = results.remove_runs(
+                store, stored, lambda run: names is None or run.policy in names
+            )
     note(f"removed {counted(count, 'report' if reports else 'run')} of {stored.name!r}")
 
 

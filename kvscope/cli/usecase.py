@@ -46,6 +46,7 @@ from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
     from kvscope.app.gates import Figures, Gate
+    from kvscope.app.traces import TraceSource
     from kvscope.store.file import StoreFile
     from kvscope.usecases.base import AnyUseCase
 
@@ -118,13 +119,14 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     if not case.remembers:
         request = case.check(options)
 
-    from kvscope.app.traces import keep_stated, load_trace, stated_for, store_for
+    from kvscope.app.traces import TraceSource, keep_stated
 
-    with store_for(common.db, common.trace, note) as store:
+    source = TraceSource.of(common.trace)
+    with source.store(common.db, note) as store:
         with store.reading() if case.remembers else nullcontext():  # opened once for both
-            _check_outputs(case, options, common, path, store)
+            _check_outputs(case, options, common, path, store, source)
             remembered = case.remembers and not common.forget
-            stated = stated_for(store, common.trace) if remembered else {}
+            stated = source.stated(store) if remembered else {}
         if case.remembers:
             said = stated_before(options, stated)
             if said.in_words:
@@ -135,7 +137,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
             gates = parse_gates(common.gate.fail_on, case.known(request))
         baseline = baseline_figures(common.gate.baseline, gates, case.name, store, case.of_run)
         load_in_background()
-        load = partial(load_trace, store, common.trace, Terminal(), common.reading)
+        load = partial(source.load, store, Terminal(), common.reading)
         opened = Opened(store, common.trace, load, common.reading)
         if case.stops and case.takes_trace:  # what is loaded before ends at once
             trace = opened.trace
@@ -177,13 +179,18 @@ def _end(
 
 
 def _check_outputs(
-    case: AnyUseCase, options: Any, common: _Common, path: str | None, store: StoreFile
+    case: AnyUseCase,
+    options: Any,
+    common: _Common,
+    path: str | None,
+    store: StoreFile,
+    source: TraceSource,
 ) -> None:
     """Raise UsageError if an output file is also an input or the source of the trace."""
-    from kvscope.app.traces import file_of, sources_of
+    from kvscope.app.traces import sources_of
 
     if case.takes_trace:
-        sources = [file_of(store, common.trace)]
+        sources = [source.path(store)]
     else:
         named = [getattr(options, name) for name in arguments_of(case.options)]
         sources = sources_of(store, named) if named else []

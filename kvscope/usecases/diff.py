@@ -21,7 +21,6 @@ from kvscope.app.options import Hbm, KvDtype, Model, Option, Options
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import Run, hit_rate
 from kvscope.replay.policy_options import format_value
-from kvscope.store.folder import is_dataset
 from kvscope.usecases.analyze import (
     Analysis,
     AnalyzeOptions,
@@ -190,7 +189,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
     `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
     Raises UsageError for sides of different kinds, InputError for a side that does not exist.
     """
-    from kvscope.app.traces import file_of, load_trace, open_dataset
+    from kvscope.app.traces import TraceSource, open_dataset
 
     left, right, stores = request.left, request.right, opened.stores
     names = (left, right)
@@ -211,16 +210,17 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
             (trace, run), (other_trace, other_run) = (stored_run(store, name) for name in names)
         return compare_runs(names, (run, other_run), (trace, other_trace))
 
-    for name in names:
-        file_of(stores, name)
+    sources = [TraceSource.of(name) for name in names]
+    for source in sources:
+        source.path(stores)
 
-    def analyzed(name: str) -> Analysis:
-        own = open_dataset(name).stores if is_dataset(name) else stores
-        return analyze(own, load_trace(own, name, monitor), request.analysis)
+    def analyzed(source: TraceSource) -> Analysis:
+        own = open_dataset(source.text).stores if source.kind == "dataset" else stores
+        return analyze(own, source.load(own, monitor), request.analysis)
 
-    both = analyzed(left), analyzed(right)
+    both = analyzed(sources[0]), analyzed(sources[1])
     groups: Sequence[Sequence[_Groups]] = ()
-    if both[0].trace != both[1].trace and not any(map(is_dataset, names)):
+    if both[0].trace != both[1].trace and not any(source.kind == "dataset" for source in sources):
         groups = [
             [_in_groups(stores, each.trace, request, in_time=in_time) for each in both]
             for in_time in (False, True)

@@ -11,7 +11,7 @@ import pytest
 
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED
-from kvscope.app.traces import load_trace
+from kvscope.app.traces import TraceSource
 from kvscope.core.hits import Outputs, standard
 from kvscope.report.overview import headline
 from kvscope.store.db import MEMORY, open_store
@@ -54,7 +54,7 @@ def test_a_new_trace_is_analyzed_as_a_stored_one(tmp_path: Path, outputs: Output
     path = conversations(tmp_path / "a.jsonl")
     request = AnalyzeRequest(definition=standard(outputs=outputs))
     with open_store(MEMORY) as store:
-        load = partial(load_trace, store, path, Monitor(), AS_STORED)
+        load = partial(TraceSource.of(path).load, store, Monitor(), AS_STORED)
         opened = Opened(store, path, load)
         new, stored = (run(opened, request, Monitor()).caching for _ in range(2))
     assert new is not None

@@ -695,7 +695,7 @@ def _without_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.fixture
 def _without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "load_trace", _forbidden("a trace is read"))
+    monkeypatch.setattr(traces.TraceSource, "load", _forbidden("a trace is read"))
     monkeypatch.setattr(traces, "ingest_file", _forbidden("a trace is read"))
 
 

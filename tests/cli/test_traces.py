@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kvscope
-from kvscope.app.traces import load_trace
+from kvscope.app.traces import TraceSource
 from kvscope.cli.app import run
 from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import ExitCode, InputError, KvscopeError
@@ -183,29 +183,29 @@ def test_export_and_back(tmp_path: Path, db: str, capsys: Streams) -> None:
     assert json.loads(piped.stdout.splitlines()[3]) == json.loads(line(3)) | {"hash_ids": [1, 5]}
 
 
-def test_load_trace_takes_a_path_a_name_or_nothing(tmp_path: Path, capsys: Streams) -> None:
+def test_a_source_is_a_path_a_name_or_nothing(tmp_path: Path, capsys: Streams) -> None:
     """Each becomes the trace last worked on, which is what None gives; stderr says which."""
     first = trace_file(tmp_path / "first.jsonl")
     second = trace_file(tmp_path / "second.jsonl", [line(3)])
     with open_store(MEMORY) as store:
-        assert load_trace(store, first, Terminal()).name == "first"
-        assert load_trace(store, second, Terminal()).name == "second"
+        assert TraceSource.of(first).load(store, Terminal()).name == "first"
+        assert TraceSource.of(second).load(store, Terminal()).name == "second"
         capsys.readouterr()
-        assert load_trace(store, None, Terminal()).name == "second"
+        assert TraceSource.of(None).load(store, Terminal()).name == "second"
         assert capsys.readouterr().err == "note: working on 'second', the trace last worked on\n"
-        assert load_trace(store, "first", Terminal()).name == "first"
-        assert load_trace(store, None, Terminal()).name == "first"
-        assert load_trace(store, second, Terminal()).name == "second"
-        assert load_trace(store, None, Terminal()).name == "second"
+        assert TraceSource.of("first").load(store, Terminal()).name == "first"
+        assert TraceSource.of(None).load(store, Terminal()).name == "first"
+        assert TraceSource.of(second).load(store, Terminal()).name == "second"
+        assert TraceSource.of(None).load(store, Terminal()).name == "second"
         with pytest.raises(InputError, match=r"secnd: neither a file nor a stored .* 'second'\?"):
-            load_trace(store, "secnd", Terminal())
+            TraceSource.of("secnd").load(store, Terminal())
         with pytest.raises(InputError, match=r"did you mean '.*first\.jsonl'\?"):
-            load_trace(store, str(tmp_path / "first.josnl"), Terminal())
+            TraceSource.of(str(tmp_path / "first.josnl")).load(store, Terminal())
         with pytest.raises(InputError, match="give a trace file, or see `kvscope traces`"):
-            load_trace(store, str(tmp_path / "nowhere" / "else"), Terminal())
+            TraceSource.of(str(tmp_path / "nowhere" / "else")).load(store, Terminal())
         (empty := tmp_path / "empty").mkdir()
         with pytest.raises(InputError, match="the trace is empty"):
-            load_trace(store, str(empty), Terminal())
+            TraceSource.of(str(empty)).load(store, Terminal())
 
 
 def test_a_name_of_any_bytes(tmp_path: Path, db: str) -> None:
