@@ -110,7 +110,7 @@ class Weighted(Struct, frozen=True):
 
 
 GroupOf = Callable[[slice], Int64s]
-"""The group of each value in a stretch of them."""
+"""A function from a slice of sorted values to the group number of each value in it."""
 
 
 def log_grid(span_s: float) -> Float64s:
@@ -124,7 +124,10 @@ def totals(weight: Int64s, group: Int64s, groups: int) -> Int64s:
 
 
 def quantiles(of: Weighted, group: GroupOf, groups: int, percents: Int64s) -> Float64s:
-    """Return weighted nearest-rank quantiles, groups × percents; NaN for a group without values."""
+    """Return weighted nearest-rank quantiles, groups × percents; NaN for a group without values.
+
+    `group` returns the group numbers, below `groups`, of the values in a slice of `of`.
+    """
     total = np.zeros(groups, dtype=np.int64)
     for part in stretches(len(of.value)):
         total += totals(of.weight[part], group(part), groups)

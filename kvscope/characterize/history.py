@@ -63,9 +63,11 @@ class History(Struct, frozen=True):
 
 
 def category_rows(store: Store, trace: Trace) -> list[dict[str, Any]]:
-    """Return the requests, tokens and ideal hits of each category, by type and turn.
+    """Return a dict for each category with its requests, tokens and ideal hits, by type and turn.
 
-    Raises InputError for more than MOST_CATEGORIES categories.
+    Keys: `category` (its name), `type`, `turn_bucket`, and the numbers `requests`,
+    `multi_turn_requests`, `input_tokens`, `output_tokens` and `ideal_blocks` (hit in an infinite
+    cache). Raises InputError for more than MOST_CATEGORIES categories.
     """
     rows = store.rows("characterize/categories", trace_id=trace.trace_id)
     require_few_categories(trace, len(rows))
@@ -107,7 +109,10 @@ def load_history(
     delay_s = in_order(delays(), "delay_s", work)["delay_s"]
 
     def timed(parts: Iterable[Columns], since: str, until: str) -> Mapping[str, Column]:
-        """Return the columns ordered by the time from request `since` to request `until`."""
+        """Return the columns with `span_s`, the time from one request to another (s), ascending.
+
+        `since` and `until` name the columns of `parts` that have the numbers of the two requests.
+        """
         spans = ({**x, "span_s": arrival_s[x[until]] - arrival_s[x[since]]} for x in parts)
         return in_order(spans, "span_s", work)
 
@@ -208,7 +213,11 @@ def load_sizes(store: Store, trace: Trace, work: Path | None = None) -> tuple[Si
 
 
 def _sizes(row: dict[str, Any], at: Float64s, block_size: int) -> SizeSummaries:
-    """Return summaries from means and maxima in `row`, and quantiles `at` (sizes × percents)."""
+    """Return summaries from means and maxima in `row`, and quantiles `at` (sizes × percents).
+
+    Sizes are in the order of `_SIZES`. Keys of `row`: `multi_turn` (None: all requests),
+    `requests`, and for each size and "blocks" NAME_mean and NAME_max.
+    """
     quantiles_of = dict(zip(_SIZES, at.tolist(), strict=True))
     # Blocks grow with tokens, so that their quantiles are those of the tokens, in blocks.
     quantiles_of["blocks"] = [-(-tokens // block_size) for tokens in quantiles_of["tokens"]]

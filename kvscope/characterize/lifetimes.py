@@ -87,8 +87,8 @@ def reuse_hazard(trace: Trace, history: History) -> ReuseHazard | None:
     counts, converted to an equivalent probability per second, so that no reuse falls between two
     points. At risk at t are touches after which the block stays untouched up to t, among those with
     enough of the trace left to observe the outcome; so the trace's end (right-censoring) causes no
-    bias. Each touch is one observation, also a block's last. A touch that only another request's
-    output renews is left out.
+    bias. Each touch is one observation, also a block's last. Left out is a touch after which the
+    next request to touch the block has it in its output, not in its prompt: that is no reuse.
     Source: ATC'25, section 3 (reuse probability).
     """
     if not trace.has_hashes:
@@ -109,7 +109,11 @@ def reuse_hazard(trace: Trace, history: History) -> ReuseHazard | None:
 
 
 def _observed_until(grid: Float64s) -> Float64s:
-    """Return the idle time up to which reuse counts: point + 1 s, or the next point if later."""
+    """Return for each idle time in `grid` (s) the idle time up to which reuse counts after it (s).
+
+    That is 1 s later, as the hazard is the probability of reuse in the next second, or the next
+    grid point if that is later, so that no reuse falls between two points.
+    """
     until: Float64s = np.maximum(grid + _SOON_S, np.append(grid[1:], grid[-1]))
     return until
 
@@ -195,7 +199,8 @@ class WorkingSet(Struct, frozen=True):
     """Number of blocks that will be reused, over time: a capacity that would lose no reuse.
 
     `blocks[i]` is the peak from `at_s[i]` to `at_s[i + 1]` (the last: the trace's end). Bytes are
-    None unless a model is stated, `peak_hbm_multiple` unless the KV pool is known.
+    None unless a model is stated. `peak_hbm_multiple` is `peak_bytes` relative to the size of the
+    deployment's pools, else of the HBM; None if neither is known.
     """
 
     peak_blocks: int
@@ -308,7 +313,11 @@ def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
     """
 
     def microseconds() -> Float64s:
-        """Return the time (µs) spent in each range of `width` levels from `low` to `high`."""
+        """Return the time (µs) spent in each of 1024 ranges of levels.
+
+        Ranges are `width` levels wide, the first one begins at `low`; levels above `high` or below
+        `low` count in none. All three are variables of `_level_for`.
+        """
         total = np.zeros(_RANGES)
         for part in stretches(len(level) - 1):
             lasts = np.round(np.diff(at_s[part.start : part.stop + 1]) * 1e6)

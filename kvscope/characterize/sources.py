@@ -213,7 +213,10 @@ def hot_prefixes(store: Store, trace: Trace) -> tuple[Prefix, ...]:
 
 
 def hottest(prefixes: Sequence[Prefix], most: int = MOST_PREFIXES) -> tuple[Prefix, ...]:
-    """Return the `most` prefixes with most hits at and below them, and so all their parents."""
+    """Return the `most` prefixes with most hits, counted with those of the runs that follow.
+
+    So all parents of a prefix are returned with it. Order is that of `prefixes`.
+    """
     hits = {prefix.number: prefix.hits for prefix in prefixes}
     for prefix in reversed(prefixes):
         if prefix.parent:

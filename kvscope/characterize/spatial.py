@@ -48,7 +48,7 @@ DECILES = 10
 _MASKS = 1 << DECILES
 
 CountDeciles = Callable[[Bools], Int64s]
-"""Counts lookups as `decile_histogram` does, given which requests are later turns."""
+"""A function that returns the counts of `decile_histogram`, given which requests are follow-ups."""
 
 
 def start_spatial(
@@ -63,8 +63,9 @@ def start_spatial(
     Rates are of blocks in an infinite cache. A position is depth / full blocks of the request that
     caches the block. Every full block of a prompt is looked up on its own, whether or not blocks
     before it hit, except that the last token is recomputed; outputs are left out. Offset + stride
-    beyond 100 % equals 100 %. The result is None without hashes. The store is read before the
-    future is returned. Source: ATC'25, section 3, Figure 16.
+    beyond 100 % equals 100 %. `count_deciles` counts look-ups, for a caller that has the paths in
+    memory or in files; if it is None, the paths are loaded from the store, which is read before the
+    future is returned. The result is None without hashes. Source: ATC'25, section 3, Figure 16.
     """
     if not trace.has_hashes:
         return in_background(lambda: None)

@@ -136,7 +136,12 @@ def _series(store: Store, trace: Trace, history: History, windows: Windows) -> I
 
 
 class Category(Struct, frozen=True):
-    """Statistics of one category; gaps or lifetimes are None if it has none."""
+    """Statistics of one category; gaps or lifetimes are None if it has none.
+
+    `share` is its share of all requests, `hit_share` of all hits of an infinite cache, in blocks
+    (None if there are none). `multi_turn_share` is the share of its requests that are follow-up
+    turns.
+    """
 
     category: str
     type: str

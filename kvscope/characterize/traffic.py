@@ -35,7 +35,8 @@ class Lengths(Struct, frozen=True):
 class RequestSize(Struct, frozen=True):
     """Sizes of all, single-turn or multi-turn requests: input and output tokens, and their blocks.
 
-    `bytes` is None unless a model is stated, `hbm_multiple` unless the KV pool is known.
+    `bytes` is the size of the KV of these tokens, None unless a model is stated. `hbm_multiple` is
+    that size relative to the deployment's pools, else to the HBM; None if neither is known.
     """
 
     turns: Turns

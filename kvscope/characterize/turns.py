@@ -25,7 +25,10 @@ class TurnCount(Struct, frozen=True):
 
 
 class UserTurns(Struct, frozen=True):
-    """Mean and deviation of each user's turns per conversation; None if no user has several."""
+    """Distributions over users of the mean and the standard deviation of turns per conversation.
+
+    `deviation` is over users with several conversations, None if there are none.
+    """
 
     users: int
     mean: Summary

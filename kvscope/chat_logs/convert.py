@@ -74,9 +74,12 @@ _LANGFUSE_TRACE = b'"observations":'
 
 
 class HashCounts(Struct):
-    """Counts over a log; `unread_answers` cannot be tokenized, and the log states no output tokens.
+    """Counts over a log: converted `requests`, their input `tokens`, and requests by model.
 
     Of `compared` requests the log states the input tokens; `different` of them have another number.
+    `unread_answers` cannot be tokenized, and the log states no output tokens. `left_out` counts
+    lines and spans without a request to a model, by reason. `breaks` counts turns whose chat
+    template changes the previous prompt's messages.
     """
 
     breaks: TemplateBreaks
@@ -293,7 +296,10 @@ class Converter:
         return None if identifier is None else self._hasher.name(kind, identifier)
 
     def _plain(self, kind: str, text: object) -> str | None:
-        """Return a name unchanged if it is a plain word, else its hash; None if empty."""
+        """Return a name unchanged if it is a plain word, else its hash; None if empty.
+
+        The `kind` of name, such as "model", is hashed with it: equal names of two kinds differ.
+        """
         if text is None or text == "":
             return None
         word = str(text)
@@ -321,7 +327,10 @@ def _require_few(characters: int) -> None:
 
 
 def _require_library_error(error: BaseException) -> None:
-    """Raise `error` again unless it is an exception (but MemoryError) or a panic of Rust's."""
+    """Raise `error` again unless a library can have caused it: an Exception or a panic of Rust's.
+
+    A MemoryError is raised again.
+    """
     panic = type(error).__name__ == "PanicException"
     if isinstance(error, MemoryError) or not (panic or isinstance(error, Exception)):
         raise error

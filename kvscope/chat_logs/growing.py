@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import nodes
 
 _STATE = frozenset({"namespace", "cycler", "joiner"})
-"""What a loop can change for what follows it."""
+"""Jinja's objects in which a loop can leave something for the code after it."""
 _BEHIND = frozenset({"first", "index", "index0", "previtem", "cycle", "changed"})
-"""What a loop knows without looking ahead."""
+"""Attributes of Jinja's `loop` that do not depend on later messages."""
 _OTHERS = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.With)
 
 
@@ -76,9 +76,11 @@ def least_messages(template: nodes.Template) -> int | None:
 
 
 def _variables(template: nodes.Template) -> tuple[set[str], set[str], set[int]]:
-    """Return names of variables that hold messages, those that a loop may change, and node ids.
+    """Return names of variables that hold messages, names that carry a loop's state, and node ids.
 
-    The ids are those of name nodes that assign all messages, or all from an index on.
+    Those that hold messages have been assigned all of them, or all from an index on; the ids are
+    those of the name nodes in such assignments. A loop's state may be in a namespace, a cycler, a
+    joiner, and in any name of an assignment with one of these.
     """
     lists, state, known = {"messages"}, set(_STATE), set[int]()
     for assign in (*template.find_all(nodes.Assign), *template.find_all(nodes.AssignBlock)):

@@ -74,8 +74,10 @@ class MessageLineage:
     ) -> str | None:
         """Return the name of the request of the latest known answer in the history, or None.
 
-        If no answer is known (its request is in another log), derive that name from the messages
-        before the last answer, and from the answer if `answered` (this request has one logged).
+        If no answer is known (its request is in another log), return the name that the request of
+        the last answer must have there: from the messages before it and, if `answered`, from the
+        answer. Names contain answers only in logs that have them, so `answered` says whether this
+        request's answer is logged.
         """
         guess = None
         for at in range(len(messages) - 2, 0, -1):

@@ -136,7 +136,10 @@ def _rendered(message: Message, at: int, as_parts: bool) -> Message:
 
 
 def _texts(content: Any, at: int) -> list[str]:
-    """Return the texts of a message's content. Raises BadLine for content that is no text."""
+    """Return the texts of a message's content.
+
+    Raises BadLine, which names the message by its index `at`, for content that is no text.
+    """
     if content is None:
         return []
     if isinstance(content, str):
@@ -184,7 +187,10 @@ def parsed_arguments(arguments: Any) -> Any:
 
 
 def _calls(calls: Any, at: int) -> list[dict[str, Any]]:
-    """Return tool calls with their arguments as objects, {} for other arguments. Raises BadLine."""
+    """Return tool calls with their arguments as objects, {} for other arguments.
+
+    Raises BadLine, which names the message by its index `at`, for what is no call.
+    """
     if not isinstance(calls, list):
         raise BadLine(f"tool_calls are no list: {described(calls)} - at `$.messages[{at}]`")
     rendered = []

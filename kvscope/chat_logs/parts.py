@@ -83,9 +83,10 @@ class PartFinder:
 
 
 def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) -> list[_Located]:
-    """Return the messages found in `text` in their order, from `at` on.
+    """Return the messages found in `text` in their order, from character `at` on.
 
-    Stop after many that are missing (rewritten by the template): each search reads the whole text.
+    `needle` returns a message's text in the form in which `text` has it (maybe as bytes). Stop
+    after many that are missing (rewritten by the template): each search reads the whole text.
     """
     parts, missing = [], 0
     for message in messages:
@@ -98,7 +99,10 @@ def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) 
 
 
 def _find(text: str, message: Message, at: int, needle: _Needle) -> _Located | None:
-    """Return the first place of a message's texts and calls from `at` on, None if not found."""
+    """Return the first place of a message's texts and calls from `at` on, None if not found.
+
+    `needle` is as in `_messages`.
+    """
     begin = None
     for said in map(needle, _said(message)):
         places = ((text.find(known, at), len(known)) for known in (said, said[-_TAIL:]))
@@ -128,7 +132,8 @@ def _said(message: Message) -> Iterator[str]:
 def _tools(text: str, tools: Sequence[Tool], behind: int, needle: _Needle) -> list[_Located]:
     """Return the places of tool definitions: of their JSON, else from each name to the next.
 
-    Names are searched from `behind` (the end of the system prompt) on, else anywhere.
+    Names are searched from `behind` (the end of the system prompt) on, else anywhere. `needle` is
+    as in `_messages`.
     """
     rendered = rendered_tools(tools) if tools else []
     functions = [tool["function"] for tool in rendered]

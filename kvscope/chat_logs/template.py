@@ -174,11 +174,18 @@ class ChatTemplate:
 
 
 def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None, _Answer]:
-    """Return None (no facts), and a function that renders chats by the templates in `settings`."""
+    """Return None (no facts), and a function that renders chats.
+
+    `settings` are the arguments of `ChatTemplate`: the text of templates by name, and special
+    tokens by name.
+    """
     template = ChatTemplate(*settings)
 
     def render(request: tuple[Chat, float | None, Message | None]) -> Rendered:
-        """Return the prompt of a chat, or with an answer, the chat up to the answer's end."""
+        """Return the prompt of a chat, or with an answer, the chat up to the answer's end.
+
+        `request` is the chat, the date for the template (s since 1970) and the answer, or None.
+        """
         chat, date_s, answer = request
         text = template.render(chat, date_s=date_s, answer=answer)
         return Rendered(text, template.is_dated, template.ends)
@@ -208,7 +215,11 @@ class _Written:
 
 
 def _cut_behind(text: str, ending: Any) -> str:
-    """Return a prompt up to the end of its final message, which the model continues."""
+    """Return a prompt up to the end of its final message, which the model continues.
+
+    `ending` is the content of that message: a text, or parts of which the last one counts. Raises
+    BadLine if `text` does not contain it, or it is blank.
+    """
     if isinstance(ending, list):
         ending = ending[-1]["text"] if ending else ""
     at = text.rfind(ending.strip())

@@ -293,10 +293,11 @@ class HuggingFaceTokenizer(Tokenizer):
     def _ending_at_tokens(
         self, parts: Sequence[Part], pieces: Sequence[str], characters: int, tokens: int
     ) -> Iterator[Part]:
-        """Yield `parts`, given by the index behind their last character, by that of the last token.
+        """Yield `parts` with their ends counted in tokens instead of characters.
 
-        `pieces` begin behind `characters` and `tokens`. A token of two parts belongs to the first,
-        as do blanks behind a part's last word.
+        Both are the index in the whole prompt behind a part's last character or token. `pieces` are
+        the end of the prompt, which begins behind `characters` characters and `tokens` tokens. A
+        token of two parts belongs to the first, as do blanks behind a part's last word.
         """
         at = 0
         for kind, end in parts:
@@ -426,7 +427,11 @@ class _Cut(Struct):
 
 
 class _Facts(Struct, frozen=True):
-    """Ids of special tokens, length of the `longest`, and a pattern where prompts can be cut."""
+    """Facts of a tokenizer: ids of its `special` tokens by name, and where prompts can be cut.
+
+    `boundaries` is a pattern of these places, None if none is safe. `longest` is the length of the
+    longest added token in characters.
+    """
 
     boundaries: str | None
     longest: int
@@ -434,7 +439,10 @@ class _Facts(Struct, frozen=True):
 
 
 def _begun(process: LibraryProcess, what: str, where: str) -> Any:
-    """Start a library's process and return its facts. Raises InputError if that fails."""
+    """Start a library's process and return its facts. Raises InputError if that fails.
+
+    The error says `what` is wrong ("not a tokenizer: ...") and `where` (a path).
+    """
     try:
         return process.start()
     except BadLine as error:
@@ -446,7 +454,9 @@ def _begun(process: LibraryProcess, what: str, where: str) -> Any:
 def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[Any], Any]]:
     """Return the facts of a tokenizer file, and a function that encodes texts.
 
-    The library may raise anything, panic or abort: see `LibraryProcess`.
+    `settings` are the path of the file, a tokenizer.json, and special tokens by name, which are
+    added where the file lacks them. The library may raise anything, panic or abort: see
+    `LibraryProcess`.
     """
     import tokenizers
 
@@ -463,7 +473,11 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
     tokenizer.no_padding()
 
     def encode(request: tuple[str, list[str], bool]) -> list[bytes]:
-        """Return token ids of texts, or the index behind each token of a single text (uint32)."""
+        """Return the token ids of texts, or the character index behind each token, as uint32 bytes.
+
+        `request` is "ids", the texts, and whether to add special tokens; or "ends", a list of one
+        text, and False.
+        """
         what, texts, adds_special = request
         if what == "ends":
             offsets = tokenizer.encode(texts[0], add_special_tokens=False).offsets

@@ -32,8 +32,10 @@ class Touched(NamedTuple):
     """The last toucher of each block on each replica, and the path of the request being served.
 
     `owner` ((blocks + 1) x replicas) is the request that touched a block last on a replica, -1 for
-    none. `segments` and `paths` hold entries of the request being served only, from index 0. `path`
-    (as long as the longest path) holds its blocks, head first.
+    none. `path` (as long as the longest path) holds the blocks of the request being served, head
+    first, and `segments` its runs: blocks that the same request touched last. `paths` is `path` in
+    the form of a table of paths. Of `segments` and `paths`, only that request has entries, from
+    index 0.
     """
 
     owner: Int32s
@@ -71,9 +73,11 @@ class Caches(Struct, frozen=True, eq=False):
     touched, replica, look)` counts the leading blocks of its path that a replica holds, up to
     `look`. `serve(traffic, touched, state, replica, request, now, capacity, mandatory, size,
     number)` serves it on a replica with `size` blocks cached and `number` requests served; it
-    returns hits, new size and blocks evicted. `expire(state, traffic, replica, request, now)` drops
-    blocks of a request beyond the TTL, and returns their number. `retable`, with the arguments of
-    `expire`, switches to another table of the policy.
+    returns blocks hit, new size and blocks evicted. `now` is a `Now`: the time (s), and what the
+    policy uses at it. If `mandatory`, other blocks are evicted before the request's own.
+    `expire(state, traffic, replica, request, now)` drops blocks of a request beyond the TTL, and
+    returns their number. `retable`, with the arguments of `expire`, switches to another table of
+    the policy.
     """
 
     begin: Callable[..., None]
@@ -203,7 +207,11 @@ def _keys_at(state: Keys, replica: int) -> Keys:
 
 @callable_in_kernels
 def _write_segments(touched: Touched, request: int, length: int, replica: int) -> None:
-    """Write the last-touch segments of the path on a replica; mark it as touched by `request`."""
+    """Write the runs of `touched.path`, of `length` blocks, to `touched.segments`.
+
+    Blocks of a run were last touched by the same request on this replica. From now on `request`,
+    which is being served, is the last one for the whole path.
+    """
     owner, path, segments = touched.owner, touched.path, touched.segments
     at, count = 0, 0
     while at < length:
@@ -286,7 +294,7 @@ def _queue_caches(policy: type[QueuePolicy]) -> Caches:
 
     @callable_in_kernels
     def begin(state: Queues, touched: Touched, traffic: Traffic, request: int) -> None:
-        """Assign numbers to the request's anonymous blocks, after those of earlier requests."""
+        """Assign numbers, after earlier ones, to blocks of the request that no request can hit."""
         starts: Int64s = touched.segments.starts  # unused otherwise where there are no runs
         starts[request + 1] = starts[request] + traffic.anonymous[request]
 

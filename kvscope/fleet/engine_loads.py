@@ -23,9 +23,11 @@ that they have, and the `uncached` ones that the router takes to be computed.
 
 
 class LoadCounts(NamedTuple):
-    """The counts of each of N replicas, and the places of requests taken from its queue (N x R).
+    """The counts of N replicas, and for each its requests taken from the queue and not ended.
 
-    Oversized requests never count, since replicas reject them at once.
+    `each` (N) are records of `COUNT`. Row n of `listed` (N x R) has the places of these requests: a
+    request's place is its number, from 0, among those sent to the same replica. Oversized requests
+    never count, since replicas reject them at once.
     """
 
     each: Records
@@ -42,7 +44,10 @@ def no_counts(replicas: int, requests: int) -> LoadCounts:
 def see_sent(
     machines: Machines, uncached: Int32s, counts: LoadCounts, number: int, to_s: float
 ) -> None:
-    """Add a replica's arrivals before `to_s` to its counts; `uncached` is (N x R) by place."""
+    """Add the arrivals before `to_s` at replica `number` to its counts.
+
+    `uncached` (N x R) are the uncached tokens of the request at each place, as the router expected.
+    """
     requests, count = machines.each.requests, counts.each[number]
     while count.seen < machines.sent[number]:
         record = requests[number, count.seen]
@@ -57,9 +62,10 @@ def see_sent(
 
 @callable_in_kernels
 def list_taken(machines: Machines, uncached: Int32s, counts: LoadCounts, number: int) -> None:
-    """Move the requests that a replica has taken from its queue to `counts.listed`.
+    """Move the requests that replica `number` has taken from its queue to `counts.listed`.
 
-    With a CPU tier, requests may overtake others, so all that arrived are listed.
+    With a CPU tier, requests may overtake others in the queue: then move all that have arrived,
+    those that still wait too. `uncached` is as in `see_sent`.
     """
     requests, count = machines.each.requests, counts.each[number]
     state = machines.each.state[number, 0]

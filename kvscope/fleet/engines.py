@@ -42,7 +42,7 @@ from kvscope.vllm_sim.state import engine_traffic, idle_machine
 
 _SLICE = 1000  # arrivals between two checks for an interrupt
 Route = Callable[[int, int], int]
-"""Routes the arrivals from one number to another; returns how far it got."""
+"""Routes the arrivals from one number to before another; returns the number of the next one."""
 
 
 def replay_engines(
@@ -173,7 +173,7 @@ def _no_loads(replicas: int, count: int, *, scraped: bool) -> Loads:
 
 
 def _costs(cost: StepCost) -> Costs:
-    """Return the costs of a prefill that is alone in its step, with decoding free."""
+    """Return the costs of a prefill alone in its step, decoding free: what routers see as times."""
     return Costs(
         cost.base_s, cost.floor_s, cost.prefill_token_s, cost.prefill_pair_s, 0.0, 0.0, 0.0
     )

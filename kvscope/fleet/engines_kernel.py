@@ -73,7 +73,11 @@ class Loads(NamedTuple):
 
 
 class Sights(NamedTuple):
-    """Whether a router sees loads and counts new blocks; scrape interval and KV-event lag (s)."""
+    """What a router sees of the fleet, besides the blocks that caches hold.
+
+    `loads`: whether it sees loads. `blocks`: whether it sees `Truth.new_blocks`. `scrape_s` is the
+    interval of scrapes of loads, `event_lag_s` the lag of KV events (s); 0 for neither.
+    """
 
     loads: bool
     blocks: bool
@@ -82,7 +86,7 @@ class Sights(NamedTuple):
 
 
 class FleetPaths(NamedTuple):
-    """The trie's `parents`, and buffers for the path of a request (`whole`) and of its `prompt`."""
+    """The trie's `parents`, and buffers for a request's path: `whole`, or of its `prompt` alone."""
 
     parents: Int32s
     whole: Int32s
@@ -167,7 +171,11 @@ def _see_caches(
     paths: FleetPaths,
     blocks: bool,
 ) -> int:
-    """Write the blocks of a request that each replica holds into `view`; return the maximum."""
+    """Write into `view` what each replica holds of a request; return the most leading blocks held.
+
+    Written are leading blocks held (also as KV events report them), prefill and waiting times, and
+    if `blocks` is set, the blocks of the prompt that no running request uses.
+    """
     each, record, truth = machines.each, machines.requests[request], view.truth
     length, tokens, best = int(asked.blocks[request]), int(record.prompt), 0
     write_path(paths.parents, record.leaf, paths.whole, 0, record.length)

@@ -91,6 +91,8 @@ class Served(NamedTuple):
 class CacheLimits(NamedTuple):
     """Settings of a replay: `capacity` in blocks per replica, and settings of policy and router.
 
+    If `mandatory`, the policy evicts other blocks before a request's own (`Policy.makes_room`).
+    Blocks expire `ttl_s` after their last touch, loads are scraped every `scrape_s` (0: never).
     With `event_lag_s` above 0, each cache has a copy for KV events, which serves every request by
     that much later. `counts_blocks` is as in `Router`.
     """
@@ -158,8 +160,12 @@ def _unuse(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: i
 def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     """Return the kernel that simulates replicas with a policy behind any router.
 
-    One kernel serves all lane policies. `choose` is the router's function, `memory` its memory. The
-    kernel takes all tuples of arrays as `Referenced`.
+    Its arguments, in order: the traffic; what routers see of the requests; arrivals; costs; limits;
+    `served`, a copy of the traffic to be put in order of arrival; the caches; their copies for KV
+    events (`reported`; without a lag the same caches); replicas and view; a heap for events and a
+    buffer for a path; the router's function `choose`, its memory and parameters; `done`, the
+    result; the policy's functions. It returns nothing: it fills `done`, `served` and the caches.
+    One kernel serves all lane policies. It takes all tuples of arrays as `Referenced`.
     """
     kind = caches_of(policy)
     leading = kind.leading
@@ -169,7 +175,10 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     def open_request(
         caches: FleetCaches, served: Traffic, done: Served, limits: CacheLimits, functions: Any
     ) -> None:
-        """Apply tables and expiry up to the next request's arrival, and write its path."""
+        """Apply tables and expiry up to the next request's arrival; register it in the caches.
+
+        Its path is written to `caches.touched.path`. `functions` are the policy's, as in `Now`.
+        """
         touched, state, progress = caches.touched, caches.state, caches.progress
         slot, before, table = progress[NEXT], progress[PERIOD], caches.tables.in_force
         now_s = served.arrival_s[slot]

@@ -35,10 +35,11 @@ class Machines(NamedTuple):
     """M machines; a request's place is its number, from 0, among those sent to the same machine.
 
     `each` has the arrays of all: M rows, a row per pool if pools are shared, and no such axis for
-    arrays that no machine writes. `requests` (R) and `cuts` (R x P) are those of the trace, by
-    request number. Per machine (M): `sent` counts its requests, `now_s` is the time up to which it
-    has been simulated, infinity while it is idle. `period` (1) is the policy's table in force,
-    `since` the arrival from which each table holds.
+    arrays that no machine writes. `requests` (R) and `cuts` (R x P, the depths that divide each
+    path into P + 1 parts, as in `Traffic`) are those of the trace, by request number. Per machine
+    (M): `sent` counts its requests, `now_s` is the time up to which it has been simulated, infinity
+    while it is idle. `period` (1) is the policy's table in force, `since` the arrival from which
+    each table holds.
     """
 
     each: Machine
@@ -200,7 +201,11 @@ def take_tables(machines: Machines, slot: int) -> None:
 
 @callable_in_kernels
 def last_content(layout: Any) -> int:
-    """Return the offset from a trie node to the index in `holders` of a group's last block."""
+    """Return what to add to a trie node for the index in `Machine.holders` of its last block.
+
+    `layout` is a record `GROUP`: a group of layers, in which a node may be several smaller blocks.
+    The number is the same for all nodes.
+    """
     return layout.first_content + (layout.blocks_per_node - 1) * layout.nodes  # type: ignore[no-any-return]
 
 

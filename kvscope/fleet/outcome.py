@@ -211,7 +211,10 @@ class _Times(Struct, frozen=True):
         return cls(done.arrival_s, done.ttft_s, done.begin_s - done.arrival_s, tpot_s)
 
     def latencies(self, members: Int64s, first: int, slo: Slo) -> Latencies:
-        """Return the latencies of requests `members`, without the first `first` (warm-up)."""
+        """Return the latencies of requests `members` without the first `first` of these (warm-up).
+
+        `members` are numbers in the trace, ascending.
+        """
         counted = members[first:]
         answered = counted[np.isfinite(self.ttft_s[counted])]
         in_order = answered[np.argsort(self.arrival_s[answered], kind="stable")]
@@ -256,7 +259,10 @@ def _fill(
     left: NDArray[np.bool_],
     hits: Int32s,
 ) -> None:
-    """Mark each request's blocks in `left`, in this `order`; write its hits on marked blocks."""
+    """Mark each request's blocks in `left`, in this `order`; write its hits on marked blocks.
+
+    Of each path, `length` blocks that end at `leaf`, at most the first `look` can hit.
+    """
     for request in order:
         block, new = leaf[request], 0
         while not left[block]:

@@ -216,7 +216,10 @@ def _arrived(
     think_s: Float64s | None,
     after: Int32s | None,
 ) -> Float64s:
-    """Return the simulated arrival time of each request (s)."""
+    """Return the simulated arrival time (s) of each request, in the order of the trace.
+
+    `place` (R) is the row of each request in `served`; `think_s` and `after` are as in `arrivals`.
+    """
     if think_s is None:
         return traffic.arrival_s
     ended_s = served.end_s[place][np.maximum(traffic.parent if after is None else after, 0)]

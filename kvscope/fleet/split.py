@@ -68,6 +68,6 @@ def fleet_distances(prompts: Prompts, definition: HitDefinition, replica: Int32s
 def fleet_curve(prompts: Prompts, definition: HitDefinition, replica: Int32s) -> HitCurve:
     """Return the hits of a fleet of LRU caches at every capacity of a replica, exactly.
 
-    Flat hit definitions are not supported.
+    Hit definitions that look up every block, whether or not those before it hit, are not supported.
     """
     return lru_curve(prompts, definition, fleet_distances(prompts, definition, replica))

@@ -59,9 +59,10 @@ class SeedSpread(Struct, frozen=True):
 class FleetRun(Struct, frozen=True):
     """A fleet and its outcome with each seed; one seed if nothing is random.
 
-    `hit_rate` = infinite - not_held - not_chosen. `ttft_at_percentile_ms` is the SLO's percentile,
-    null where the queue grows. `sent_tokens` has a row a replica: the uncached tokens sent to it in
-    bins of `bin_s` seconds; it is empty except for the chosen number of replicas.
+    In its JSON, `hit_rate` = infinite - not_held - not_chosen. `ttft_at_percentile_ms` is TTFT at
+    the SLO's percentile, null where the queue grows. `sent_tokens` has a row a replica: the
+    uncached tokens sent to it in bins of `bin_s` seconds; it is empty except for the chosen number
+    of replicas.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -235,7 +236,11 @@ class FleetSweep:
         )
 
     def _tables(self, fleet: Fleet, capacity_blocks: int, served: Bools | None = None) -> Tables:
-        """Return a policy's tables for the whole fleet: its guard has N times the prefill rate."""
+        """Return a policy's tables for the whole fleet: its guard has N times the prefill rate.
+
+        They are learned from the requests in `served` (R; default: all), which an engine does not
+        reject.
+        """
         policy, values = fleet.policy, dict(fleet.policy.values)
         if values.get(TOKENS_PER_S.name):
             values[TOKENS_PER_S.name] *= fleet.replicas
@@ -305,7 +310,10 @@ class FleetSweep:
         )
 
     def prepare(self, fleets: Sequence[Fleet]) -> Iterator[Fleet]:
-        """Compile the kernels of fleets; yield the first fleet of each one once it is compiled."""
+        """Compile the kernels that fleets need; after each, yield the first fleet that needs it.
+
+        So the caller can show progress or stop in between.
+        """
         seen = set()
         _ = self._infinite
         for fleet in fleets:

@@ -21,10 +21,14 @@ _BAR = 16  # characters
 
 
 class _Outcome(NamedTuple):
-    """A hit or a kind of miss: `figure` names its `MissReasons` field, without `_tokens`."""
+    """A hit or a kind of miss; `figure` names its `MissReasons` field, without `_tokens`.
+
+    `label` names it in tables and charts, `meaning` explains the label. `avoidable` misses could be
+    hits with more memory, another policy or prompts that keep their history.
+    """
 
     figure: str
-    causes: str
+    label: str
     colour: str
     meaning: str = ""
     avoidable: bool = False
@@ -54,7 +58,11 @@ def sizes_of(analysis: Analysis) -> Sizes:
 
 
 def capacity_table(analysis: Analysis, caching: Caching) -> Table:
-    """Return LRU's hit rate at --capacity, in the present memory, and where it nears the ideal."""
+    """Return a table of LRU's hit rate by capacity, the smallest capacity first.
+
+    Rows: the least capacities that reach 25, 50, 75, 90, 99 and 100 % of the ideal hit rate, those
+    of `--capacity`, and if known the memory there is: the deployment's pools, else the HBM.
+    """
     sizes = sizes_of(analysis)
     rows = [
         (mark.point.capacity_blocks, f"{mark.share_of_ideal:.0%} of ideal")
@@ -87,11 +95,14 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
 
 
 def largest_misses(reasons: MissReasons) -> str:
-    """Return the shares of input tokens that miss by cause, the largest first; 0 % is left out."""
+    """Return as text the shares of input tokens that miss by cause, the largest first.
+
+    Causes below 0.05 %, which would be written as 0 %, are left out.
+    """
     missed = sorted(_OUTCOMES[1:], key=lambda outcome: -_share(outcome, reasons))
     shares = [(share(_share(outcome, reasons)), outcome) for outcome in missed]
     return ", ".join(
-        f"{of} {outcome.causes} ({outcome.meaning})" for of, outcome in shares if of != share(0.0)
+        f"{of} {outcome.label} ({outcome.meaning})" for of, outcome in shares if of != share(0.0)
     )
 
 
@@ -129,7 +140,7 @@ def _curve(analysis: Analysis, caching: Caching) -> Section:
 
 
 def _rising(caching: Caching) -> list[CurvePoint]:
-    """Return the points of the curve with at least 1 % of the ideal hit rate."""
+    """Return the curve's points without its flat start, below 1 % of the ideal hit rate."""
     return [point for point in caching.curve if caching.rate(point) >= (_VISIBLE * caching.ideal)]
 
 
@@ -143,9 +154,9 @@ def _misses(sizes: Sizes, caching: Caching) -> Section:
         caching.misses,
         {
             "capacity": lambda reasons: sizes.label(reasons.capacity_blocks),
-            **{each.causes: partial(share_of, each) for each in _OUTCOMES},
+            **{each.label: partial(share_of, each) for each in _OUTCOMES},
         },
-        note="; ".join(f"{each.causes}: {each.meaning}" for each in _OUTCOMES[1:])
+        note="; ".join(f"{each.label}: {each.meaning}" for each in _OUTCOMES[1:])
         + ", nor prompts without hashes; kvscope explain tells them apart",
     )
     return Section.of("Misses", counted, table, partial(misses_chart, caching, sizes))
@@ -178,7 +189,12 @@ def _definitions(caching: Caching) -> Section:
 def readings(
     sizes: Sizes, blocks: int, outcome: Outcome, profile: str, pool: PoolHits | None
 ) -> list[Tile]:
-    """Return tiles of LRU's figures at a capacity; the hit rate is that of `pool`, if replayed."""
+    """Return tiles of LRU's figures at a capacity of `blocks`: hit rate, size, TTFT percentiles.
+
+    `outcome` has its hit rate and its TTFT on an idle engine by the latency profile of the name
+    `profile`. `pool` is a replay in KV pools of that capacity, whose hit rate is then shown; None
+    without one.
+    """
     tokens = blocks * sizes.block_size
     rate, about = outcome.token_hit_rate, "LRU, token-weighted."
     if pool is not None:
@@ -200,7 +216,7 @@ def readings(
 
 
 def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
-    """Draw LRU's hit rate over capacity; mark the ideal rate, shares of it, and the memory."""
+    """Draw LRU's hit rate over capacity; mark the ideal rate, shares of it, and `hbm_bytes`."""
     unit, hbm_blocks = sizes.axis, sizes.hbm_blocks
     points = _rising(caching)
     blocks = [point.capacity_blocks for point in points]
@@ -240,7 +256,7 @@ def misses_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     labels = [sizes.label(reasons.capacity_blocks) for reasons in caching.misses]
     for outcome in _OUTCOMES:
         shares = [_share(outcome, reasons) for reasons in caching.misses]
-        name = f"{outcome.causes} (avoidable)" if outcome.avoidable else outcome.causes
+        name = f"{outcome.label} (avoidable)" if outcome.avoidable else outcome.label
         chart.add_bar(x=labels, y=shares, name=name, marker_color=outcome.colour)
     chart.update_layout(barmode="stack")
     chart.update_xaxes(type="category")

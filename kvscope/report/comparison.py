@@ -98,7 +98,7 @@ def _is_long(fact: Difference) -> bool:
 
 
 def _sentences(names: tuple[str, str], facts: Sequence[Difference]) -> list[str]:
-    """Return the facts that are too long for a table, in one sentence for each side."""
+    """Return the facts that are too long for a table: a sentence a side, one if both are equal."""
     written = []
     for fact in filter(_is_long, facts):
         left, right = _cell(fact, fact.left), _cell(fact, fact.right)
@@ -157,7 +157,11 @@ def _chart(
     *titles: str,
     **look: Any,
 ) -> Callable[[], style.Figure]:
-    """Return a builder of a chart; `line` returns x and y of a side, None if it has no line."""
+    """Return a function that draws a chart with a line for each of `both` sides, by their `names`.
+
+    `line` returns the x and y values of a side, None for no line. `titles` are those of the chart,
+    its x axis and its y axis; `look` are keyword arguments of `style.lines`, such as `log`.
+    """
 
     def build() -> style.Figure:
         sides = zip(names, map(line, both), strict=True)

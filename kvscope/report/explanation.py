@@ -1,4 +1,4 @@
-"""Why this recommendation: target latency by xi and by capacity, and all trials."""
+"""Why this recommendation: the SLO's TTFT percentile by xi and by capacity, and all trials."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def sizes_of(tuned: Recommendation) -> Sizes:
 
 
 def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
-    """Return the trials at the user's capacity of each policy with a xi, one per xi, ascending."""
+    """Return the trials at the user's capacity of each policy with a xi, by its name, xi ascending.
+
+    Of a policy's trials with the same xi, the first one tried is returned.
+    """
     by_policy: dict[str, dict[float, Trial]] = {}
     for trial in tried_here(tuned):
         if XI in trial.policy.values:
@@ -85,7 +88,10 @@ def tried_here(tuned: Recommendation) -> list[Trial]:
 
 
 def best_by_capacity(tuned: Recommendation) -> dict[str, dict[int, Trial]]:
-    """Return each policy's trial with the lowest target latency, by capacity tried."""
+    """Return each policy's best trial of the training window, by policy and capacity (blocks).
+
+    Best: the lowest TTFT at the SLO's percentile.
+    """
     best: dict[str, dict[int, Trial]] = {}
     for trial in tuned.tuning.explored:
         known = best.setdefault(trial.policy.name, {})
@@ -125,7 +131,10 @@ def _xi(tuned: Recommendation) -> list[Section]:
 
 
 def _capacities(tuned: Recommendation) -> list[Section]:
-    """Return a table of target latency by capacity, for policies tried at several."""
+    """Return a table of the SLO's TTFT percentile by capacity, for policies tried at several.
+
+    [] without such policies.
+    """
     by_policy = {name: at for name, at in best_by_capacity(tuned).items() if len(at) > 1}
     if not by_policy:
         return []
@@ -191,7 +200,7 @@ def _ms(trial: Trial) -> str:
 
 
 def sensitivity_chart(tuned: Recommendation) -> style.Figure:
-    """Draw target latency over xi, a line for each policy with a xi."""
+    """Draw the SLO's TTFT percentile over xi, as points of each policy with a xi."""
     points = {
         name: [(trial.policy.values[XI], trial.target_s * 1e3) for trial in trials]
         for name, trials in sensitivity(tuned).items()
@@ -201,7 +210,7 @@ def sensitivity_chart(tuned: Recommendation) -> style.Figure:
 
 
 def capacities_chart(tuned: Recommendation) -> style.Figure:
-    """Draw target latency over capacity: a line for each policy, its best setting at each point."""
+    """Draw the SLO's TTFT percentile over capacity: of each policy the best setting at each one."""
     sizes = sizes_of(tuned)
     unit, series = sizes.axis, []
     for name, trials in best_by_capacity(tuned).items():

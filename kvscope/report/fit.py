@@ -46,7 +46,10 @@ _OVER_TIME: Mapping[str, tuple[str, str, Callable[[WindowFit], float]]] = {
     "Reuse probability over time": ("probability", "y", lambda row: row.reuse_probability),
     "Mean reuse gap over time": ("mean reuse gap (s)", "", lambda row: 1 / row.rate_per_s),
 }
-"""Charts of windows by title: the axis, the axes of shares, and what is drawn of a window."""
+"""Figures of windows by the title of their chart.
+
+Each is the title of the y axis, "y" if it shows shares (else ""), and the value of a window's fit.
+"""
 _UNSEEN = (
     "The probability of another turn includes turns after the trace's end: maximum likelihood, with"
     " the ends of conversations unobserved."
@@ -376,7 +379,10 @@ def by_window_chart(windows: WindowFits, category: str) -> style.Figure:
 
 
 def over_time_chart(windows: WindowFits, categories: Sequence[str], title: str) -> style.Figure:
-    """Draw reuse probability or mean gap (`title`, see _OVER_TIME) by window, a line a category."""
+    """Draw a figure of windows over time, a line for each of `categories`.
+
+    `title` chooses it: "Reuse probability over time" or "Mean reuse gap over time".
+    """
     y, shares, value = _OVER_TIME[title]
     series = []
     for name in categories:

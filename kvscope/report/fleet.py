@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kvscope.policies.base import Policy
 
 Lines = Mapping[str, Sequence[FleetRun]]
-"""Runs by their number of replicas, for each router and policy by what it is called."""
+"""Runs in ascending number of replicas, by the name of their router and policy."""
 
 _ROWS = 8  # of a table on the one screen
 _COUNTS = 8  # columns of a table that can be read
@@ -162,7 +162,10 @@ def in_words(study: FleetStudy) -> list[str]:
 
 
 def _of_ranks(study: FleetStudy, target: str, name: str) -> list[str]:
-    """Return whether the ranks of one engine meet the SLO, and the flags to start them."""
+    """Return whether the ranks of one engine meet the SLO, and the flags to start them.
+
+    `target` is the SLO in words, `name` that of the answer's router, with its policy.
+    """
     run, where = study.answer, study.request.deployment
     assert where is not None  # noqa: S101  (which says that there are ranks)
     ranks = f"{counted(study.chosen, 'rank')} behind {name}"
@@ -216,7 +219,10 @@ def _tier_flags(study: FleetStudy) -> list[str]:
 
 
 def _leading(study: FleetStudy) -> list[FleetLine]:
-    """Return each router's best line (runs with one policy), as many as fit on one screen."""
+    """Return the best line (runs with one policy) of each router, as many as fit on one screen.
+
+    Best: it needs the fewest replicas, then has the lowest TTFT with them. References come last.
+    """
     best: dict[str, FleetLine] = {}
     for line in study.ranked:
         best.setdefault(line.router.name, line)
@@ -242,13 +248,16 @@ def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
 
 
 def interval(size: FleetSize, compared: int) -> str:
-    """Return the 95 % CI of the fewest replicas in words; an open end is above `compared`."""
+    """Return the 95 % CI of the fewest replicas in words.
+
+    `compared` is the most replicas that were replayed for it: an end that is None is above.
+    """
     ends = (str(end or f"more than {compared}") for end in (size.low, size.high))
     return f"95% CI of that number: {' to '.join(dict.fromkeys(ends))}."
 
 
 def _target(study: FleetStudy) -> str:
-    """Return the SLO, the range of request numbers that counts, and a scaled arrival rate."""
+    """Return in words the SLO, the range of requests that count, and a scaled arrival rate."""
     slo, requests = study.request.slo, study.trace.requests
     first = int(requests * study.request.setting.definition.warmup) + 1
     rank = units.format_percentile(slo.percentile)
@@ -285,7 +294,7 @@ def _failure(study: FleetStudy, run: FleetRun) -> str:
 
 
 def _called(study: FleetStudy) -> Callable[[FleetLine], str]:
-    """Return a function that names a line by its router, and by its policy if these differ."""
+    """Return a function that names a line by its router, and its policy if lines have several."""
     policies = {id(line.policy) for line in study.lines}
 
     def name(line: FleetLine) -> str:

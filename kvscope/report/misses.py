@@ -84,14 +84,17 @@ _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily
 
 
 def screen(explanation: Explanation) -> list[Section]:
-    """Return the first section, and with `--by` also the section "Who evicts whom"."""
+    """Return the summary (causes and remedies), and with `--by` also "Who evicts whom".
+
+    If a single request was named, return the section on it.
+    """
     return sections(explanation)[: 2 if explanation.groups else 1]
 
 
 def sections(explanation: Explanation) -> list[Section]:
     """Return the causes over the trace with remedies, and the requests with most avoidable misses.
 
-    If single requests were named, return only why their tokens missed.
+    If a single request was named, return only why its tokens missed.
     """
     if explanation.single:
         return [request_section(explanation, request) for request in explanation.requests]
@@ -188,9 +191,9 @@ def part_in_words(part: str) -> str:
 
 
 def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list[int]]:
-    """Return a table of categories by avoidable misses, and their numbers in the table's order.
+    """Return a table of categories by avoidable misses, and for each row the category's number.
 
-    Categories without requests are left out.
+    That is its index in `prompts.categories`. Categories without requests are left out.
     """
     causes, groups = explanation.attribution, prompts.category
     count_of = partial(np.bincount, groups, minlength=len(prompts.categories))
@@ -209,7 +212,10 @@ def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list
 
 
 def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Explanation:
-    """Return the explanation with the requests of one category with most avoidable misses."""
+    """Return the explanation with other `requests`: the worst ones of one category, at most ten.
+
+    Worst: the most avoidable tokens missed. `category` is an index in `prompts.categories`.
+    """
     lost = np.where(prompts.category == category, avoidable_tokens(explanation.attribution), -1)
     worst = [int(at) for at in np.argsort(-lost, kind="stable")[:_WORST] if lost[at] >= 0]
     explain = partial(explained_request, prompts, explanation.definition, explanation.attribution)
@@ -236,7 +242,7 @@ def _observed(explanation: Explanation) -> str | None:
 
 
 def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
-    """Return a finding in words: the cause, its cost in hits, and the remedy."""
+    """Return a finding in words, after its `rank` (from 1): cause, cost in hits, and remedy."""
     at_most = "at most " if finding.cause in NEW_HEADS else ""
     text = f"{rank}. {finding.cause}, {at_most}-{100 * finding.share:.1f} pp"
     part = f" in the {part_in_words(finding.part)}" if finding.part else ""
@@ -258,7 +264,11 @@ def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
 
 
 def _who_evicts_whom(explanation: Explanation) -> Section:
-    """Return which groups evict each group's blocks, and its hits in a quota of its own."""
+    """Return which groups evict each group's blocks, and the group's hits in a quota of its own.
+
+    A quota is a cache with the group's share of the capacity, by input tokens; hits in it are
+    replayed. With several workers there are no quotas.
+    """
 
     def others(group: GroupLosses) -> str:
         return ", ".join(
@@ -402,7 +412,11 @@ def causes_chart(explanation: Explanation) -> style.Figure:
 
 
 class _Node(NamedTuple):
-    """A rectangle of the prefix tree; `above` is the parent's name, `ink` the text colour."""
+    """A rectangle of the prefix tree, by its unique `name`; `above` is its parent's name, or "".
+
+    `label` is the text that it shows, in the colour `ink`. It is as wide as its children and
+    `width` together, where another request has a width of 1.
+    """
 
     name: str
     above: str

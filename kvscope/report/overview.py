@@ -104,7 +104,7 @@ def next_step(analysis: Analysis) -> str | None:
 
 
 def _now(analysis: Analysis, caching: Caching) -> str | None:
-    """Return LRU's hit rate in the present memory, None if no memory is known."""
+    """Return in words LRU's hit rate in the deployment's pools, else the HBM; None if unknown."""
     blocks, now, pool = analysis.present_blocks, analysis.present_rate, analysis.pool
     if not blocks or now is None:
         return None
@@ -175,7 +175,7 @@ def _hybrid(analysis: Analysis) -> list[str]:
 
 
 def _answer(analysis: Analysis, caching: Caching) -> list[str]:
-    """Return LRU's hit rate in the present memory, an infinite cache's, and causes of misses."""
+    """Return LRU's hit rate in the memory there is, an infinite cache's, and causes of misses."""
     if not caching.ideal:
         what = f"{share(caching.ideal)} of the input {caching.lru.definition.weight}s"
         return [f"An infinite cache would hit {what}: no prompt begins as an earlier one did."]
@@ -219,7 +219,10 @@ def _template(analysis: Analysis) -> list[str]:
 
 
 def _memory(analysis: Analysis, blocks: int) -> tuple[str, str]:
-    """Return the name of the analyzed memory, and a sentence on the deployment's pool or ""."""
+    """Return what the memory of `blocks` blocks is called, and a sentence on the pools or "".
+
+    It is the KV pools of the deployment; without one, the HBM, which is called by its size.
+    """
     words, where = sizes_of(analysis).in_words(blocks), analysis.deployment
     if where is None:
         return words, ""

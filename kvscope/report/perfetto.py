@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 def write_perfetto(path: str, prompts: Prompts, done: FleetReplay, first: int) -> None:
-    """Write how replicas served the requests from number `first` (from 0) on.
+    """Write how replicas served the requests from number `first` (from 0) on, replayed as `done`.
 
     Events are written one by one, so that long traces need no memory. The file is compressed if the
     path ends in `.gz`; `-` is standard output.
@@ -74,7 +74,10 @@ def _events(prompts: Prompts, done: FleetReplay, first: int) -> Iterator[Event]:
 
 
 def _described(prompts: Prompts, done: FleetReplay, request: int, outcome: str = "") -> Event:
-    """Return an event's name and arguments for a request, numbered as in `kvscope explain`."""
+    """Return the keys `name` and `args` of a request's event; callers add the phase, ids and times.
+
+    `request` is its number as in `kvscope explain`; `outcome`, such as ", rejected", ends the name.
+    """
     inputs = int(prompts.input_tokens[request])
     args = {
         "request": request,
@@ -87,7 +90,11 @@ def _described(prompts: Prompts, done: FleetReplay, request: int, outcome: str =
 
 
 def _rows(times_us: Int64s) -> list[int]:
-    """Return each request's display row, so that no two in one row overlap; in order of arrival."""
+    """Return the display row of each of R requests, so that no two in one row overlap.
+
+    `times_us` (R x 4) are the times of arrival, admission, first token and end, in this order of
+    columns; rows in order of arrival.
+    """
     rows, free, busy = list[int](), list[int](), list[tuple[int, int]]()
     for arrival, end in times_us[:, [0, 3]].tolist():
         while busy and busy[0][0] <= arrival:
@@ -98,7 +105,11 @@ def _rows(times_us: Int64s) -> list[int]:
 
 
 def _since_the_last(pid: int, since: int, at: Int64s, before: Int64s) -> Iterator[Event]:
-    """Yield counters of steps and evicted blocks since the arrival before, from `since` (us) on."""
+    """Yield at each arrival the steps and evicted blocks of its replica since the arrival before.
+
+    `at` (R) are the times of arrival (us) at one replica, `before` (R x 2) its total steps and
+    evicted blocks by then. Arrivals before the time `since` (us) yield nothing.
+    """
     changes = np.diff(before, axis=0, prepend=0).tolist()
     for ts, (steps, evicted) in zip(at.tolist(), changes, strict=True):
         if ts >= since:
@@ -107,7 +118,10 @@ def _since_the_last(pid: int, since: int, at: Int64s, before: Int64s) -> Iterato
 
 
 def _counts(pid: int, since: int, times_us: Int64s) -> Iterator[Event]:
-    """Yield counters of waiting and running requests at each change from time `since` (us) on."""
+    """Yield the numbers of waiting and running requests at each change from time `since` (us) on.
+
+    `times_us` (R x 4) are the times of arrival, admission, first token and end.
+    """
     arrival, begin, _, end = times_us.T
     at = np.concatenate([arrival, begin, end])
     change = np.repeat([[1, 0], [-1, 1], [0, -1]], len(times_us), axis=0)

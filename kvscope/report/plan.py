@@ -70,7 +70,10 @@ def options_section(tuned: Recommendation) -> Section:
 
 
 def _tiles(tuned: Recommendation) -> list[Tile]:
-    """Return tiles: target latency today, change to make now, cheapest option within the SLO."""
+    """Return tiles: the SLO's TTFT percentile today, change to make now, cheapest option within it.
+
+    Today's is that of LRU on the later requests.
+    """
     tuning, today, cheapest = tuned.tuning, tuned.plan.today, tuned.plan.cheapest
     slo = units.duration_in_words(tuning.target.slo_s)
     time = _time(today.trial.target_s * 1e3) if today.judged.keeps_up else "the queue grows"
@@ -135,7 +138,11 @@ def to_meet(tuned: Recommendation) -> list[str]:
 
 
 def _said_elsewhere(cheapest: PlanOption, plan: TuningPlan) -> bool:
-    """Return whether the verdict already names the cheapest option: no change or LRU replicas."""
+    """Return whether the verdict already names the cheapest option.
+
+    It does for today's deployment, for an option with its price and replicas while it meets the
+    SLO, and for a number of replicas with LRU behind a session router.
+    """
     same = [(each.price_hour, each.replicas) for each in (cheapest, plan.today)]
     needless = plan.today.meets and same[0] == same[1]
     return cheapest is plan.today or needless or _lru_replicas(cheapest)
@@ -218,7 +225,11 @@ def _time(milliseconds: float) -> str:
 
 
 def worth_in_words(tuned: Recommendation) -> list[str]:
-    """Return the extra capacity with which LRU matches the chosen policy, and its guard's cost."""
+    """Return sentences on what the chosen policy is worth; [] without one.
+
+    They name the category that gains most, the capacity that LRU would need in addition to be as
+    fast, and the percentile without the policy's guard.
+    """
     choice, plan, sentences = tuned.tuning.choice, tuned.plan, []
     if choice is None:
         return []
@@ -392,7 +403,7 @@ def _memory_named(tuned: Recommendation, option: PlanOption) -> str:
 
 
 def _frees(tuned: Recommendation, option: PlanOption) -> str:
-    """Return the share of GPU time that an option frees, with its price if known."""
+    """Return the share of GPU time that an option frees, beyond the free change, and its price."""
     free = tuned.plan.free or tuned.plan.today
     freed, saved = free.trial.utilization - option.trial.utilization, option.saves_hour
     if saved is not None:

@@ -112,7 +112,11 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
 
 
 class _Measure(Struct, frozen=True):
-    """A figure to rank runs by, lower is better: a time (s) with a `unit`, or a negated share."""
+    """A figure to rank runs by, lower is better: a time (s) with a `unit`, or a negated share.
+
+    `value` returns it for a run. A sentence on the best run begins with `best`, its table has
+    `title`, and the table's column has `name`.
+    """
 
     best: str
     title: str
@@ -335,7 +339,11 @@ def _runs(simulation: Simulation) -> Section:
 
 
 def _policy_table(simulation: Simulation, capacity: int, limit: int | None = None) -> Table:
-    """Return a row per run, most hits first, oracles last; `limit`: LRU, 2 oracles, the best."""
+    """Return a row per run at a capacity, most hits first, oracles last.
+
+    With `limit`, only so many rows, which count LRU's first, the two best oracles' and those of the
+    best other runs; a note counts the runs left out.
+    """
     runs = simulation.at(capacity)
     ranked = sorted(runs, key=lambda run: (run.hindsight, -rate(run)))
     note = _star(runs)
@@ -435,7 +443,7 @@ def hit_rates_chart(simulation: Simulation) -> style.Figure:
 
 
 def _lru(curve: HitCurve, unit: Unit, low: int, high: int, points: int) -> style.Series:
-    """Return LRU's hit rates from capacity `low` to `high` (blocks)."""
+    """Return LRU's hit rates at up to `points` capacities from `low` to `high` (blocks)."""
     grid = np.unique(np.geomspace(low, high, points).round().astype(np.int64))
     hover = {"hovertemplate": f"%{{x:,.4~g}} {unit.name}: %{{y:.2%}}"}
     sizes, rates = (grid * unit.per_block).tolist(), curve.rate(grid).tolist()
@@ -462,7 +470,10 @@ def tail_excess_chart(simulation: Simulation) -> style.Figure:
 def _over_capacity(
     simulation: Simulation, value: Callable[[Run], float], *, plain_lru: bool = True
 ) -> Iterator[style.Series]:
-    """Yield a series over capacity per policy and parameters; markers tell parameters apart."""
+    """Yield a series over capacity per policy and parameters; markers tell parameters apart.
+
+    Without `plain_lru`, leave out LRU without a TTL, whose exact curve is drawn instead.
+    """
     unit, name = _sizes(simulation).axis, names(simulation.runs)
     by_name: dict[str, list[Run]] = {}
     for run in simulation.runs:
@@ -564,7 +575,11 @@ def lru_times_chart(
     rank: str,
     memory: tuple[str, int] | None,
 ) -> style.Figure:
-    """Draw a percentile of LRU's TTFT and the share within the SLO over capacity (blocks)."""
+    """Draw a percentile of LRU's TTFT on an idle engine and the share within the SLO over capacity.
+
+    `outcomes` are LRU's by capacity (blocks). `rank` names the percentile, such as "p95". `memory`
+    is the name and size (blocks) of the present memory, None if unknown.
+    """
     title = f"LRU's {rank} TTFT and share within {units.duration_in_words(slo_s)}"
     chart = style.subplots(title, rows=2, shared_xaxes=True, height=460)
     sizes = [blocks * unit.per_block for blocks in outcomes]

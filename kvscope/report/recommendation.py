@@ -404,7 +404,11 @@ def _in_words(seconds: float | None) -> str:
 
 
 def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
-    """Return the target's figure under LRU and under a policy, with the change's interval."""
+    """Return the SLO's TTFT percentile under LRU and under a policy, and the change with its CI.
+
+    `trial` is the policy's, on the later requests. If the target's measure is the violations, the
+    change is that of their shares, which come first.
+    """
     target, lru = tuned.tuning.target, tuned.tuning.lru.later
     gain = trial.gains[target.objective]
     how = f"({change(gain)}, 95% CI {interval(gain)})"
@@ -416,7 +420,12 @@ def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
 
 
 def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:
-    """Return the capacity that held-out requests need, if the training window needed another."""
+    """Return a sentence if training window and held-out requests need other capacities for the SLO.
+
+    `blocks` is the capacity that the text before names. If held-out requests need it, the sentence
+    says what the training window needed; if the training window did, what held-out requests would
+    need. [] if it is neither, or if one is enough for both.
+    """
     for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is None or least.would_need_blocks is None:
             continue
@@ -549,7 +558,11 @@ def _policies(tuned: Recommendation) -> Section:
 
 
 def _gains(tuned: Recommendation) -> Table:
-    """Return each contender's changes against LRU, with the CI of the target, and harms."""
+    """Return each contender's changes against LRU on the later requests, and harms.
+
+    One change has its CI: that of the figure by which policies are ranked, the SLO's percentile of
+    TTFT or the violations.
+    """
     decisive = tuned.tuning.target.objective
 
     def changed(name: str, judged: Judged) -> str:
@@ -656,7 +669,10 @@ def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
 
 
 def distributions_chart(tuned: Recommendation) -> style.Figure:
-    """Draw TTFT distributions (CDF) of LRU, the preferred contender and an infinite cache."""
+    """Draw TTFT distributions (CDF) of LRU, the first contender and an infinite cache.
+
+    The first contender is the best in the validation window, recommended or not.
+    """
     tuning = tuned.tuning
     shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.lru.later))]
     if tuning.contenders:
@@ -686,7 +702,11 @@ def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figur
 def trade_off_chart(
     tuned: Recommendation, price: str, of: Callable[[Trial], float]
 ) -> style.Figure:
-    """Draw each trial's tail against `price`, a time (ms) that `of` returns; mark the choice."""
+    """Draw the SLO's TTFT percentile of each trial against a time (ms); mark the choice.
+
+    `price` is what that time is called, `of` returns a trial's. Trials are those of the training
+    window at the user's capacity.
+    """
     points = []
     for trial in explanation.tried_here(tuned):
         name = tuned.called(trial.policy)

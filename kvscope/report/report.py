@@ -27,7 +27,9 @@ from kvscope.report.words import trace_in_words
 class Report(Struct, frozen=True):
     """A command's result in several forms, each built on demand.
 
-    A result without a single trace has a `heading`: a title and a sentence.
+    `title` is the command's, such as "kvscope tune". `document` returns the JSON document as an
+    object, `screen` the sections for one screen, `sections` all of them. A result without a single
+    trace has a `heading`: a name in place of the trace's and a sentence in place of its facts.
     """
 
     title: str
@@ -226,7 +228,11 @@ def tiles(shown: Sequence[Tile]) -> str:
 
 
 def _json(figures: Mapping[str, object]) -> str:
-    """Return the figures and their shared template as JSON; `<` is escaped inside the script."""
+    """Return charts and their shared template as JSON, from which the page's script draws them.
+
+    `figures` has plotly's charts by the id of the HTML element in which each is drawn. `<` is
+    escaped, so that no text can end the script element around the JSON.
+    """
     from plotly.utils import PlotlyJSONEncoder
 
     document = {"figures": figures, "template": style.template().to_plotly_json()}

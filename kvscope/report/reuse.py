@@ -83,7 +83,11 @@ def category_table(
 
 
 def _next_turn(following: NextTurns | None, rows: Sequence[Category]) -> float | None:
-    """Return the next-turn probability; of several categories, that of their settled requests."""
+    """Return the next-turn probability of one category, or of several in one row.
+
+    Of several, only settled requests count: early enough for the trace to show a next turn. None
+    without any.
+    """
     if len(rows) == 1:
         return rows[0].next_turn_probability
     categories = {row.category for row in rows}
@@ -133,7 +137,11 @@ def _sources(sources: Sources) -> Section:
 
 
 def _shares(sources: Sources) -> dict[str, float | None]:
-    """Return shares of reused blocks: last touched by the same conversation, another, ..."""
+    """Return the share of the reused blocks by their last toucher, in the words of tables.
+
+    Keys: "the same conversation" (None without lineage), then "another conversation", or if users
+    are known "another conversation of the user" and "another user".
+    """
     shares = {"the same conversation": sources.same_conversation_share}
     if sources.same_user_share is None:
         return shares | {"another conversation": sources.other_share}
@@ -174,7 +182,7 @@ def contribution_chart(contribution: Contribution) -> style.Figure:
 
 
 def sources_chart(sources: Sources) -> style.Figure:
-    """Draw shares of reused blocks: last touched by the same conversation, another, ..."""
+    """Draw the share of the reused blocks by their last toucher; leave out unknown shares."""
     shares = {name: share for name, share in _shares(sources).items() if share is not None}
     title, x = "Last touch of reused blocks", "share of the reused blocks"
     bars = {"blocks": list(shares.values())}

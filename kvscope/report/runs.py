@@ -106,9 +106,11 @@ def policy_line(policy: str) -> dict[str, object]:
 
 
 def run_columns(runs: Sequence[Run]) -> Columns:
-    """Return the figure columns of a table of runs with one setting.
+    """Return the columns of figures for a table of runs, which must all have the same setting.
 
-    Idle-engine percentiles are in ms, queued ones in a unit that suits them.
+    Figures: hit rate (with its error, if estimated), TTFT on an idle engine (ms), p95 TTFT queued
+    (in a unit that suits it), TEL and requests over the SLO (with an SLO), evictions, and on
+    engines preempted and rejected requests.
     """
     setting = runs[0].setting
 

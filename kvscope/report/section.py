@@ -77,7 +77,7 @@ class Section(Struct, frozen=True):
 
 
 Part: TypeAlias = "str | Table | Tile | Callable[[], Figure]"
-"""A sentence, a table, a tile, or what builds a chart."""
+"""A sentence, a table, a tile, or a function that draws a chart."""
 
 Columns = Mapping[str, Callable[[Any], str]]
 """Titles of columns, each with the function that writes its cell of a row."""
@@ -86,7 +86,10 @@ Columns = Mapping[str, Callable[[Any], str]]
 def tabulate(
     title: str, rows: Iterable[Any], columns: Columns, note: str = "", words: Sequence[str] = ()
 ) -> Table:
-    """Return a table; `columns` maps titles to functions from row to cell; `words` align left."""
+    """Return a table; `columns` maps titles to functions from row to cell.
+
+    The columns whose titles are in `words` are aligned left.
+    """
     return Table(
         title,
         tuple(columns),
@@ -150,7 +153,10 @@ def curve_plot(
 
 
 def heat_map(rows: Sequence[Sequence[float]], top: float | None = None) -> list[str]:
-    """Return a line per row, two characters per cell, darker for larger shares of `top`."""
+    """Return a line per row, two characters per cell, darker for larger shares of `top`.
+
+    By default, `top` is the largest cell.
+    """
     highest = top if top is not None else max((max(row, default=0.0) for row in rows), default=0.0)
     scale = highest if highest > 0 else 1.0
     return ["".join(2 * _letter(_SHADES, cell / scale) for cell in row) for row in rows]

@@ -189,9 +189,10 @@ def _hash(prefix: Prefix) -> str:
 
 
 def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
-    """Draw runs of the prefix trie as an icicle, sized by tokens hit; a click zooms in.
+    """Draw runs (blocks that the same prompts reuse, see `Prefix`) as an icicle; a click zooms in.
 
-    Small runs are left out; their hits count for the drawn run above.
+    A run is as wide as the tokens hit in it and in the runs that follow. Small runs are left out;
+    their hits count for the drawn run above.
     """
     chart = style.figure("Hottest prefixes, by hash", "", "", height=460)
     shown = hottest(prefixes, _MOST_RUNS)
@@ -222,7 +223,11 @@ def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
 
 
 def _hits(prefixes: Sequence[Prefix], shown: Sequence[Prefix]) -> dict[int, int]:
-    """Return the blocks hit in each shown run and the hidden runs below it, by run number."""
+    """Return the block hits of each run in `shown` and of the hidden runs below it.
+
+    Keys are `Prefix.number`, and 0 for hidden runs below none. A run (a `Prefix`) has as many hits
+    as it has blocks, for each prompt that reuses it.
+    """
     parents = {prefix.number: prefix.parent for prefix in prefixes}
     hits = {0: 0} | {prefix.number: 0 for prefix in shown}
     for prefix in prefixes:

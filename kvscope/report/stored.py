@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class StoredReport(Struct, frozen=True):
     """A report without content: made at `created_at` (UTC) in `duration_s`, by version `kvscope`.
 
-    `question` is a digest of the request, `settings` the deployment in words.
+    `question` is the request's digest by `question_of`, `settings` the deployment in words.
     """
 
     DOCUMENT: ClassVar[str] = "command summary created_at duration_s kvscope"
@@ -125,7 +125,11 @@ def keep_answer(
 
 
 def question_of(request: Any) -> str:
-    """Return a digest of a request; stating a default value does not change it."""
+    """Return a digest of a use case's request, by which a stored report on the same is found.
+
+    It is the same whether a user stated a default value or left it out, and whether a timeline
+    (`perfetto`) is written.
+    """
     for beside, nothing in (("given", frozenset()), ("perfetto", None)):
         if hasattr(request, beside):
             request = replace(request, **{beside: nothing})

@@ -218,7 +218,11 @@ class Unit(Struct, frozen=True):
 
 
 class Sizes(Struct, frozen=True):
-    """Formatter for capacities in blocks of `block_size` tokens, and in bytes of a `model`."""
+    """Formatter for capacities in blocks of `block_size` tokens, and in bytes of a `model`.
+
+    `hbm_bytes` is the memory to which capacities are compared, and `memory` is what it is called:
+    the deployment's "pool", else the "HBM". None if neither is known.
+    """
 
     block_size: int
     model: Model | None = None
@@ -256,7 +260,7 @@ class Sizes(Struct, frozen=True):
 
     @property
     def hbm_blocks(self) -> int | None:
-        """The blocks that fit into the HBM; None where no model or no HBM is known."""
+        """The blocks that fit into `hbm_bytes`; None where these or the model are unknown."""
         if self.model is None or not self.hbm_bytes:
             return None
         return self.model.blocks_in(self.hbm_bytes, self.block_size)

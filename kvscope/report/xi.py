@@ -157,7 +157,7 @@ def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> s
 
 
 def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points]) -> style.Figure:
-    """Draw `measure` (ms) over xi (tokens): a line of points (xi, ms) for each policy."""
+    """Draw `measure` (ms) over xi (tokens), as points (xi, ms) of each policy."""
     series = []
     for name, known in by_policy.items():
         xi, ms = zip(*known, strict=True)

@@ -181,7 +181,11 @@ def _prompts(prompt: object) -> list[Prompt]:
 
 
 def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Any]:
-    """Return the ids of a request and of its parent (a request or its response), if known."""
+    """Return the fields `request_id`, `parent_id` and `states_parent` of a `LoggedRequest`.
+
+    In the Responses API a request has the id of its response, and names its parent by that. Else
+    both are ids of requests, and `request_id` is None unless the log has parents' ids.
+    """
     own: Identifier | None = answer.id
     if _RESPONSE in fields or "input" in fields:
         parent = _identifier(fields, (_RESPONSE,))
@@ -256,9 +260,12 @@ def _conversation(
     start_s: float | None,
     common: dict[str, Any],
 ) -> list[LoggedRequest]:
-    """Return a request per answer; the first arrives at `start_s` if its last message has no time.
+    """Return a request per answer; it arrives at the time of the last message before the answer.
 
-    The retention directives go to the last request, the one that was logged.
+    If that has no time, the first arrives at `start_s`, and others have None. `answers` are indices
+    of messages. `common` has the fields of `LoggedRequest` that all of them share, but for the
+    parent's id, which only the first one gets. The retention directives go to the last request, the
+    one that was logged.
     """
     messages = row.messages or []
     if common["session_id"] is None:
