@@ -183,7 +183,8 @@ def describe(
 ) -> tuple[Described | None, list[Described]]:
     """Return `Described` of all values (None if there are none), and of each category with values.
 
-    Its CDF is the share of the weight up to each point of the grid.
+    `category` returns the indices in `names` of the values in a slice of `of`. A CDF is the share
+    of the weight up to each point of `grid`.
     """
     (overall,) = _described(of, _together, (None,), grid)
     return overall, [each for each in _described(of, category, names, grid) if each]

@@ -157,7 +157,10 @@ def _p90(delay_s: Column) -> float:
 def by_requests(
     store: Store, trace: Trace, work: Path | None, name: str, **parameters: Any
 ) -> Iterator[Columns]:
-    """Yield the columns of query `name`: of all requests at once, or in parts with `work`."""
+    """Yield the columns of query `name`: of all requests at once, or in parts with `work`.
+
+    `parameters` are those of the query, besides the trace and the range of requests.
+    """
     requests = max(trace.requests, 1)
     for part in stretches(requests, requests if work is None else AT_ONCE):
         yield store.columns(

@@ -143,7 +143,7 @@ def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, 
     observed_after = np.searchsorted(until, left_s, side="right")
 
     def after(request: Int32s) -> tuple[Int64s, Int64s]:
-        """Return each request's category, and the number of grid points observed before the end."""
+        """Return each request's category, and at how many grid points the outcome is known."""
         return history.category[request].astype(np.int64), observed_after[request]
 
     for part in stretches(len(history.gap.value)):
@@ -160,7 +160,10 @@ def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, 
 
 
 def _reaching(group: Int64s, points: Int64s, weight: Int64s, shape: tuple[int, int]) -> Int64s:
-    """Return the weight by group and grid point; an item counts at its first `points` points."""
+    """Return the weight by group and grid point; an item counts at its first `points` points.
+
+    Each item has an entry in `group`, `points` and `weight`. `shape`: groups, grid points + 1.
+    """
     ends = totals(weight, group * shape[1] + points, shape[0] * shape[1]).reshape(shape)
     beyond: Int64s = ends.sum(axis=1, keepdims=True) - np.cumsum(ends, axis=1)
     return beyond[:, :-1]
@@ -308,8 +311,9 @@ def working_set(trace: Trace, history: History) -> WorkingSet | None:
 def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
     """Return the lowest level that is not exceeded for `percent` of the time.
 
-    Times are whole microseconds below 2^53, so that ranks are exact. Time is summed in 1024 ranges
-    of levels, then again within the range that contains the rank.
+    `level[i]` lasts from `at_s[i]` to `at_s[i + 1]`, the last one for no time. Times are whole
+    microseconds below 2^53, so that ranks are exact. Time is summed in 1024 ranges of levels, then
+    again within the range that contains the rank.
     """
 
     def microseconds() -> Float64s:

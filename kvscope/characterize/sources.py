@@ -18,9 +18,10 @@ from kvscope.store.db import Store
 
 
 class HeatCell(Struct, frozen=True):
-    """Blocks that `reuser` reuses after a touch by `source`; users ranked from 1 by reused blocks.
+    """The number of `blocks` that one user reuses after a touch by another one or the same.
 
-    `source_rank` and `source_user` are None for the touches of all other users together.
+    The reuser has `reuser_user`, the user of the last touch `source_user`; both are ranked from 1
+    by reused blocks. Source user and rank are None for the touches of all other users together.
     """
 
     source_rank: int | None
@@ -160,8 +161,9 @@ MOST_PREFIXES = 400
 class Prefix(Struct, frozen=True):
     """A run of blocks that the same prompts reuse.
 
-    `number` is its first block, `parent` the `number` of the run before (0: root), `hash_id` that
-    of its last block. `reuses` counts prompts that hit it, `branches` the reused runs that follow.
+    `number` is its first block, `parent` the `number` of the run before (0: root), `hash_id` the
+    hash of its last block in the trace. `reuses` counts prompts that hit it, `branches` the reused
+    runs that follow.
     """
 
     number: int

@@ -109,7 +109,7 @@ def heat_map(counts: Int64s) -> HeatMap | None:
 
 
 def trace_deciles(paths: PromptPaths, multi_turn: Bools) -> Int64s:
-    """Return the `decile_histogram` of a whole trace."""
+    """Return the `decile_histogram` of a whole trace; `multi_turn` (R) are the follow-up turns."""
     hittable = (paths.input_tokens - 1) // paths.block_size
     return decile_histogram(
         paths.block_parent, paths.leaf, paths.blocks, paths.full_blocks, hittable, multi_turn

@@ -20,7 +20,7 @@ class Lengths(Struct, frozen=True):
     """Token lengths and arrivals; rate and variation are None if all requests arrive at once.
 
     `inter_arrival_cv` is the coefficient of variation of the time between arrivals: 1 for a Poisson
-    process, more for bursts. Mean tokens include outputs; None without such requests.
+    process, more for bursts. Mean tokens include outputs; None without requests of that kind.
     """
 
     requests: int
@@ -48,7 +48,10 @@ class RequestSize(Struct, frozen=True):
 
 
 class TrafficWindow(Struct, frozen=True):
-    """Traffic in one window. Hit rates are ideal (infinite cache); None if undefined."""
+    """Traffic in one window; hit rates are those of an infinite cache.
+
+    `token_hit_rate` is None without hashes or input tokens, `block_hit_rate` without full blocks.
+    """
 
     start_s: float
     requests: int

@@ -142,7 +142,10 @@ def from_parts(message: Message, name: str) -> Iterator[Message]:
 
 
 class _Turn(Struct, frozen=True):
-    """The messages that a response adds to those of the response `before`; `size` of its line."""
+    """The messages that a response and its input add to those of the response `before`.
+
+    `size` is that of the line of the log (bytes).
+    """
 
     before: _Turn | None
     messages: Sequence[Message]

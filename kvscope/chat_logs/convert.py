@@ -51,7 +51,7 @@ FORMATS: dict[str, type[LogFormat]] = {
     known.name: known
     for known in (Helicone, Langfuse, LiteLLM, Otlp, OpenInference, SGLang, OpenAI)
 }
-"""In the order in which they are tried: LiteLLM's lines have `messages` too."""
+"""Formats by name, in the order in which they are tried: LiteLLM's lines have `messages` too."""
 
 _BATCH_CHARACTERS = 1 << 18
 _BATCHES = 3
@@ -66,9 +66,9 @@ _PERSONAL = re.compile(
     r"|://|[._-]at[._-].*\.[a-z]{2}",
     re.ASCII | re.IGNORECASE,
 )
-"""What may be the number or the address of a person, dates (of models) left out."""
+"""Matches what may be a person's number or address; dates, as of models, are removed before."""
 _LOGGED_AT = re.compile(rb"\[[\d :,.-]{19,30}\] (?=\{)")
-"""What a logger writes before a message that is JSON, such as SGLang's."""
+"""Matches the time that a logger, such as SGLang's, writes before a message that is JSON."""
 _FAILS = "the tokenizer fails"
 _LANGFUSE_TRACE = b'"observations":'
 

@@ -23,7 +23,7 @@ from kvscope.ingest.formats.base import Identifier
 _MOST = 1_000_000  # requests that can be continued
 _MOST_BLOCKS = 1 << 23  # of prompts that later ones are compared with
 _ENDING_TOKENS = 32
-"""A template ends a prompt with fewer, which tell the model to answer."""
+"""More tokens than a template writes behind the messages to tell the model to answer."""
 
 
 class MessageLineage:

@@ -14,11 +14,11 @@ from kvscope.routers.base import ReplicaLoad
 COUNT = np.dtype(
     [(name, np.int64) for name in ("seen", "taken", "listed", "queued", "tokens", "uncached")]
 )
-"""What is counted of a replica.
+"""The counts of one replica.
 
-Of the requests sent to it, the first `seen` count. It has taken `taken` of them out of its queue,
-of which `listed` had not ended when last counted. The others are `queued`, with the prompt `tokens`
-that they have, and the `uncached` ones that the router takes to be computed.
+Of the requests sent to it, the first `seen` count. Of these, the first `taken` have left its queue,
+and `listed` of them had not ended when last counted. The other `queued` ones have prompts of
+`tokens` tokens, `uncached` of which the router expects to be computed.
 """
 
 

@@ -117,7 +117,10 @@ def _furthest_behind(now_s: Float64s, begin: int, end: int, until_s: float) -> i
 
 @callable_in_kernels
 def _note_ends(machines: Machines, sent: SentRequests, arrivals: Arrivals, replica: int) -> None:
-    """Schedule the next turns of requests that have finished on a replica since the last call."""
+    """Schedule the next turns of requests that have finished on a replica since the last call.
+
+    Finished requests leave `sent.open`.
+    """
     requests, kept = machines.each.requests, 0
     for at in range(sent.opened[replica]):
         place = sent.open[replica, at]

@@ -59,7 +59,7 @@ TIME_MODELS = {
     "engine": "simulated vLLMs",
     "tree": "simulated SGLangs",
 }
-"""What the replicas of each time model are."""
+"""What replicas are called, by time model."""
 _ASSUMED = {
     "queue": "Time model: one prefill queue a replica, first come, first served; decoding slows"
     " with the requests that decode. Capacity holds idle cached blocks alone.",

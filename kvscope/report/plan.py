@@ -140,8 +140,8 @@ def to_meet(tuned: Recommendation) -> list[str]:
 def _said_elsewhere(cheapest: PlanOption, plan: TuningPlan) -> bool:
     """Return whether the verdict already names the cheapest option.
 
-    It does for today's deployment, for an option with its price and replicas while it meets the
-    SLO, and for a number of replicas with LRU behind a session router.
+    It does for today's deployment, for an option with the same price and replicas if today's meets
+    the SLO, and for LRU on several replicas behind a session router.
     """
     same = [(each.price_hour, each.replicas) for each in (cheapest, plan.today)]
     needless = plan.today.meets and same[0] == same[1]

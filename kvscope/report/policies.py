@@ -114,8 +114,8 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
 class _Measure(Struct, frozen=True):
     """A figure to rank runs by, lower is better: a time (s) with a `unit`, or a negated share.
 
-    `value` returns it for a run. A sentence on the best run begins with `best`, its table has
-    `title`, and the table's column has `name`.
+    `value` returns it for a run. The sentence on the best run begins with `best`; the table has the
+    title `title`, and a column `name`.
     """
 
     best: str
@@ -341,8 +341,8 @@ def _runs(simulation: Simulation) -> Section:
 def _policy_table(simulation: Simulation, capacity: int, limit: int | None = None) -> Table:
     """Return a row per run at a capacity, most hits first, oracles last.
 
-    With `limit`, only so many rows, which count LRU's first, the two best oracles' and those of the
-    best other runs; a note counts the runs left out.
+    With `limit`, return only so many rows: LRU, the two best oracles and the best other runs, all
+    of which count towards it. A note says how many runs are left out.
     """
     runs = simulation.at(capacity)
     ranked = sorted(runs, key=lambda run: (run.hindsight, -rate(run)))

@@ -25,7 +25,7 @@ from kvscope.report.words import (
 )
 
 TURNS = {"all": "all requests", "single": "turn 1", "multi": "follow-up turns"}
-"""How the requests of a summary by turn are called."""
+"""Names of the groups of requests that summaries tell apart by turn."""
 
 _MOST_TICKS = 12  # of an axis, one at each whole number
 _SUMMARY = "mean p50 p80 p90 p99 max"

@@ -27,7 +27,7 @@ DEFAULT_HITS = (
     "Hits: infinite cache, default definition (full blocks only, last-token rule on,"
     f" outputs carried){WHATEVER_OPTIONS}."
 )
-"""Stands where hits do not follow the definition that the options ask for."""
+"""The note of sections whose hits do not follow the definition in the options."""
 
 
 class TimeUnit(Struct, frozen=True):
@@ -161,7 +161,10 @@ def interval_in_words(interval: tuple[float, float] | None, write: Callable[[flo
 def percentiles(
     names: str, summary: Callable[[Any], object], write: Callable[[float], str]
 ) -> Columns:
-    """Return a column per name in `names`, such as "mean p50 p99": fields of a row's `summary`."""
+    """Return a column for each name in `names`, such as "mean p50 p99".
+
+    Names are fields of what `summary` returns for a row; `write` returns a cell's text.
+    """
 
     def column(name: str) -> Callable[[Any], str]:
         return lambda row: write(getattr(summary(row), name))

@@ -59,12 +59,15 @@ class OpenInference(OpenAI):
 
 
 def has_prompt(values: Values) -> bool:
-    """Return whether a span has messages, or the prompt of a completion."""
+    """Return whether a span, by its attributes `values`, has messages or a completion's prompt."""
     return any(key.startswith((_ASKED, _PROMPTS)) for key in values)
 
 
 def body(values: Values) -> dict[str, Any]:
-    """Return a span as the body of a request, with its response. Raises BadLine if unusable."""
+    """Return a span, by its attributes `values`, as the body of a request, with its response.
+
+    Raises BadLine if it cannot be used.
+    """
     said: list[Message] = []
     with suppress(BadLine):  # nothing of an answer is worth a request
         said = _messages(values, _SAID)

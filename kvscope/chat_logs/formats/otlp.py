@@ -67,7 +67,11 @@ class Otlp(OpenAI):
 
 
 def _body(values: Values) -> dict[str, Any]:
-    """Return a span as the body of a request, with its response. Raises BadLine if unusable."""
+    """Return a span, by its attributes `values`, as the body of a request.
+
+    A request with messages has its response, one with token ids has none. Raises BadLine if the
+    span cannot be used.
+    """
     if (ids := _listed(values, _IDS)) is not None:
         return {"prompt": ids}
     system = values.get(_SYSTEM)
