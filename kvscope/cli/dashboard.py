@@ -69,7 +69,10 @@ def dashboard(
 
 
 def require_package(package: str, name: str, command: str) -> None:
-    """Raise KvscopeError if a package that a command needs is not installed."""
+    """Raise KvscopeError if a package that `command` needs is not installed.
+
+    `package` is the name by which Python imports it, `name` its name in the message.
+    """
     if importlib.util.find_spec(package) is None:
         raise KvscopeError(
             f"needs {name}, which is not installed",
@@ -143,7 +146,10 @@ def _url(host: str, port: int, token: str | None) -> str:
 
 
 def _serve(options: list[str], url: str, token: str | None) -> None:
-    """Run the server until it ends, or until Ctrl-C or SIGTERM; then end all its processes."""
+    """Run the dashboard's server until it ends, or until Ctrl-C or SIGTERM; then end its processes.
+
+    `options` are the server's, `url` is shown with a note. Raises KvscopeError if the server fails.
+    """
     note(f"open {url} (Ctrl-C ends it)")
     if token is not None:
         note("anyone with that address can use this dashboard; the connection is not encrypted")

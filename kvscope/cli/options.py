@@ -95,7 +95,7 @@ _TRACE = typer.Argument(
     show_default=False,
 )
 TraceArgument = Annotated[str | None, _TRACE]
-"""Several paths become one (see `kvscope.core.files`)."""
+"""The paths of one trace, which `typed` joins into one text (`kvscope.core.files.one_path`)."""
 Db = Annotated[
     str,
     Source(
@@ -107,7 +107,11 @@ Json = Annotated[bool, Option("Print one JSON document instead of tables.", flag
 
 
 class GateOptions(Options, frozen=True, kw_only=True):
-    """Options for the conditions under which a command ends with exit code 4."""
+    """Options for the conditions under which a command ends with exit code 4.
+
+    Each of `fail_on` is one or more conditions with commas between, such as `hit-rate<40%`.
+    `baseline` is the path of an earlier `--json` document, or `run:N` for stored run N.
+    """
 
     group: ClassVar[str] = "Conditions"
 
@@ -140,11 +144,15 @@ class ScreenOptions(Options, frozen=True, kw_only=True):
     )
 
     def __post_init__(self) -> None:
-        """Check the options. Raises UsageError."""
+        """Raise UsageError for `--html -` with `--json`: both write to standard output."""
         self.check_alone()
 
     def check_alone(self, printed: str | None = None) -> None:
-        """Raise UsageError for two results on standard output; the option `printed` prints one."""
+        """Raise UsageError if two results go to standard output.
+
+        These can be `--html -`, `--json`, and the file of an option of the command that has the
+        value `-`: `printed` is the flag of that option, None if there is none.
+        """
         given = [f"{printed} -"] if printed else []
         given += ["--html -"] if self.html == values.STANDARD_STREAM else []
         if given and (self.as_json or len(given) > 1):
@@ -228,7 +236,10 @@ _WRITES = (values.target, values.existing_or_target, values.appended, values.new
 
 
 def _writes(signature: inspect.Signature, parses: Sequence[object]) -> dict[str, str]:
-    """Return the flags by name of the options of a command that are parsed by one of `parses`."""
+    """Return by name the first flag of each option whose value one of `parses` parses.
+
+    `parses` are parsers of output paths: `typed` checks these files before the command runs.
+    """
     return {
         name: (option.flags or ("--" + name.replace("_", "-"),))[0]
         for name, option in _options(signature)
@@ -341,7 +352,10 @@ class Command(TyperCommand):
 
 
 def _present(word: str, earlier: Mapping[str, str]) -> str:
-    """Return a command-line word with an option's earlier name replaced by the present name."""
+    """Return a command-line word with an option's earlier name replaced by the present name.
+
+    `earlier` has the present names by earlier name, both without `--`.
+    """
     name, equals, value = word.removeprefix("--").partition("=")
     known = earlier.get(name) if word.startswith("--") else None
     return word if known is None else f"--{known}{equals}{value}"

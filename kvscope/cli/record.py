@@ -49,7 +49,11 @@ Logs = Annotated[list[str], files_argument("LOGS")]
 
 
 class RecordOptions(Options, frozen=True, kw_only=True):
-    """Options of `record`."""
+    """Options of `record`; times are in seconds.
+
+    `length` is that of the recording, None: until Ctrl-C. A chain of blocks that has not grown for
+    `quiet` counts as a whole request; None: 5 s.
+    """
 
     group: ClassVar[str | None] = None
     endpoint: str | None = option(
@@ -116,7 +120,11 @@ def hash_(*, logs: Logs, options: HashOptions) -> None:
 
 
 class _Listening(Struct):
-    """Counters of received and missed batches in a numbered stream; note each silence once."""
+    """Counters of batches received (`heard`) and `missed` in a numbered stream.
+
+    `_expected` is the number of the next batch, None before the first. `_since_s` is the time of
+    the last batch, or of the start. Each silence is noted once: `_told` says whether it has been.
+    """
 
     endpoint: str
     heard: int = 0

@@ -37,7 +37,7 @@ DEFAULT_PORT = 9464
 POLL_S = 0.5
 MOST_CONNECTIONS = 64
 CLIENT_TIMEOUT_S = 10.0
-"""How long a client may stay silent."""
+"""How long a client may stay silent before its connection is closed."""
 _ENDPOINTS = ("tcp://", "ipc://")
 
 Recording = Annotated[
@@ -118,7 +118,10 @@ def _announce(address: Address) -> None:
 
 
 def _follow(steps: Iterator[bool], watched: Watch) -> None:
-    """Read requests by `steps` until these end; replay the window when all are read."""
+    """Read requests until `steps` end; replay the window whenever all are read.
+
+    Each of `steps` reads some requests into `watched`, and yields whether these were all.
+    """
     failure = None
     for is_up_to_date in steps:
         if is_up_to_date:

@@ -19,7 +19,7 @@ Records = np.recarray[Any, Any]
 N = TypeVar("N", np.int32, np.int64)
 
 STEP = np.uint64(0x9E3779B97F4A7C15)
-"""Between a state of splitmix64 and the next one."""
+"""Difference between a state of splitmix64 and the next one, modulo 2^64."""
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 AT_ONCE = 1 << 20
-"""Entries in a stretch."""
+"""Most entries in a slice of `stretches`."""
 
 Columns = Mapping[str, NDArray[Any]]
 

@@ -35,7 +35,11 @@ def without_secrets(text: str) -> str:
 
 
 def require_whole_addresses(arguments: Iterable[str]) -> None:
-    """Raise UsageError for an incomplete address, whose secrets messages could not leave out."""
+    """Raise UsageError for an address that may be incomplete: messages could show its secrets.
+
+    Such an address has a space in the user, the password or the query (`https://me:p w@host`), or a
+    password that does not begin with a digit: the shell may have cut `https://me:pw` at a space.
+    """
     for place, argument in enumerate(arguments, 1):
         if "://" in argument and _IN_PARTS.search(argument):
             remedy = "put it in quotes, and write a space in it as %20"

@@ -19,7 +19,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 PROCESS_BYTES = 300 * MIB
-"""What Python and the libraries take in a process of their own."""
+"""Memory that Python and the libraries take in a process of their own."""
 
 
 class Executor(ABC):
@@ -40,7 +40,8 @@ class Executor(ABC):
     def shared(self, value: T, version: int | None = None) -> T:
         """Return a reference to a large value, which many tasks share as an argument in `before`.
 
-        Calls with the same value and `version` return the same reference.
+        `version` is a number that changes with the value's content: calls with the same value and
+        the same `version` return the same reference. None: each call may copy the value.
         """
         return value
 

@@ -36,15 +36,15 @@ from kvscope.core.units import MIB, format_size
 STANDARD_STREAM = "-"
 _SCHEMES = ("s3://", "hf://", "gs://", "az://", "https://", "http://")
 FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
-"""Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
+"""Text by errno of errors for lack of space: a full disk, a quota, a limit of a file's size."""
 
 PIPE_WAIT_S = 10.0
-"""Until another process opens the other end of a named pipe."""
+"""How long to wait until another process opens the other end of a named pipe."""
 MAX_DOCUMENT_BYTES = 64 * MIB
-"""Of a file that is read whole: settings, a document of --json, a template."""
+"""Largest file that is read whole: settings, a document of --json, a template."""
 TOML_MARK = "# Written by kvscope "
 HTML_MARK = '<!doctype html><html lang="en"><head><meta name="generator" content="kvscope">'
-"""How files begin that kvscope wrote and may replace."""
+"""First bytes of HTML reports that kvscope wrote and may replace; TOML_MARK, of TOML files."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 PACKED = _PACKAGE / "_packed"  # in a wheel alone

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T", bound=tuple[Any, ...])
 
 APART = "compiled_apart"
-"""Attribute of functions that are not compiled in where kernels call them, and are kept small."""
+"""Attribute that `called_by_kernels` sets: the function is never inlined, and kept small."""
 
 _OWN = "kvscope."
 _lock = RLock()
@@ -115,10 +115,11 @@ def by_reference(arrays: T) -> T:
 class Function:
     """A plain function that kernels call by its address, so that one kernel serves many functions.
 
-    The annotations of `contract`, the base class's function, state its types. `memory` is an
-    example of the NamedTuple that it takes as the argument annotated `Any`, or its `Referenced`;
-    kernels pass it as `Opaque`, as a reference of their own, or as its address (a whole number).
-    The machine code is cached like a kernel's.
+    `contract` is a function whose annotations state the types of `function`; for a method, that of
+    its base class. `memory` states the type of an argument annotated `Any`: a NamedTuple with the
+    same array types as the one that kernels will pass, or a `Referenced` of it; None if `function`
+    reads no such argument. Kernels pass that NamedTuple as `Opaque`, as a reference of their own,
+    or as its address (a whole number). The machine code is cached like a kernel's.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Function:
 
     @classmethod
     def each(cls, functions: Sequence[Callable[..., Any]], memory: Any) -> list[Self]:
-        """Return a `Function` for each of `functions`, whose own annotations are its contract.
+        """Return a `Function` for each of `functions`, each its own contract; all share `memory`.
 
         Without `memory`, they are placeholders with address 0, which kernels must not call.
         """
@@ -170,7 +171,7 @@ class Referenced:
         return getattr(self.arrays, name)
 
     def described(self, describe: Callable[[Any], Any]) -> Any:
-        """Return `describe(self.arrays)`, computed once."""
+        """Return `describe(arrays)` of the NamedTuple: its type for numba, computed once."""
         if self._description is None:
             self._description = describe(self.arrays)
         return self._description
@@ -184,7 +185,7 @@ class Referenced:
 
     @cached_property
     def address(self) -> int:
-        """The address of a copy of the tuple in numba's layout, which lives as long as this."""
+        """The address of a copy of the tuple in numba's layout; it lives as long as this object."""
         self._memory = ctypes.create_string_buffer(self.layout)
         return ctypes.addressof(self._memory)
 

@@ -50,8 +50,9 @@ _CALLING_FLAGS = 0xFF
 class SourceDigest:
     """Digests of functions and values, covering all that their compilation depends on.
 
-    `implementations` maps functions to their replacements in kernels. `tuple_classes` collects the
-    NamedTuple classes in use; equal digests have equal orders.
+    `implementations` maps functions to their replacements in kernels. `tuple_classes` lists the
+    NamedTuple classes in use, in the same order whenever digests are equal: saved machine code
+    refers to a class by its index there.
     """
 
     def __init__(self, implementations: Mapping[Any, Callable[..., Any]]) -> None:

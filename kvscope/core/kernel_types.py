@@ -192,7 +192,7 @@ class _BareModel(models.StructModel):  # type: ignore[misc]
 
 
 def unwrapped(argument: Any) -> Any:
-    """Return the argument; machine code rebuilds an array that was passed as `Bare`."""
+    """Return the argument unchanged; in machine code, an array if it was passed as `Bare`."""
     return argument
 
 
@@ -291,7 +291,12 @@ _AS_GIVEN = types.BaseNamedTuple | Reference | OpaqueAddress  # calls convert th
 
 
 def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) -> Any:
-    """Return an argument as a function takes it: a bare array, an address, converted fields."""
+    """Return an argument of type `given`, converted to the type `wanted` that a function takes.
+
+    An array becomes `Bare`, a whole number an address, and each field of a NamedTuple gets its
+    wanted type; other arguments are unchanged. Raises TypeError for a NamedTuple by value, or
+    another one, where the function takes a reference.
+    """
     if isinstance(wanted, Bare):
         array = context.make_array(given)(context, builder, value=value)
         bare = cgutils.create_struct_proxy(wanted)(context, builder)
@@ -377,7 +382,7 @@ def function_type(contract: Callable[..., Any], memory: Any = None) -> FunctionA
 
 
 def _type_of(hint: Any, memory: Any) -> Any:
-    """Return numba's type for an annotation; arrays are contiguous."""
+    """Return numba's type for an annotation, `memory` for `Any`; arrays are contiguous."""
     if hint is Any:
         return memory
     if hint in _NUMBERS:

@@ -204,7 +204,11 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
         _environments.clear()
 
     def serialize_using_object_code(self) -> tuple[str, str, tuple[bytes, bytes, list[str]]]:
-        """Return name, kind, and a tuple of machine code, bitcode and the names defined there."""
+        """Return the library's name, numba's constant "object", and the parts to save.
+
+        The parts are machine code, bitcode, and the names that the bitcode defines: they are in the
+        machine code, too, and `_unserialize` reports them as defined without parsing the bitcode.
+        """
         name, kind, (machine_code, bitcode) = super().serialize_using_object_code()
         module = self._get_module_for_linking()
         values = (*module.functions, *module.global_variables)
@@ -213,7 +217,10 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
     @classmethod
     def _unserialize(cls, codegen: Any, state: Any) -> Self:
-        """Return the code without parsing its bitcode, which only kernels that call it need."""
+        """Return a library from the result of `serialize_using_object_code`.
+
+        Its bitcode stays unparsed, since only kernels that call the function need it.
+        """
         name, _, (machine_code, bitcode, defined) = state
         library: Self = codegen.create_library(name)
         library.enable_object_caching()
@@ -235,7 +242,10 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
 
 def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, None]:
-    """Return the libraries that a function calls, directly or not, as keys in a fixed order."""
+    """Return the libraries that a function calls, directly or not, as keys in a fixed order.
+
+    `known` has those found so far, to which the function adds.
+    """
     known = {} if known is None else known
     for called in library._linking_libraries:
         if called not in known:
@@ -245,7 +255,11 @@ def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, 
 
 
 def _set_environment(codegen: Any, name: str, environment: Any) -> None:
-    """Set a function's Python environment, for called functions once the kernel is compiled."""
+    """Set a function's Python environment, at the symbol `name` of its machine code.
+
+    For a kernel, set it at once. A function that a kernel calls has no machine code of its own:
+    note its environment, which `_finalize_final_module` sets once the kernel has machine code.
+    """
     if _depth.now <= 1:
         JITCPUCodegen.set_env(codegen, name, environment)
     else:
@@ -292,7 +306,7 @@ _CODE_OF = attrgetter("library")
 
 
 def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
-    """Return the address of the machine code of a `jit.Function`."""
+    """Return the address of the machine code of a `jit.Function` with these three arguments."""
     known = None
     if memory is not None:
         shared = memory if isinstance(memory, jit.Referenced) else jit.Referenced(memory)

@@ -15,7 +15,7 @@ from kvscope.core.errors import KvscopeError
 from kvscope.core.units import GIB, format_size
 
 LEAST_ADDRESS_SPACE_BYTES = 2 * GIB
-"""Below it libraries end the process by themselves, at times while they are loaded."""
+"""Least `ulimit -v`: below, libraries end the process by themselves, some while they load."""
 
 _REMEDY = (
     "take a part of the trace (a sample of a dataset: simulate --sample), fewer policies and"
@@ -128,9 +128,11 @@ def _available() -> Iterator[tuple[int, str]]:
 
 
 def _left_in_groups(path: str, version: int) -> Iterator[tuple[int, str]]:
-    """Yield the bytes left below the limits of a cgroup and of its parents.
+    """Yield the bytes left below the limit of a cgroup, then of each parent, all with a text.
 
-    A container may see its own cgroup as the root. File caches count as left: they can be dropped.
+    The text is "are left in this container", for `available_bytes`. `path` is that of the cgroup in
+    /proc/self/cgroup, `version` that of cgroups, 1 or 2. A container may see its own cgroup as the
+    root. File caches count as left: they can be dropped.
     """
     root, limit, usage = (
         (_CGROUPS, "memory.max", "memory.current")

@@ -13,9 +13,10 @@ from kvscope.core.errors import UsageError
 class Parameter(Struct, frozen=True):
     """A number that tunes a policy or a router; its name carries its unit.
 
-    Values lie within [low, high]. `search` are the start values of a parameter search. A policy
-    without a value for a `required` parameter would equal another policy. In documents an infinite
-    bound or default is null.
+    Values lie within [low, high]. `search` are the start values of a parameter search. A user who
+    names a policy must also state its `required` parameters, such as a TTL, without which it would
+    equal another policy; elsewhere their `default` applies. In documents an infinite bound or
+    default is null.
     """
 
     DOCUMENT: ClassVar[str] = "name default low high summary=help"

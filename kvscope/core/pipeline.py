@@ -95,7 +95,7 @@ class _Lower(Lower):  # type: ignore[misc]
     """Lowers a function to LLVM code without reference counts; errors return to the caller."""
 
     def lower_normal_function(self, described: Any) -> None:
-        """Lower the function; if marked APART, optimize it for size and never inline it."""
+        """Lower the function; if `called_by_kernels` marked it, keep it small and out of line."""
         super().lower_normal_function(described)
         if APART in self.func_ir.func_id.func.__dict__:
             self.function.attributes.add("optsize")
@@ -128,7 +128,7 @@ class _Lower(Lower):  # type: ignore[misc]
         return self.context.cast(self.builder, value, called.return_type, wanted)
 
     def _lower_call_normal(self, function: Any, call: Any, signature: Any) -> Any:
-        """Lower a call; the function writes its error to where the caller returns its own."""
+        """Lower a call; an error of the called function becomes that of the caller, uncopied."""
         known = isinstance(function, CalledFunction)
         if not known or isinstance(signature.return_type, types.Optional):
             return super()._lower_call_normal(function, call, signature)

@@ -169,7 +169,7 @@ def _nodes() -> list[dict[str, float]]:
 
 
 def _require_answer(address: str) -> None:
-    """Raise UsageError if nothing listens there: Ray would retry for minutes, then exit."""
+    """Raise UsageError if nothing listens at `address`: Ray would retry for minutes, then exit."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
@@ -182,7 +182,11 @@ def _require_answer(address: str) -> None:
 
 
 def _run_on_node(about: tuple[str, str | None], step: Callable[..., R], *arguments: Any) -> R:
-    """Return the result of `step`. Raises UsageError or InputError if this node cannot run it."""
+    """Return the result of `step`, run on this node.
+
+    `about` is the version of kvscope that the node must have, else UsageError is raised, and a file
+    that it must see, else InputError; None: no file.
+    """
     version, seen_by_all = about
     if kvscope.__version__ != version:
         raise UsageError(

@@ -28,7 +28,7 @@ from kvscope.core.errors import InputError
 from kvscope.core.files import ChunkReader
 
 TIMEOUT_S = 30.0
-"""How long a server may take to answer, and to go on."""
+"""How long a server may take to begin its answer, and between two parts of it."""
 
 _GRANTS = {
     "s3": "name credentials, as with AWS_PROFILE",
@@ -36,14 +36,14 @@ _GRANTS = {
     "gs": "set CLOUDSDK_AUTH_ACCESS_TOKEN",
     "az": "set AZURE_STORAGE_SAS_TOKEN",
 }
-"""What gives access, by scheme."""
+"""Remedy in errors of refused access, by scheme of the address."""
 _REMEDIES = {"region": "name the bucket's in AWS_REGION", "Content-Length": "download it first"}
-"""What helps, by a word of what obstore says."""
+"""Remedy in other errors, by a word in obstore's message."""
 _VARIABLES = {
     "gs": {"bearer_token": "CLOUDSDK_AUTH_ACCESS_TOKEN"},
     "az": {"sas_key": "AZURE_STORAGE_SAS_TOKEN", "account_key": "AZURE_STORAGE_KEY"},
 }
-"""obstore's options and the environment variables that they are taken from, by scheme."""
+"""By scheme: options of obstore, and the environment variable that states each."""
 _READ_BY_OBSTORE = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": "AZURE_CLIENT_ID"}
 _FILE = re.compile(r"((?:s3|gs|az)://[\w.-]+/|hf://(?:(?:datase|spac).s/)?[^/]+/[^/]+/)(.*)")
 _HTTP = re.compile(r"https?://([^/?#\\]*@)?[\w.:\[\]-]+([/?#].*)?")

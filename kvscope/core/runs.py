@@ -78,14 +78,20 @@ class Misses(Struct, frozen=True):
 class RunSetting(Struct, frozen=True):
     """The settings, besides policy and capacity, on which a run's results depend.
 
+    `capacity_model` says what the capacity bounds. "cache": idle cached blocks, or with `engine`
+    the prefix tree of a simulated SGLang. "engine": the pool of a simulated vLLM, with the blocks
+    of running requests. Requests arrive `rate_scale` times as fast as in the trace. With `isolate`,
+    no two users or no two conversations share blocks; None: as in the trace. `latency` is the name
+    of the latency profile with these times:
+
     TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2) for u uncached and c
     cached tokens; `request_s` and the decode times are those of a `LatencyProfile`, for an engine's
     steps. `sample_rate` is the share of the trace that was replayed. The two `max_num_` limits are
     a simulated engine's, else None. `tiers` is the value of `--tiers`, empty for a pool alone;
     `tier_mode` (the value of `--offload`) and `block_bytes` apply to tiers. `kv_groups` is the
     `KvGroups.text` of a hybrid model on an engine, else empty. `engine` is the version of vLLM,
-    such as `vllm@0.22`, empty if simulated as the newest. With `capacity_model` "cache" it is the
-    SGLang version whose prefix tree is replayed, with prefills of `max_num_batched_tokens`.
+    such as `vllm@0.22`, empty if simulated as the newest. With `capacity_model` "cache" it is that
+    of SGLang, with prefills of `max_num_batched_tokens`, and empty for a cache alone.
     """
 
     definition: HitDefinition
@@ -157,13 +163,15 @@ class TierOutcome:
 class Run(Struct, frozen=True):
     """One policy at one capacity over one trace, and its results.
 
-    `params` has every parameter of the policy; `leaves` names the blocks that may be evicted.
+    `params` has every parameter of the policy. `leaves` says which blocks it may evict: "leaf",
+    those without cached children, or "any". With `hindsight`, the policy is an oracle.
     `hit_rate_error` bounds the error of a sampled run's hit rate (in the definition's weight) with
     95 % confidence, None for exact runs. `misses` is None under a flat definition. `tiers` is empty
     for a single tier; else `capacity_blocks` is the sum of theirs, or for SGLang its pool alone.
     `preemptions` and `turned_away` (rejected requests) are None unless an engine is simulated.
     `deployment` is the replayed deployment by the keys of kvscope.toml, None for a cache study.
-    `created_at` (UTC) and `run_id`, its number in the store, are None until the run is stored.
+    `kvscope` is the version that replayed it. `created_at` (UTC) and `run_id`, its number in the
+    store, are None until the run is stored.
     """
 
     policy: str

@@ -32,9 +32,9 @@ from kvscope.core.units import MIB
 SCHEMA = 1
 """The version that each file states as `schema`."""
 MAX_BYTES = 4 * MIB
-"""Of a TOML file: most that kvscope writes have some kilobytes."""
+"""Largest TOML file that is read; most that kvscope writes have a few kilobytes."""
 MAX_DEPTH = 100
-"""Names of a dotted key: the parser's memory grows with their square."""
+"""Most names in a dotted key: the parser's memory grows with their square."""
 T = TypeVar("T")
 
 _LARGEST = sys.float_info.max  # msgspec takes no infinite bound
@@ -91,7 +91,11 @@ def document_in(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def files_named_in(path: Path) -> Iterator[Path]:
-    """Yield existing files named in a TOML file, relative to its folder or the current one."""
+    """Yield existing files named in a TOML file, relative to its folder or the current one.
+
+    A command reads them with the file, and so must not write to them. Nothing is yielded for a file
+    with another ending than `.toml`, or one that cannot be read.
+    """
     if path.suffix != ".toml" or not path.is_file():
         return
     waiting: list[Any] = []

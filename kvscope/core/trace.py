@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
     from kvscope.core.arrays import Float64s, Int32s, Int64s
 
 DEFAULT_PRIORITY = 35
-"""Of blocks without a directive. Source: TensorRT-LLM, KvCacheRetentionConfig."""
+"""Priority of blocks without a directive. Source: TensorRT-LLM, KvCacheRetentionConfig."""
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Priority = Annotated[int, msgspec.Meta(ge=0, le=100)]

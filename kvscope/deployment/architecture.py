@@ -144,7 +144,11 @@ class LayerKinds(Struct, frozen=True):
 
 
 class WeightBits(Struct, frozen=True):
-    """Bits per parameter in each part of a model, including the scales of quantized parts."""
+    """Bits per parameter in each part of a model, including the scales of quantized parts.
+
+    `experts` are the routed experts, `shared` those that every token passes, `head` is the output
+    head. Embeddings, router and vision encoder have 16 bits, as a head tied to the embedding does.
+    """
 
     attention: float = 16
     mlp: float = 16
@@ -154,10 +158,12 @@ class WeightBits(Struct, frozen=True):
 
 
 class VisionEncoder(Struct, frozen=True):
-    """A model's image encoder: its parameters and widths, all 0 if the model has none.
+    """A model's image encoder: parameters, and widths in elements, which are 0 without an encoder.
 
-    A patch has `patch_values` values; 0 if the largest image is unknown. It is known for Qwen's
-    processors: 16,384 tokens of 2 x 2 patches.
+    `hidden_size` is the width of its layers, `width` that of their feed-forward part. A patch of an
+    image has `patch_values` values; 0 if the size of the largest image is unknown: kvscope knows
+    that of Qwen's processors alone, 16,384 tokens of 2 x 2 patches. `parameters` include those of
+    an audio encoder, also without an image encoder.
     """
 
     parameters: int = 0
@@ -186,9 +192,12 @@ class VisionEncoder(Struct, frozen=True):
 class Architecture(Struct, frozen=True):
     """The shape of a decoder: parameters by part, over all layers, and the sizes of attention.
 
-    `latent_size` is the elements that MLA caches per token and layer, None for ordinary heads.
-    Every tensor-parallel rank holds `replicated_parameters` of attention, and the `rotary_bytes` of
-    rotary tables. Widths are in elements, before tensor parallelism.
+    A layer has `heads` query heads and `kv_heads` KV heads. A query and a key of one head have
+    `query_size` elements, a value has `value_size`. `latent_size` is the elements that MLA caches
+    per token and layer, None for ordinary heads. `experts` is the number of routed experts in a
+    layer, 0 in dense models; a token passes `experts_per_token` of them. Every tensor-parallel rank
+    holds `replicated_parameters` of attention, and the `rotary_bytes` of rotary tables. Widths are
+    in elements, before tensor parallelism.
     """
 
     hidden_size: int
@@ -235,7 +244,10 @@ class Architecture(Struct, frozen=True):
         return dense + active_experts + self.router_parameters
 
     def drafter_bytes(self, dp: int = 1) -> float:
-        """Return a drafter's bytes on a rank: a bf16 layer and a projection of hidden states.
+        """Return a drafter's bytes on all GPUs of one of `dp` ranks, which divide the experts.
+
+        The drafter is an average layer of the model in bf16, and the projection of hidden states
+        that joins it to the model.
 
         Source: vLLM 0.33.0, vllm/model_executor/models/deepseek_mtp.py and llama_eagle.py.
         """
@@ -443,7 +455,9 @@ def _unlike_heads(config: ConfigFields) -> tuple[Heads, Heads] | None:
 def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) -> list[str] | None:
     """Return the kind of each layer, feed-forward ones excluded, None if the config lists none.
 
-    Raises InputError for a list of another length than `total`.
+    `state` is that of the linear layers, None if there are none of a known kind: patterns of
+    letters, and the rules of families without any list, are then not read. Raises InputError for
+    `layer_types` of another length than `total`.
     """
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
@@ -468,10 +482,10 @@ def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) 
 
 
 def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
-    """Return whether no field says that layers differ in heads or share KV.
+    """Return whether no field says that layers differ in heads or share KV (`LayerKinds.alike`).
 
-    Gemma's fields do not count: kvscope counts such layers of Gemma. With MLA, False without
-    `latent`.
+    Gemma's fields do not count, since `LayerKinds` has the numbers and the heads of these layers.
+    With MLA, True only if the caller states by `latent` that the other layers are linear.
     """
     unlike = config.has("num_kv_shared_layers") and config.family not in _GEMMA
     unlike = unlike or (config.has("global_head_dim") and config.family not in _GEMMA)
@@ -599,7 +613,11 @@ def _mixed_bits(modules: Mapping[str, Any]) -> WeightBits:
 
 
 def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:
-    """Return whether `names` of unquantized modules match `pattern` in most layers, or with a *."""
+    """Return whether `names` of unquantized modules include the part of a model in most layers.
+
+    `pattern` is a regular expression that finds the part in a name. More than half as many names
+    as `layers` match it, or a matching name has a `*`, which stands for all layers.
+    """
     matches = [name for name in names if re.search(pattern, name)]
     return len(matches) > layers // 2 or any("*" in name for name in matches)
 
@@ -629,7 +647,10 @@ def _tied(config: ConfigFields) -> bool:
 
 
 def _width(config: ConfigFields, usual: int) -> int:
-    """Return the width of dense feed-forward layers, the mean if the config lists one per layer."""
+    """Return the width of dense feed-forward layers; `usual` if the config states none.
+
+    If the config lists a width for each layer, the result is their mean.
+    """
     if config.family == "lfm2":
         return _lfm2_width(config)
     stated = config.get("intermediate_size")
@@ -686,7 +707,12 @@ def _shared_width(config: ConfigFields, expert_width: int) -> int:
 
 
 def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, Any]]:
-    """Return a layer's attention parameters, the replicated ones among them, and head sizes."""
+    """Return a layer's attention parameters, those of them on every rank, and sizes by name.
+
+    The names are fields of `Architecture`: `heads`, `kv_heads`, `query_size`, `value_size`, with
+    MLA or compressed attention also `latent_size`. Both numbers are 0 for compressed attention,
+    which `_compressed_attention` counts.
+    """
     heads = config.count("num_attention_heads", "n_head")
     if config.has("compress_ratios"):
         size = config.count("head_dim")
@@ -715,9 +741,11 @@ def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, A
 
 
 def _compressed_attention(config: ConfigFields, hidden: int) -> tuple[int, int, int]:
-    """Return attention parameters: all layers', those replicated per layer, and unquantized ones.
+    """Return three numbers of attention parameters: quantized, on every rank, and unquantized.
 
-    Unquantized: compressors (16 bits) and the mixing of hidden-state streams (32 bits, so twice).
+    The first is that of all layers; the second is its part on every rank, for a layer on average.
+    The third, of all layers, is no part of the first: compressors (16 bits) and the mixing of
+    hidden-state streams (32 bits, so counted twice).
 
     Source: vLLM 0.32.0, vllm/models/deepseek_v4: attention.py, compressor.py, nvidia/model.py.
     """

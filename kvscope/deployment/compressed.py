@@ -4,6 +4,10 @@ Every layer caches the latest tokens uncompressed. A layer with ratio 4 or 128 a
 per 4 or 128 tokens, and a state: 32-bit sums over the tokens of its next entry. Layers of ratio 4
 have an indexer with keys and sums of its own; it chooses the entries that a token attends to.
 
+vLLM puts these caches into four buckets: entries with the indexers' keys, windows, and the states
+of either ratio. All blocks of a bucket span equally many tokens. A page is the part of a block that
+holds one cache of one layer: entries, keys, latest tokens, or sums.
+
 Source: vLLM 0.32.0, vllm/models/deepseek_v4/attention.py and compressor.py,
 vllm/v1/attention/backends/mla/sparse_swa.py (fp8_ds_mla, the layout of NVIDIA's GPUs) and
 vllm/v1/core/kv_cache_utils.py (_get_packed_kv_cache_groups).
@@ -35,9 +39,11 @@ Bucket = Literal["entries", "windows", "4", "128"]
 class CompressedKv(Struct, frozen=True):
     """The caches of all layers, in 8 bits: `ratios` by layer, 0 for a window alone.
 
-    An entry has `size` values, `rope_size` of them rotary; an indexer's key has `index_size`. A
-    window has `window` tokens, and an indexer chooses `entries` entries for each token. With
-    `of_block`, bytes per token are those of a pool block divided by the tokens of the smallest one.
+    An entry has `size` values, `rope_size` of them rotary. An indexer has `index_heads` query heads
+    and a key for each entry, of `index_size` values each; it chooses `entries` entries for each
+    token. A window has `window` tokens. `of_block` is set in `Model.by_block`, which sizes a pool:
+    bytes per token are then those of a block of the pool, divided by the 4 tokens of the smallest
+    block of any group.
     """
 
     ratios: tuple[int, ...]
@@ -125,7 +131,11 @@ class CompressedKv(Struct, frozen=True):
         return each, entry * (self.window * self.layers + self.entries * self.sparse_layers)
 
     def kv_groups(self) -> KvGroups:
-        """Return vLLM's groups; those of windows and states are short-lived and have 0 `layers`."""
+        """Return vLLM's groups: one of entries, others of windows and of states.
+
+        A request holds only its latest windows and states. Their groups have 0 `layers`, so that
+        `KvGroups.layer_share` is that of the entries alone.
+        """
         groups: list[KvGroup] = []
         for bucket, number in self._group_counts().items():
             if bucket == "entries":
@@ -138,7 +148,7 @@ class CompressedKv(Struct, frozen=True):
         return KvGroups(tuple(groups))
 
     def _pages(self, bucket: Bucket) -> dict[int, int]:
-        """Return the number of pages by page size in bytes, for all layers of a bucket."""
+        """Return the pages of all layers in a bucket: their number by page size in bytes."""
         sparse, dense = self.sparse_layers, self.ratios.count(128)
         if bucket == "windows":
             return {_page(_WINDOW_BLOCK * self.entry_bytes): self.layers}
@@ -157,10 +167,11 @@ class CompressedKv(Struct, frozen=True):
         return states | ({_page(sums * self.index_size): sparse} if ratio == _SPARSE else {})
 
     def _group_counts(self) -> dict[Bucket, int]:
-        """Return the number of groups in each bucket, by first use of a bucket in the layers.
+        """Return the number of groups in each bucket, in the order in which layers use the buckets.
 
-        A bucket with equally many pages of each size is divided into groups of about as many layers
-        as the largest such bucket with several sizes. Other buckets are one group.
+        Only buckets with equally many pages of each size are divided, into groups of `_group_size`
+        layers: at least as many as those of ratio 4, whose states have two page sizes and so stay
+        one group.
         """
         order: dict[Bucket, None] = {}
         for ratio in self.ratios:
@@ -183,7 +194,10 @@ def _page(size: int) -> int:
 
 
 def _group_size(counts: Sequence[int], least: int) -> int:
-    """Return the group size from `least` on with the least padding of `counts`; ties: the largest.
+    """Return the layers of a group, at least `least`, that divide all `counts` best.
+
+    `counts` are the layers of the buckets. Best: the fewest layers are missing in the last groups
+    of all buckets together; among equals, the most layers.
 
     Source: vLLM 0.32.0, kv_cache_utils.py (_approximate_gcd).
     """

@@ -71,7 +71,11 @@ _CACHED = re.compile(
 
 
 class ConfigFields(Struct, frozen=True):
-    """Fields of a config.json and its text part, which wins; `read` are names of fields read."""
+    """Fields of a config.json and its text part, which wins.
+
+    `where` names the config in errors. `read` collects the names that the methods look up, so that
+    `unknown` can list the other fields.
+    """
 
     where: str
     fields: Mapping[str, Any]
@@ -177,7 +181,8 @@ class LinearState(Struct, frozen=True):
     `convolution_values` are inputs of the `convolved` latest tokens, in 2 bytes each;
     `recurrent_values` take `recurrent_bytes` each. In Mamba 2, the convolution also has `groups` of
     `group_values`, replicated if ranks cannot divide them. `export_tokens` is `export.tokens` if
-    the serving engine exports states, else 0. `parameters` of a layer; 0: as many as attention's.
+    the serving engine exports states, else 0. `parameters` is the weights of such a layer; 0: as
+    many as an attention layer's.
 
     Source: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py (MambaStateShapeCalculator),
     mamba_mixer2.py, gdn/qwen_gdn_linear_attn.py; vllm/models/kimi_k3/nvidia/kda.py.
@@ -284,7 +289,11 @@ def _short_convolution(config: ConfigFields) -> LinearState:
 def _mamba2(
     config: ConfigFields, heads: int, size: int, state: int, groups: int, kernel: int, *, wide: bool
 ) -> LinearState:
-    """Return the state of a Mamba 2 layer, with 32 bits a value if `wide`."""
+    """Return the state of a Mamba 2 layer; recurrent values have 32 bits if `wide`, else 16.
+
+    The layer has `heads` of `size` channels with `state` recurrent values each, `groups` of heads
+    that share the vectors into and out of the state, and a convolution over `kernel` tokens.
+    """
     hidden, inner = config.count("hidden_size", "n_embd", "d_model"), heads * size
     return LinearState(
         inner * (kernel - 1),
@@ -349,4 +358,4 @@ _FAMILIES: Mapping[str, tuple[tuple[str, ...], Callable[[ConfigFields], LinearSt
     "jamba": (_JAMBA, _mamba1),
     "lfm2": (("conv_L_cache",), _short_convolution),
 }
-"""By model type: the fields that its state needs, and how it follows from them."""
+"""By model type: the config fields that the state needs, and the function that returns it."""

@@ -65,7 +65,9 @@ class Deployment(Struct, frozen=True, kw_only=True):
     covers the whole fleet or one replica. `gpu_hour` is the price of one GPU for an hour.
     `max_model_len` is the longest request in tokens. `num_gpu_blocks` is the engine's own count,
     block 0 included; `engine_log` is a log or saved metrics that report the pool.
-    `prefix_match_unit` is vLLM's: the tokens of a hash. `speculative` is read by `parse_drafter`.
+    `prefix_match_unit` is vLLM's: the tokens of a hash. `engine` is read by `parse_engine`,
+    `speculative` by `parse_drafter`. `latency` is the name of a preset, the path of a profile that
+    `kvscope calibrate` wrote, or "trace": fitted to the TTFTs of the trace.
     """
 
     gpu: str | None = None
@@ -215,7 +217,10 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def shortens_requests(self) -> bool:
-        """Whether vLLM may refuse to start with the model's longest request."""
+        """Whether the pool may be too small for the model's longest request, so vLLM may not start.
+
+        Flags for this deployment then have `--max-model-len auto`: vLLM takes requests that fit.
+        """
         return any(_too_long(self.engine, self.model, self.pool))
 
     @property
@@ -262,12 +267,15 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def as_cache(self) -> ResolvedDeployment:
-        """The deployment with a pool in which each block holds the KV of all layers."""
+        """The deployment for replays without KV groups: blocks of its pool hold all layers' KV.
+
+        The pool holds the KV of as many tokens as before, in another number of blocks.
+        """
         return replace(self, pool=self.pool.of_all_layers)
 
     @property
     def kv_groups(self) -> KvGroups | None:
-        """KV groups for trace blocks of one token; None as in `kv_groups_for`."""
+        """The result of `kv_groups_for` with blocks of one token, for answers without a trace."""
         return self.kv_groups_for(1)
 
     @property
@@ -462,6 +470,8 @@ def _step_tokens(
 ) -> int:
     """Return the limit of tokens per step, by default at most `sequences` x the longest request.
 
+    `sequences` is the limit of running requests.
+
     Source: vLLM 0.32.0, vllm/engine/arg_utils.py (the default).
     """
     if deployment.max_num_batched_tokens is not None:
@@ -509,7 +519,10 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
 
 
 def _unused_mean(engine: Engine, origin: Origin) -> tuple[str, ...]:
-    """Return a note if the drafter's tokens per step are unused: the latency is not derived."""
+    """Return a note if the drafter's tokens per step are unused, else an empty tuple.
+
+    They are unused if `origin`, that of the latency, is not "derived".
+    """
     if engine.drafter is None or engine.drafter.per_step == 1 or origin == "derived":
         return ()
     return (f"--speculative @{engine.drafter.per_step:g} is not used: the latency is {origin}",)

@@ -27,7 +27,7 @@ NEWEST: Version = (0, 33)
 COMPARED: tuple[Version, ...] = tuple((0, minor) for minor in (20, 22, 25, 26, 28, 30, 32, 33))
 """Versions whose own cache manager was run against the simulator (docs/deployment.md)."""
 STATES_COMPARED: Version = (0, 32)
-"""The first version of which states of linear attention were compared."""
+"""The first version whose states of linear attention were compared with the simulator's."""
 PLUGIN: tuple[Version, ...] = ((0, 26), (0, 32), (0, 33))
 """Versions that kvscope's plugin loads into."""
 
@@ -388,7 +388,11 @@ def parse_engine(text: str) -> Engine:
 def _sglang_options(
     name: EngineName, stated: dict[str, str]
 ) -> tuple[WaitingOrder, HiCache | None]:
-    """Return the waiting order and the host tier that SGLang's stated options select."""
+    """Return the waiting order and the host tier that SGLang's options select; None: no tier.
+
+    `stated` are the values of the options by name. Raises UsageError for an option or a value that
+    is not simulated, and for any option of another engine.
+    """
     known = ("schedule_policy", "hicache_ratio", "hicache_write_policy")
     for option, value in stated.items():
         if option not in known or name != "sglang":

@@ -39,7 +39,7 @@ from kvscope.latency.profile import FROM_TRACE, PRESETS
 FILE = "kvscope.toml"
 TARGET = ("slo", "percentile")
 WORK = ("trace", "db")
-"""What commands work on, where they name no trace and no store."""
+"""Keys of the trace and the store of commands that name none."""
 _REMEDY = "mend it, or remove it and write another with `kvscope deployment create`"
 AboveZero = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 

@@ -23,11 +23,12 @@ GroupKind = Literal["full", "sliding", "chunked", "linear"]
 class KvGroup(Struct, frozen=True):
     """Layers that share one block table.
 
-    A block holds the KV of `block_tokens` tokens in `layers` layers; for linear attention
-    ("linear") the states at the end of these tokens. `window_tokens` is a sliding window's length,
-    or that of a chunk in chunked local attention; 0 for other kinds. Linear layers with
-    `export_tokens` write a second state in a step, a multiple of `export_tokens` after its start:
-    the last state from which a later request can continue.
+    A block holds the KV of `block_tokens` tokens in `layers` layers; for linear attention (`kind`
+    "linear") the states at the end of these tokens. The other kinds are "full" attention, "sliding"
+    windows of `window_tokens`, and "chunked" local attention with chunks of `window_tokens`, which
+    is 0 otherwise. Linear layers with `export_tokens` write a second state in a step, some multiple
+    of `export_tokens` after the step's first token: the last state from which a later request can
+    continue.
     """
 
     kind: GroupKind
@@ -134,9 +135,9 @@ class KvGroups(Struct, frozen=True):
     def take_drafter(self) -> bool:
         """Whether hits with a drafter are simulated for these groups.
 
-        Full attention with sliding windows: if blocks of full attention have `hit_tokens`. Full
-        attention alone or with linear attention: if all blocks have `hit_tokens`, so that no hit
-        ends within a block. Other kinds are not simulated.
+        Full attention with sliding windows: if a block of full attention spans `hit_tokens` tokens.
+        Full attention alone or with linear attention: if the blocks of all groups do, so that no
+        hit ends within a block. Other kinds are not simulated.
         """
         kinds = {group.kind for group in self.groups}
         full = {group.block_tokens for group in self.groups if group.kind == "full"}
@@ -182,9 +183,10 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def layer_share(self) -> float:
-        """Share of a token's KV in all layers that one block of the pool holds.
+        """Tokens that a pool holds the KV of in all layers, as a share of blocks x `block_tokens`.
 
-        Blocks of states hold no token's KV, and do not count.
+        Below 1 where several groups hold a token's KV; above 1 with compressed attention, whose
+        blocks of entries span more tokens. Blocks of states hold no token's KV, and do not count.
         """
         held = sum(
             group.layers / group.block_tokens for group in self.groups if group.kind != "linear"
@@ -230,7 +232,10 @@ class KvGroups(Struct, frozen=True):
         return ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
 
     def contents(self, trace_block: int) -> int:
-        """Return the most blocks, over all groups, that end within one block of the trace."""
+        """Return how many blocks of all groups together can end within one block of the trace.
+
+        A pool with so many blocks for each block of the trace evicts nothing.
+        """
         return sum(max(1, trace_block // group.block_tokens) for group in self.groups)
 
     def undivided(self, trace_block: int) -> UsageError | None:
@@ -328,8 +333,9 @@ def kv_groups(
 ) -> KvGroups | None:
     """Return vLLM's groups of a hybrid model; None for other models, and if they are unknown.
 
-    Each group has about as many layers as the rarer kind, so that blocks have equal bytes. Blocks
-    of full layers have `full_times` as many tokens as `block_tokens`, others `other_times`.
+    Each group has about as many layers as the rarer kind, so that blocks have equal bytes. A block
+    spans `full_times` x `block_tokens` tokens in full layers, `other_times` x `block_tokens` in
+    other layers.
 
     Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size and
     unify_kv_cache_spec_page_size.

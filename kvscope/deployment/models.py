@@ -145,7 +145,10 @@ class UnlikeKv(Struct, frozen=True):
 class Indexers(Struct, frozen=True):
     """The index caches of sparse attention: `bytes` per token in each of `layers`, on each GPU.
 
-    They do not depend on `--kv-cache-dtype`. The longest prompt takes `longest_bytes` in a layer.
+    The bytes do not depend on `--kv-cache-dtype`. A layer's keys of the longest prompt take
+    `longest_bytes`: vLLM's profiling makes room for several such prompts. 0 for MiniMax-M3, where
+    no such room is counted. With compressed attention, the keys are part of the model's `shape`,
+    and only `longest_bytes` is above 0.
     """
 
     layers: int = 0

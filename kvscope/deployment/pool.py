@@ -99,6 +99,7 @@ _MOST = 2**53  # blocks, tokens or GiB
 class Term(Struct, frozen=True):
     """One term of the pool, in bytes on each GPU; the true value mostly lies within `band_bytes`.
 
+    `bytes` is negative for memory that the pool does not get; `rule` says what it follows from.
     `more_bytes` extend the band on the side that shrinks the pool, where published logs differ by
     driver or kernels.
     """
@@ -116,9 +117,9 @@ class KvPool(Struct, frozen=True):
     `blocks` is the best estimate, `low_blocks` and `high_blocks` bound it; all three are equal if
     the pool is stated or observed. The engine reserves `null_blocks` more for itself;
     `num_gpu_blocks` counts both. `terms` are those of one GPU, empty unless the pool is derived.
-    `layer_share` is the share of the model's layers whose KV a block holds: below 1 for hybrid
-    models, whose layers are in groups. By the engine's log, `fitting_bytes` of KV would fit on each
-    GPU (None: not logged), for `fitting_times` as many blocks.
+    `layer_share` is `KvGroups.layer_share` of a hybrid model, else 1: times `blocks`, it is the
+    number of blocks that would hold the KV of all layers. By the engine's log, `fitting_bytes` of
+    KV would fit on each GPU (None: not logged), for `fitting_times` as many blocks.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -532,7 +533,8 @@ def pool_in(
 ) -> KvPool:
     """Return the pool that `lines` report; `block_size` applies if they state no block size.
 
-    A size in bytes is divided by the KV bytes per token of `model` on one of `tp` GPUs.
+    `where` names the lines in errors. A size in bytes is divided by the KV bytes per token of
+    `model` on one of `tp` GPUs.
     """
     reports: dict[re.Pattern[str], list[float]] = {}
     stated_size = None
@@ -574,6 +576,7 @@ def _fitting(
 ) -> tuple[int | None, float]:
     """Return the KV bytes that would fit on each GPU, and their ratio to the KV bytes in use.
 
+    `reports` are the numbers in the log by the pattern that found them, in order. The result is
     (None, 1.0) if the log does not report both or the ratio is below 1.01; also for models with
     states, whose prompts take more than vLLM profiles (vllm#52872). vLLM measures what fits after
     it captured CUDA graphs; the pool rests on an estimate of these. Source: vLLM 0.32.0,

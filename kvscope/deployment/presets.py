@@ -103,7 +103,7 @@ _FURTHER: Mapping[str, Config] = {
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
 }
-"""Fields beside the sizes: those of one preset, or of all rows that end with this word."""
+"""Config fields besides `_SIZES`, by the name of a preset, or by a word at the end of its row."""
 
 _TABLE = """
  4096  32 32 32 128 11008  32000   4096 vicuna-7b lmsys/vicuna-7b-v1.5 fp16
@@ -149,7 +149,7 @@ _TABLE = """
  2880  24 64  8  64  2880 201088 131072 gpt-oss-20b openai/gpt-oss-20b
  2880  36 64  8  64  2880 201088 131072 gpt-oss-120b openai/gpt-oss-120b
 """  # noqa: E501  # a row a model
-"""A model a row: `_SIZES`, its name, and its repository."""
+"""A model a row: the values of `_SIZES`, its name, its repository, and words of `_FURTHER`."""
 
 
 def _preset(row: str) -> tuple[str, tuple[str, Config]]:
@@ -164,4 +164,4 @@ def _preset(row: str) -> tuple[str, tuple[str, Config]]:
 
 
 PRESETS: Mapping[str, tuple[str, Config]] = dict(map(_preset, _TABLE.strip().splitlines()))
-"""By name: the repository of a model, and the fields of its config."""
+"""By the name of a preset: the model's repository, and the fields of its config."""

@@ -27,10 +27,10 @@ from kvscope.deployment.speculative import Drafter
 from kvscope.latency.profile import LatencyProfile
 
 LOW, HIGH = 0.65, 1.65
-"""Measured over predicted TTFT, as far as a decision has to hold."""
+"""Range of measured over predicted TTFT within which a decision has to hold."""
 
 REQUEST_S = 0.025
-"""What a request takes in vLLM outside of the engine's steps: HTTP, tokenizer, processes."""
+"""Time of a request in vLLM outside of the engine's steps: HTTP, tokenizer, processes."""
 LAUNCH_S, LAUNCH_TP_S = 120e-6, 25e-6  # a layer's kernels in a prefill; more with all-reduces
 DECODE_LAYER_S, DECODE_LAYER_TP_S = 30e-6, 40e-6
 DECODE_STEP_S, DECODE_REQUEST_S = 0.6e-3, 18e-6
@@ -107,7 +107,10 @@ def roofline(
 
 
 def kv_read(model: Model, tp: int) -> tuple[float, float]:
-    """Return the KV bytes read per decoded token on each GPU: per context token, and constant."""
+    """Return the KV bytes that decoding a token reads on each GPU: per context token, and constant.
+
+    The constant part is that of windows, and with compressed attention also of chosen entries.
+    """
     if model.compressed:
         return model.compressed.read_bytes
     of_full, of_windowed = model.layer_bytes_per_token(tp)

@@ -18,13 +18,19 @@ from kvscope.replay.traffic import Traffic, traffic
 from kvscope.retention.ttls import NOT_HELD, replay_ttls, ttl_curves
 
 PROVIDER = HitDefinition("provider", last_token_rule=False, outputs="ignored")
-"""Providers cache prompts; the answer becomes part of the next turn's."""
+"""Providers cache prompts alone: an answer is cached as part of the next turn's prompt."""
 
 Multiple = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A provider's offer of prompt caching; `prices.toml` describes the fields."""
+    """A provider's offer of prompt caching, as in `prices.toml`.
+
+    Prices are multiples of that of an uncached input token: of a token written to the cache
+    (`write`), read from it (`read`), and held for an hour (`storage_per_hour`). Prompts below
+    `minimum_tokens` are not cached; prefixes are read in steps of `step_tokens` beyond it. `ttl_s`
+    is the TTL after the last use, None where the client may choose any.
+    """
 
     provider: str
     name: str

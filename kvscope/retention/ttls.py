@@ -168,7 +168,10 @@ def _hold(
 ) -> tuple[float, int]:
     """Write the hit blocks of each request to `hits`; return block-seconds held and peak blocks.
 
-    `owner` (N + 1 entries) is the request whose TTL holds a block, `owned` (R) counts its blocks.
+    `expiry_s` (R entries) is the time until which a request holds its blocks, `without` (R) whether
+    it holds and hits nothing; `by_expiry` has the R requests by ascending `expiry_s`. Scratch
+    space: `path` for the longest prompt; `owner` (N + 1), the request by whose TTL a block is or
+    was held, at first -1; `owned` (R), the number of blocks that a request owns, at first 0.
     """
     requests = len(traffic.leaf)
     held, peak, expired, block_seconds = 0, 0, 0, 0.0

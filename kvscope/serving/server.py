@@ -110,8 +110,10 @@ class Launch(Struct, frozen=True):
 class VllmServer:
     """A vLLM server that runs during the `with` block; then all of its processes end.
 
-    Entering starts the server and waits until it answers. Raises EngineDied if it ends earlier or
-    does not answer within `start_s`, KeyboardInterrupt once `stop` is set.
+    `has` is the interpreter that runs `launch`. The log is appended to the file at `log_path`;
+    None: it is kept only until the end. A request may take `timeout_s`. Entering starts the server
+    and waits until it answers. Raises EngineDied if it ends earlier or does not answer within
+    `start_s`, KeyboardInterrupt once `stop` is set.
     """
 
     def __init__(
@@ -185,7 +187,11 @@ class VllmServer:
         return self._log.read().decode(errors="replace")
 
     def died(self, when: str) -> EngineDied:
-        """Return the error for a server that ended by itself or stopped answering, at `when`."""
+        """Return the error for a server that ended by itself or stopped answering.
+
+        `when` is a phrase for its message, such as "before it was ready". Waits up to
+        `guard.PATIENCE_S` for the server's exit status.
+        """
         code = None
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
