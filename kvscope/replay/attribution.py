@@ -57,8 +57,9 @@ def look_up(
 ) -> Lookups:
     """Return the blocks of each prompt that a cache held; `hit_blocks` (R) leading ones hit.
 
-    `needed_blocks` are known only with LRU's `distances`. `undrafted_blocks` would have hit without
-    a drafter (default: `hit_blocks`), `kept_blocks` without eviction (default: all written before).
+    `needed_blocks` of the result are 0 without LRU's stack `distances`. `undrafted_blocks` would
+    have hit without a drafter (default: `hit_blocks`), `kept_blocks` without eviction (default: all
+    written before).
     """
     requests = len(steps.leaf)
     seen = np.zeros(requests, dtype=np.int32)
@@ -90,10 +91,12 @@ def computed(steps: Walk, rejected: Bools) -> Walk:
 
 
 class Elsewhere(Struct, frozen=True):
-    """Leading blocks of R prompts that earlier requests have too, if `cause` is ignored.
+    """Leading blocks of R prompts that earlier requests have too, as if `cause` did not exist.
 
-    `cause` is why such blocks miss: computed on another worker or under another salt, adapter or
-    model, or not yet ("in-flight"). `request` last touched the deepest of the `blocks` (-1: none).
+    `cause` is what keeps a prompt from hitting blocks of an earlier request with equal tokens:
+    another worker, salt, adapter or model, or a computation not yet finished ("in-flight").
+    `blocks` is the number of leading blocks, those that hit included; `request` is the last earlier
+    request to touch the deepest of them (-1: none).
     """
 
     cause: Cause
@@ -102,13 +105,22 @@ class Elsewhere(Struct, frozen=True):
 
 
 def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
-    """Return the leading blocks that earlier requests have too; the trie ignores `cause`."""
+    """Return the leading blocks that earlier requests have too, as if `cause` did not exist.
+
+    In the trie of `steps`, requests that `cause` keeps apart share blocks. Blocks that hit are
+    included: `hit_blocks` (R) does not change the result.
+    """
     known = look_up(steps, hit_blocks)
     return Elsewhere(cause, known.seen, known.shared_with)
 
 
 def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[Elsewhere, ...]:
-    """Return leading blocks computed before, ignoring salts, then adapters too, then models too."""
+    """Return leading blocks computed before, as if tenants were one: an entry for each difference.
+
+    Up to three entries: without differences of salts ("salt"), then of adapters either ("lora"),
+    then of models either ("model"). A difference that no two requests have gets no entry.
+    `hit_blocks` is as in `elsewhere`.
+    """
     shared = np.zeros(len(steps.leaf), dtype=np.int32)
     levels: tuple[tuple[Cause, Int32s, Int32s], ...] = (
         ("salt", tenants.salt, _pairs(tenants.model, tenants.adapter)),
@@ -123,7 +135,7 @@ def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[E
 
 
 def _pairs(first: Int32s, second: Int32s) -> Int32s:
-    """Return a number for each pair of entries, equal for equal pairs."""
+    """Return a number for each pair (first[r], second[r]), the same for equal pairs (R)."""
     _, number = np.unique(np.stack((first, second)), axis=1, return_inverse=True)
     return number.reshape(-1).astype(np.int32)
 
@@ -133,9 +145,10 @@ _ODD = np.int64(0x1E3779B97F4A7C15)
 
 
 def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
-    """Return the same paths in a new trie, built from the blocks' `ids` (N + 1 entries).
+    """Return the same paths in a new trie, in which requests of different groups share no blocks.
 
-    Requests of different groups (`group`, R entries) share no blocks.
+    `group` has R entries. Blocks with equal `ids` (N + 1 entries, the root's first) below one block
+    of the new trie become one block: hash ids merge blocks, the blocks' own numbers merge none.
     """
     trie, leaf = Trie(), np.zeros_like(steps.leaf)
     for start in range(0, len(leaf), _AT_A_TIME):
@@ -149,10 +162,10 @@ def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
 
 
 class CacheLookups(Struct, frozen=True):
-    """The blocks of R prompts that a cache held, and a mask of requests that it `rejected`.
+    """The blocks of R prompts that a cache held, and a mask of the requests `rejected`.
 
-    `submitted` has the leading blocks that earlier requests (rejected ones left out) share with a
-    prompt, whether or not they had been computed at its look-up.
+    `submitted` has the leading blocks that a prompt shares with earlier requests (rejected ones
+    left out), whether or not these blocks had been computed at its look-up.
     """
 
     lookups: Lookups
@@ -209,7 +222,10 @@ def lru_cache_lookups(
 def by_worker(
     prompts: Prompts, worker: Int32s, served: Callable[[Prompts], CacheLookups]
 ) -> CacheLookups:
-    """Return the blocks of each prompt that its worker's cache held; `served` replays a worker."""
+    """Return the blocks of each prompt that its worker's cache held.
+
+    `worker` (R) numbers the workers; `served` replays the prompts of one worker in its cache.
+    """
     requests = len(prompts.leaf)
     whole = CacheLookups(
         Lookups(
@@ -249,7 +265,11 @@ def _look_up(
     shared_with: Int32s,
     last_use: Int32s,
 ) -> None:
-    """Fill `seen`, `shared_with` and `last_use`; `owner` ends as each block's last request."""
+    """Fill `seen`, `shared_with` and `last_use` (R each), as in `Lookups`.
+
+    `hit` (R) leading blocks hit. `owner` (N + 1 entries, NO_REQUEST at first) becomes the last
+    request with each block; `path`, with room for the longest path, is scratch space.
+    """
     block_parent, leaf, length, look, _ = steps
     for request in range(len(leaf)):
         end = length[request]

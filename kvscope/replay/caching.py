@@ -21,7 +21,12 @@ CURVE_POINTS = 48
 
 
 class HitRate(Struct, frozen=True):
-    """A definition of a hit, and the hit rate (`ideal`) of an infinite cache under it."""
+    """A definition of a hit, and the hit rate (`ideal`, 0-1) of an infinite cache under it.
+
+    `definition` is its name; `window` says which requests count: "whole" or, after a warm-up, such
+    as "last 50%". `partial`: partial last blocks are cacheable; `last_token_rule`: the last token
+    is always computed; `flat`: a block may hit even if blocks before it miss.
+    """
 
     definition: str
     weight: str
@@ -47,7 +52,9 @@ class CurvePoint(Struct, frozen=True):
 class Landmark(Struct, frozen=True):
     """The least capacity with which LRU reaches a share of the ideal hit rate.
 
-    With a deployment: the `gpus` whose pools hold it, and their `price_hour`, None if unknown.
+    `gpus` is the fewest GPUs, in whole replicas, whose pools hold that capacity, None without a
+    deployment. `price_hour` is the price of all these GPUs for an hour, in the currency of the
+    stated GPU price; None if that is unknown.
     """
 
     share_of_ideal: float
@@ -60,7 +67,8 @@ class Caching(Struct, frozen=True):
     """LRU's hit rates at every capacity: the exact curve `lru` in the weight of `definition`.
 
     `asked` are capacities that the user named. `misses` at these and at the landmarks count tokens
-    under `misses_definition`, as does the exact curve `lru_by_token`.
+    under `misses_definition`, as does the exact curve `lru_by_token`. The fields marked `Beside`
+    are not in the JSON document.
     """
 
     definition: HitDefinition
@@ -89,7 +97,11 @@ class Caching(Struct, frozen=True):
 
 
 class LayoutCapacity(SessionStarts, frozen=True):
-    """Other start times of sessions, and the blocks with which LRU gets 90 % of the ideal hits."""
+    """Other start times of sessions, and the blocks with which LRU gets 90 % of the ideal hits.
+
+    Where sessions have no common clock, their start times are assumed: the range of
+    `capacity_blocks` over several of these records shows how much depends on that assumption.
+    """
 
     capacity_blocks: int
 

@@ -45,9 +45,11 @@ class HeadChange(Struct, frozen=True):
 class ChangingHeads(Struct, frozen=True):
     """The `changes` of a trace, and the blocks that R requests would have reused without them.
 
-    `change` is the index of the costliest change in each prompt (NO_CHANGE: none). Without this
-    change the first `end` blocks would have been computed before: as many as requests of several
-    periods share (contents behind the change may differ), or those of the previous turn.
+    `change` is the index of the costliest change in each prompt (NO_CHANGE: none). Without it the
+    first `end` blocks (0: none) would have been computed before: the leading blocks that two or
+    more requests share, but no more than requests of an earlier period shared, as contents behind
+    the change may differ. If the block changed after the previous turn, at least the blocks of that
+    turn.
     """
 
     changes: tuple[HeadChange, ...]
@@ -61,8 +63,9 @@ def changing_heads(
     """Return the places where shared heads change with time, and the blocks that requests lose.
 
     `common` is the number of leading blocks that a path shares with its previous turn (0 where
-    `parent` is -1: none). Hashes do not show whether contents behind a change are equal: blocks
-    shared by the requests of one period count up to the length shared in earlier periods.
+    `parent` is -1: none). Hashes do not show whether contents behind a change are equal. So of the
+    blocks that requests of one period share, only as many count as lost as requests of an earlier
+    period shared.
     """
     requests = len(steps.leaf)
     entered = np.zeros(len(steps.block_parent), dtype=np.int32)
@@ -108,7 +111,9 @@ def _ends(
 ) -> Int32s:
     """Return the leading blocks that each request would have reused if a block had not changed.
 
-    The block at depth `own` changes; `block` is its content in each `request`, by arrival.
+    The block at depth `own` changes; `block` is its content in each `request`, by arrival (K
+    entries each). `shared` has for each of all R requests the leading blocks that two or more
+    requests share (`shared_to` of its last block, see `_count_entries`).
     """
     reach = np.minimum(shared[request], steps.look[request])
     _, first, value = np.unique(block, return_index=True, return_inverse=True)
@@ -125,7 +130,12 @@ def _ends(
 
 
 def _branch_points(block_parent: Int32s, entered: Int32s) -> Bools:
-    """Return a mask of the most used blocks with several children that are each used repeatedly."""
+    """Return a mask (N + 1) of up to 500 branch points, whose children may be contents of a head.
+
+    A branch point has four or more children that two or more requests entered; those that the most
+    requests entered are taken, and the root if it is one. `entered` (N + 1) is the number of
+    requests with each block, except those whose previous turn has it too (see `_count_entries`).
+    """
     repeated = np.bincount(
         block_parent[1:][entered[1:] >= 2], minlength=len(block_parent)
     )  # 0, the root, is one of them
@@ -138,10 +148,11 @@ def _branch_points(block_parent: Int32s, entered: Int32s) -> Bools:
 
 
 def _period(arrival_s: Float64s, block: Int32s) -> int | None:
-    """Return the clock period (s) at which requests, in order of arrival, change blocks, or None.
+    """Return the clock period (s) at which the blocks of requests change; None without a clock.
 
-    Each block is used in one period only, and changes lie so near the ends of periods that chance
-    does not explain it. The phase of the clock is unknown.
+    Request k arrives at `arrival_s[k]`, in ascending order, and has `block[k]`. Each block is used
+    in one period only, and changes lie so near the ends of periods that chance does not explain it.
+    The phase of the clock is unknown.
     """
     _, value = np.unique(block, return_inverse=True)
     count = np.bincount(value)
@@ -176,7 +187,11 @@ def _period(arrival_s: Float64s, block: Int32s) -> int | None:
 
 
 def _phase(change_s: Float64s, width_s: Float64s, period_s: float) -> tuple[float, Bools]:
-    """Return the clock phase (s) that fits the most changes, and a mask of the changes that fit."""
+    """Return the clock phase (s) that fits the most changes, and a mask of the changes that fit.
+
+    Change k happened within `width_s[k]` seconds from `change_s[k]` on; it fits if the clock ticks
+    in that time.
+    """
     start = change_s % period_s
     candidates = np.concatenate((start, (start + width_s) % period_s))
     inside = (candidates[:, None] - start[None, :]) % period_s <= width_s[None, :] + 1e-9
@@ -197,7 +212,12 @@ def _purity(group: Int64s, label: Int64s) -> float:
 
 
 def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s]:
-    """Return (request, block) pairs: children of tested blocks, not in the previous turn."""
+    """Return the content that requests have behind branch points: request and block of each pair.
+
+    The block is a child of a branch point (mask `tested`, N + 1) on the request's path, not among
+    its `common` leading blocks. `changing_heads` tests whether a branch point's pairs follow a
+    clock.
+    """
     nothing = np.empty(0, dtype=np.int32)
     count = _write_choices(steps, common, tested, nothing, nothing)
     request, block = np.empty((2, count), dtype=np.int32)
@@ -209,7 +229,7 @@ def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s
 def _write_choices(
     steps: Walk, common: Int32s, tested: Bools, request: Int32s, block: Int32s
 ) -> int:
-    """Fill `request` and `block` with as many pairs as fit; return the number of all pairs."""
+    """Fill `request` and `block` with the pairs of `_choices`, if they fit; return their number."""
     block_parent, leaf, length, _, _ = steps
     count = 0
     for number in range(len(leaf)):
@@ -229,10 +249,11 @@ def _write_choices(
 def _count_entries(
     steps: Walk, common: Int32s, entered: Int32s, depth: Int32s, shared_to: Int32s
 ) -> None:
-    """Fill `entered`: the number of requests with a block that their previous turns do not have.
+    """Fill three counts of each block (N + 1 entries each, 0 at first; the root's stay 0).
 
-    `depth` is the number of blocks from the head to each block, `shared_to` that to the deepest
-    block on its path that at least two such requests have.
+    `entered`: the requests with the block, except those whose previous turn has it too. `depth`:
+    the blocks from the head to this one, itself included. `shared_to`: the `depth` of the deepest
+    block on the path to this one that two or more requests `entered`, 0 without one.
     """
     block_parent, leaf, length, _, _ = steps
     for number in range(len(leaf)):

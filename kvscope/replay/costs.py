@@ -9,7 +9,10 @@ from kvscope.latency.profile import LatencyProfile
 
 
 class Costs(NamedTuple):
-    """Coefficients of service times: prefill as in `LatencyProfile`, decode as in `StepCost`."""
+    """Coefficients of service times, in seconds: see `prefill_s` and `decode_s`.
+
+    `floor_s` is the least time of the uncached tokens, `prefill_token_s` each.
+    """
 
     base_s: float
     floor_s: float
@@ -36,13 +39,21 @@ def costs(profile: LatencyProfile) -> Costs:
 
 @callable_in_kernels
 def prefill_s(costs: Costs, uncached: int, cached: int) -> float:
-    """Return the seconds of a prefill, as `LatencyProfile.ttft_s` does."""
+    """Return the seconds of a prefill of `uncached` tokens after `cached` ones.
+
+    With u uncached and c cached tokens: base_s + max(floor_s, prefill_token_s · u) + prefill_pair_s
+    · u · (c + u / 2), as in `LatencyProfile.ttft_s`.
+    """
     read = max(costs.floor_s, costs.prefill_token_s * uncached)
     return costs.base_s + read + costs.prefill_pair_s * uncached * (cached + uncached / 2)
 
 
 @callable_in_kernels
 def decode_s(costs: Costs, running: int, tokens: int) -> float:
-    """Return the seconds of an output token with `running` requests and a context of `tokens`."""
+    """Return the seconds of one output token of a request with a context of `tokens`.
+
+    decode_base_s + decode_token_s · running + decode_context_token_s · tokens, where `running`
+    requests decode together, this one included.
+    """
     base_s = costs.decode_base_s + costs.decode_token_s * running
     return base_s + costs.decode_context_token_s * tokens

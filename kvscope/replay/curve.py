@@ -18,6 +18,10 @@ from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_dis
 SMALLEST_SHARE = 0.01  # of the largest capacity
 
 Events = tuple[Int64s, Int64s, Int64s]
+"""Runs that hit block by block as the capacity grows: distance, blocks and weight of each.
+
+Block i of a run (from 0) hits at capacities of distance + i blocks or more, and adds the weight.
+"""
 
 
 class HitCurve(Struct, frozen=True):
@@ -140,12 +144,16 @@ def first_counted(prompts: PromptLengths, definition: HitDefinition) -> int:
 
 
 def _block_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
+    """Return the runs in the mask `counted` with a weight of 1 for each block."""
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     return distance, blocks, np.ones_like(blocks)
 
 
 def _token_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
-    """Return `_block_events` weighted by tokens; a partial last block is an event of its own."""
+    """Return the runs in the mask `counted` with a weight of the block's tokens.
+
+    A partial last block is an event of its own, with fewer tokens.
+    """
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     size = prompts.block_size
     deepest = runs.depth[counted] + blocks - 1
@@ -160,7 +168,10 @@ def _token_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) ->
 
 
 def _request_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
-    """Return an event for each request whose first block is reused: it hits if that block hits."""
+    """Return an event of one block and weight 1 for each request whose first block is reused.
+
+    Such a request hits if that block hits. Only runs in the mask `counted` are taken.
+    """
     distance = runs.distance[counted & (runs.depth == 0)]
     ones = np.ones_like(distance)
     return distance, ones, ones

@@ -61,9 +61,10 @@ def at_rate(prompts: Prompts, factor: float) -> Prompts:
 
 
 def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
-    """Return the trace with new start times for sessions that have a clock of their own.
+    """Return the trace with new start times, by `starts`, for sessions with unknown start times.
 
-    Gaps within a session stay; requests are numbered anew in order of arrival.
+    These are the sessions numbered in `Prompts.clock`, of which there must be one at least. Gaps
+    within a session stay; requests are numbered anew in order of arrival.
     """
     return retimed(
         prompts,
@@ -92,7 +93,7 @@ def retimed(prompts: Prompts, arrival_s: Float64s) -> tuple[Prompts, Int64s]:
 
 @kernel
 def _mark_needed(block_parent: Int32s, leaf: Int32s, needed: Bools) -> None:
-    """Mark the blocks from each leaf upwards until the first marked block; the root is marked."""
+    """Mark in `needed` the blocks from each leaf up to the first marked one; the root is marked."""
     for last in leaf:
         block = last
         while not needed[block]:
@@ -143,7 +144,11 @@ def _tenants(prompts: Prompts, by: Tenant) -> Int32s:
 def _write_salted(
     block_parent: Int32s, leaf: Int32s, starts: Int64s, tenant: Int32s, ids: Int64s
 ) -> None:
-    """Fill `ids` with the blocks to each leaf; the first block gets another id for each tenant."""
+    """Fill `ids` with the paths to the leaves: path k is ids[starts[k]:starts[k + 1]].
+
+    An id is the block's number; that of a path's first block also depends on `tenant[k]` (-1: no
+    tenant), so that no two tenants have the same.
+    """
     for k in range(len(leaf)):
         write_path(block_parent, leaf[k], ids, starts[k], starts[k + 1])
         if starts[k] < starts[k + 1]:

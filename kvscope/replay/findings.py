@@ -40,7 +40,10 @@ class Branch(Struct, frozen=True):
 
 
 class CauseTotal(Struct, frozen=True):
-    """The tokens that missed for one cause, in how many requests; `share` of all input tokens."""
+    """The tokens that missed for one cause, as number and as `share` (0-1) of all input tokens.
+
+    `requests` is the number of requests with such tokens.
+    """
 
     cause: Cause
     tokens: int
@@ -268,8 +271,9 @@ def findings(
 ) -> tuple[Finding, ...]:
     """Return the causes with a remedy that cost at least 1 % of the input tokens, costliest first.
 
-    `broken` has the breaks of prefixes by cause. `engine_block` is the block size (tokens) of an
-    engine, if known: where the trace's differs, `below-block` has no remedy.
+    `broken` has, by cause, where each prompt stops repeating tokens computed before (a break of its
+    prefix). `engine_block` is the block size (tokens) of an engine, if known: where the trace's
+    differs, `below-block` has no remedy.
     """
     lost = {**causes.tokens, **{cause: each.tokens for cause, each in broken.items()}}
     remedies = {**REMEDIES}
@@ -368,7 +372,10 @@ def explained_request(
     gaps: HitGaps | None,
     broken: Mapping[Cause, Break],
 ) -> ExplainedRequest:
-    """Return why tokens of one request missed; `broken` has the breaks of prefixes by cause."""
+    """Return why tokens of one request missed.
+
+    `broken` has, by cause, where each prompt stops repeating tokens computed before.
+    """
     costliest = max(broken.values(), key=lambda each: int(each.tokens[request]))
     is_request = np.arange(len(prompts.leaf)) == request
     lookups, arrival_s = causes.lookups, prompts.arrival_s
@@ -433,7 +440,11 @@ def branches(steps: Walk, request: int, most: int) -> tuple[Branch, ...]:
 
 @kernel
 def _inherit(block_parent: Int32s, common: Int32s) -> None:
-    """Copy the parent's entry of `common` to each block whose own entry is 0."""
+    """Fill `common` (N + 1): the leading blocks that the path to each block shares with one path.
+
+    The entries of blocks on that path are given; all others are 0 and become their parent's, so
+    that 0 stays where nothing is shared.
+    """
     for block in range(1, len(block_parent)):  # parents have lower numbers
         if common[block] == 0:
             common[block] = common[block_parent[block]]

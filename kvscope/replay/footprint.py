@@ -42,8 +42,9 @@ def replays_bytes(trace: Trace) -> int:
 def drawn_replays_bytes(trace: Trace, sample_rate: float, following_bytes: int) -> int:
     """Return the bytes that replays of a dataset's sample need; only the sample is loaded.
 
-    Besides the loaded sample, the largest of three stages counts: drawing, the exact LRU curve of
-    all shards (`following_bytes`), replays. The sum is at most that of loading the whole trace.
+    Besides the loaded sample, the largest of three stages counts: drawing the sample, the exact LRU
+    curve of all shards, which needs `following_bytes`, and replays. The result is capped at the
+    bytes of the whole loaded trace and the replays of the sample.
     """
     loaded = _LOADED[0] * trace.requests + _LOADED[1] * trace.distinct_blocks
     replays = _replay_of_sample_bytes(trace, sample_rate)
@@ -62,7 +63,7 @@ def _replay_of_sample_bytes(trace: Trace, sample_rate: float) -> float:
 
 
 def tables_bytes(traffic: Traffic, policy: Policy) -> int:
-    """Return the bytes needed to fit this policy's tables, 0 for a policy without tables."""
+    """Return the bytes needed to fit a policy's tables to `traffic`, 0 for one without tables."""
     if not policy.reads_table:
         return 0
     fits = 0.0
@@ -81,7 +82,9 @@ def replay_bytes(traffic: Traffic) -> int:
 def fleet_bytes(traffic: Traffic, replicas: int, *, router_counts_blocks: bool = False) -> int:
     """Return the bytes of a replay of a fleet, each of `replicas` with the state of a whole cache.
 
-    Counted from the arrays of the state; peaks of whole fleets were not fitted.
+    `router_counts_blocks`: the router sees the blocks in use at each replica, whose users are then
+    counted per block and replica. Bytes are counted from the arrays of the state; peaks of whole
+    fleets were not fitted.
     """
     blocks = (8 if router_counts_blocks else 4) * len(traffic.block_parent)
     return replicas * (blocks + 30 * len(traffic.leaf)) + replay_bytes(traffic)

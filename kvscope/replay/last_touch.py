@@ -91,7 +91,11 @@ def next_touches(segments: Segments) -> NextTouches:
 
 @callable_in_kernels
 def next_touch(future: NextTouches, request: int, depth: int) -> tuple[int, int]:
-    """Return the next request to touch a run's block `depth`, or NEVER, and its segment's start."""
+    """Return the next request to touch a block that `request` leaves cached, else NEVER.
+
+    The block is at `depth` of the path of `request`. Return also the depth at which the segment of
+    blocks with the same answer begins.
+    """
     low, high = future.starts[request], future.starts[request + 1]
     first, end = low, high
     while low < high:
@@ -108,9 +112,11 @@ def next_touch(future: NextTouches, request: int, depth: int) -> tuple[int, int]
 def _find_segments(
     traffic: Traffic, begin: int, owner: Int32s, path: Int32s, starts: Int64s, columns: Int32s
 ) -> int:
-    """Fill end, previous and block (`columns`) from request `begin` on, while there is room.
+    """Fill the rows of `columns` (3 x room): end, previous and block of segments, as in `Segments`.
 
-    Return the request to continue from.
+    Begin with request `begin`; return the request to continue from once there is no more room, or
+    R. `owner` (N + 1) is the last request with each block so far, -1 for none, and must be kept
+    for the next call; `path`, with room for the longest path, is scratch space.
     """
     requests, count = len(traffic.leaf), starts[begin]
     for request in range(begin, requests):

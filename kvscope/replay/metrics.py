@@ -132,7 +132,7 @@ def serve(
 
 
 def summarize(served: ServedRequests, slo_s: float | None = None) -> Outcome:
-    """Return the outcome of all counted requests; `slo_s` is the SLO of the TTFT in seconds."""
+    """Return the outcome of the counted requests; `slo_s` is the SLO of the TTFT in seconds."""
     return _outcome(served, slice(served.first, None), slo_s)
 
 
@@ -180,7 +180,7 @@ class LruAnywhere(Struct, frozen=True):
     def outcome(
         self, capacity_blocks: int, profile: LatencyProfile, slo_s: float | None = None
     ) -> Outcome:
-        """Return the outcome of all requests at this capacity."""
+        """Return the outcome of the counted requests (without the warm-up) at this capacity."""
         return summarize(self.served(capacity_blocks, profile), slo_s)
 
 

@@ -15,20 +15,22 @@ from kvscope.replay.attribution import NO_REQUEST, Attribution, look_up, regroup
 from kvscope.replay.traffic import walk
 
 Gap = Literal["routed", "in-flight", "evicted", "kept", "cached-before"]
-"""Why fewer tokens hit than predicted, then why more did.
+"""Causes of fewer hits than predicted (the first three), and of more.
 
-- routed: this worker had never computed them, another one had. in-flight: the last request with
-  them had no first token yet. evicted: all others, evicted earlier than predicted.
-- kept: predicted as missed, though computed before. cached-before: no earlier request of the trace
-  has them.
+- routed: tokens that this worker had never computed, but another one had. in-flight: the last
+  request with them had no first token yet. evicted: all others, evicted earlier than predicted.
+- kept: computed before and predicted to miss, but hit. cached-before: hit, though no earlier
+  request of the trace has them.
 """
 
 
 class HitGaps(Struct, frozen=True):
     """Observed hits of R requests, and why they differ from predicted ones (`tokens` by cause).
 
-    Observed hits are the predicted ones, less `routed`, `in-flight` and `evicted`, plus `kept` and
-    `cached-before`. `observed_tokens` are -1 where no hits were reported, and gaps 0.
+    Observed hits are the predicted ones, less `routed` (only another worker had computed them),
+    `in-flight` (not computed yet) and `evicted` (earlier than predicted), plus `kept` (computed
+    before, predicted to miss) and `cached-before` (in no earlier request of the trace).
+    `observed_tokens` are -1, and `tokens` 0, where no hits were reported.
     """
 
     observed_tokens: Int64s

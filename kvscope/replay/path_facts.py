@@ -27,7 +27,7 @@ from kvscope.replay.stack_distances import LruDistances, distances, flat_distanc
 from kvscope.replay.traffic import walk, walk_lengths
 
 LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "carried_blocks")
-"""The columns of `PromptLengths`."""
+"""The names of the fields of `PromptLengths` that have an entry per request."""
 
 
 def walked(definition: HitDefinition) -> HitDefinition:
@@ -76,14 +76,22 @@ class PathFacts(Protocol):
         """Return curves and misses under the definitions `curves`, ideal rates under `ideals`."""
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Return look-ups by prompt decile (`decile_histogram`); `multi_turn`: later turns."""
+        """Return counts of block look-ups (2 x 1024) by place of the block in earlier prompts.
+
+        Row 1 is of the follow-up turns, a mask `multi_turn` of the R requests, row 0 of the others.
+        Bit k of the column says that an earlier prompt had the block in its k-th tenth (see
+        `decile_histogram` of kvscope.characterize.spatial).
+        """
 
     def in_order(self, order: Int64s) -> PathFacts:
         """Return these facts with the requests in another order of arrival, numbered anew."""
 
 
 def lengths_in_order(lengths: PromptLengths, order: Int64s) -> dict[str, Int32s]:
-    """Return the columns of lengths with the requests in another order, numbered anew."""
+    """Return the columns LENGTHS of `lengths` by name, with the requests in another order.
+
+    `order` has the present numbers of the requests in the new order; `parent` gets new numbers.
+    """
     number = np.full(len(order) + 1, -1, dtype=np.int32)  # the last entry: no parent
     number[order] = np.arange(len(order), dtype=np.int32)
     columns = {name: getattr(lengths, name)[order] for name in LENGTHS}
@@ -93,7 +101,8 @@ def lengths_in_order(lengths: PromptLengths, order: Int64s) -> dict[str, Int32s]
 class FollowedTrace:
     """Curves, ideal rates and misses of a trace with a single trie; each is computed on first use.
 
-    `touched` are the reused runs under outputs "carried"; None: to be computed.
+    `touched` are the reused runs of all blocks that requests leave cached, outputs included; None
+    if they have to be computed.
     """
 
     def __init__(self, prompts: PromptPaths, touched: ReusedRuns | None = None) -> None:
@@ -144,7 +153,11 @@ class FollowedTrace:
 
 
 class TracePaths(Struct, frozen=True):
-    """The paths of a trace with a single trie; `touched` as in `TraceReuse`, None where unknown."""
+    """The paths of a trace with a single trie.
+
+    `touched` are the reused runs of all blocks that requests leave cached, outputs included; None
+    if they have to be computed.
+    """
 
     lengths: PromptPaths
     touched: ReusedRuns | None = None
@@ -161,7 +174,7 @@ class TracePaths(Struct, frozen=True):
         return FollowedTrace(self.lengths, self.touched)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Return look-ups by prompt decile (`decile_histogram`); `multi_turn`: later turns."""
+        """Return counts of block look-ups (2 x 1024), as `PathFacts.deciles` does."""
         return trace_deciles(self.lengths, multi_turn)
 
     def in_order(self, order: Int64s) -> TracePaths:

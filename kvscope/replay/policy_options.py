@@ -34,7 +34,12 @@ Values = dict[type["Policy"], dict[str, list[float | str]]]
 
 
 class Variant(Struct, frozen=True):
-    """A policy with the parameter values and `leaves` that the user chose; others are estimated."""
+    """A policy with the options that the user chose.
+
+    `given` maps parameter names to values; other parameters are estimated or have their defaults.
+    `leaves` names the blocks that may be evicted: "leaf" those without a cached child, "any" all;
+    None is the policy's default.
+    """
 
     policy: type[Policy]
     given: Mapping[str, float] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from kvscope.replay.attribution import Attribution
 from kvscope.replay.causes import COMPUTED, Cause
 
 NEGLIGIBLE = 0.001
-"""Share of the input tokens that is no finding."""
+"""The largest share of the input tokens that is too small to be reported."""
 _MOST_PARTS = 5
 ANSWER = "assistant"
 NEW_HEADS: tuple[Cause, ...] = ("growth", "cold")
@@ -48,8 +48,10 @@ class Break(Struct, frozen=True):
 class PartTotal(Struct, frozen=True):
     """The tokens lost behind breaks in one kind of parts.
 
-    `share` of all input tokens; `at_token` is the median position of the breaks. Of `growth` and
-    `cold`, only new tokens of the system prompt and the tools count.
+    `share` (0-1) is of all input tokens, `requests` the number that lose tokens; `at_token` is the
+    median position of the breaks. `causes` are those of the tokens, most tokens first. Of `growth`
+    (new tokens after a prefix that was written before) and `cold` (new from the first block on),
+    only tokens of the system prompt and the tools count.
     """
 
     part: str
@@ -162,7 +164,11 @@ def _find_parts(
     block_size: int,
     broken: Int32s,
 ) -> None:
-    """Fill `broken` with the kinds that `parts_at` returns, from the last part of a prompt on."""
+    """Fill `broken` (K) with the kinds that `parts_at` returns, from the last part of a prompt on.
+
+    The columns are those of `PromptParts`: the last part of each prompt (`last`, R entries, 0 for
+    none), and for each part the one before it (`above`), its `kind` and the token at its `end`.
+    """
     for k in range(len(request)):
         broken[k] = UNKNOWN
         if request[k] < 0 or last[request[k]] == 0:
@@ -186,7 +192,11 @@ def _find_parts(
 def _ends_alike(
     above: Int32s, kind: Int32s, end: Int32s, last: Int32s, request: int, part: int
 ) -> bool:
-    """Return whether a request has a part of the kind of `part` that ends at the same token."""
+    """Return whether a request has a part of the kind of `part` that ends at the same token.
+
+    `part` is of another prompt; False for `request` -1. The columns are those of `PromptParts`:
+    the part before each part (`above`), its `kind` and `end`, and each prompt's `last` part.
+    """
     if request < 0:
         return False
     own = last[request]
@@ -199,6 +209,10 @@ def _ends_alike(
 def _find_heads(
     above: Int32s, is_message: Bools, end: Int32s, last: Int32s, head_end: Int32s
 ) -> None:
+    """Fill `head_end` (R, 0 at first) with the token at which each prompt's first message begins.
+
+    `is_message` has an entry for each part; `above`, `end` and `last` are those of `PromptParts`.
+    """
     for k in range(len(last)):
         part = last[k]
         while part > 0:

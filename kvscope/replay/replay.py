@@ -173,7 +173,7 @@ def replay(
 
 
 def functions_of(policy: Policy) -> Referenced | None:
-    """Return the functions that kernels call by their addresses; None but for a lane policy."""
+    """Return a lane policy's functions, which kernels call by their addresses; None for others."""
     return referenced_functions(type(policy)) if isinstance(policy, LanePolicy) else None
 
 
@@ -192,7 +192,12 @@ def _empty_state(
 
 
 def kernel_of(policy: type[Policy]) -> Callable[..., int]:
-    """Return the kernel that replays a policy: a queue, lane, next-use or key policy."""
+    """Return the kernel that replays a policy: a queue, lane, next-use or key policy.
+
+    It fills an array with the leading blocks that each request hits, and returns the number of
+    blocks evicted. Arguments are as in `queues_kernel` for queue policies, else as in
+    `replay_loop`.
+    """
     if issubclass(policy, QueuePolicy):
         return queues_kernel(policy)
     if issubclass(policy, LanePolicy):

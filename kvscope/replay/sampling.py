@@ -113,7 +113,11 @@ def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
 def _find_roots(
     block_parent: Int32s, leaf: Int32s, limit: int, requests: Int32s, root: Int32s
 ) -> None:
-    """Fill `requests`, the number with each block, and `root`, the first block of its subtree."""
+    """Fill two counts of each block (N + 1, 0 at first), for `subtree_roots`.
+
+    `requests` is the number of requests whose path has the block, `root` the first block of its
+    subtree: the highest block on its path that at most `limit` requests have; 0 without one.
+    """
     for block in leaf:
         requests[block] += 1
     for block in range(len(block_parent) - 1, 0, -1):  # children have higher numbers
@@ -131,7 +135,7 @@ def uniform(numbers: Int64s, seed: int) -> Float64s:
 
 
 LEAST_RATE = 0.1
-"""Below it too little is left to state errors: docs/evidence/sampling.md."""
+"""The least share to sample: smaller samples cannot state errors (docs/evidence/sampling.md)."""
 PARTS = 3  # that a sample is cut into
 LEAST_HELD = 20  # requests in a scaled cache: with fewer, whole requests are too coarse a grain
 
@@ -195,7 +199,11 @@ class Anchor(Struct, frozen=True):
         return self._weighted(lru_hit_blocks(self.runs, len(self.sample.requests), capacity))
 
     def _wrong(self, capacity_blocks: int, counted: slice, asked: int) -> float:
-        """Return LRU's hit rate on the sample minus its exact one on the whole trace."""
+        """Return LRU's hit rate on the sample minus its exact one on the whole trace.
+
+        `counted` are the sampled requests that count, `asked` the amount that these look up, in the
+        definition's weight.
+        """
         hits = float(self._lru_hits(capacity_blocks)[counted].sum())
         return hits / asked - float(self.whole.rate(capacity_blocks))
 
@@ -221,7 +229,10 @@ def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Es
 
 
 def require_estimable(definition: HitDefinition) -> None:
-    """Raise UsageError for a definition that a sample cannot estimate."""
+    """Raise UsageError for a flat definition, which a sample cannot estimate.
+
+    Its blocks hit without those before them, so that a sample of subtrees does not stand for them.
+    """
     if definition.flat:
         raise UsageError(
             "a sample keeps prefixes together, a flat cache knows none",
@@ -233,7 +244,7 @@ def require_estimable(definition: HitDefinition) -> None:
 def anchored(drawn: DrawnTrace, definition: HitDefinition) -> Anchor:
     """Return the anchor that turns rates of a sample into rates of the whole trace.
 
-    Raises UsageError for a flat definition, whose blocks are not in subtrees.
+    Raises UsageError for a flat definition (see `require_estimable`).
     """
     require_estimable(definition)
     sample = drawn.sample

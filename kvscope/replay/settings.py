@@ -61,7 +61,9 @@ def with_capacity_model(
 ) -> RunSetting:
     """Return `setting` with the capacity model of these options.
 
-    Raises UsageError for options that contradict each other.
+    `tiers` and `offload` are the texts of `--tiers` and `--offload`, each of which implies an
+    engine. The limits are an engine's (None: vLLM's). `capacities_named`: capacities are stated for
+    the replays, which contradicts tiers. Raises UsageError for options that contradict each other.
     """
     limits = {"--max-num-seqs": max_num_seqs, "--max-num-batched-tokens": max_num_batched_tokens}
     if tiers is not None or offload is not None:
@@ -82,10 +84,11 @@ def with_capacity_model(
 
 
 def with_tiers(setting: RunSetting, tiers: str | None, offload: str | None = None) -> RunSetting:
-    """Return an engine's setting with `tiers` below its pool.
+    """Return an engine's setting with tiers below its pool.
 
-    `offload` is by default the newest vLLM's method. Raises UsageError unless there are one or two
-    tiers below the pool.
+    `tiers` is a text as for `--tiers`, such as `hbm=40GiB,dram=128GiB`, the pool first, and
+    `offload` one as for `--offload`, such as `vllm@0.33:store_threshold=2`; by default it is the
+    newest vLLM's method. Raises UsageError unless there are one or two tiers below the pool.
     """
     from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 
@@ -109,7 +112,8 @@ def engine_setting(
 ) -> RunSetting:
     """Return `setting` on an engine with these limits (default: vLLM's).
 
-    Raises UsageError, naming the option `where`, for a sample and for another hit definition.
+    Raises UsageError, naming the option `where`, for a sample and for a hit definition other than
+    `standard()`, whose warm-up may differ.
     """
     from kvscope.vllm_sim.settings import EngineSettings
 
@@ -140,11 +144,13 @@ def with_groups(
     trace_block: int,
     deployment: ResolvedDeployment | None,
 ) -> tuple[RunSetting, Model | None]:
-    """Return the setting for the deployment's engine, and the model with the bytes of its blocks.
+    """Return the setting for the deployment's engine, and the model whose KV one block holds.
 
-    In an engine with a hybrid model, a block has the layers of one group. Other models stay the
-    same, as does a cache without an engine, which counts all layers as full attention.
-    `trace_block` is the tokens of the trace's blocks. On SGLang, block bytes are those of one GPU.
+    In an engine with a hybrid model, that is the model with the layers of one group
+    (`Model.by_block`), and the setting gets the groups. In all other cases `model` is returned as
+    it is, None included: a cache without an engine counts all layers as full attention.
+    `trace_block` is the tokens of the trace's blocks. On SGLang, the setting's block bytes are
+    those of one GPU.
     """
     if deployment is not None and not setting.engine:
         setting = _of_engine(setting, deployment)
@@ -174,8 +180,9 @@ def tree_setting(
 ) -> RunSetting:
     """Return `setting` on a simulated SGLang that prefills in chunks of `max_num_batched_tokens`.
 
-    A setting with a sample or another hit definition stays the same, a cache of idle blocks; if
-    `engine` has a host tier (HiCache), raises UsageError instead.
+    A setting with a sample, or with a hit definition other than `standard()` (its warm-up may
+    differ), stays the same, a cache of idle blocks; if `engine` has a host tier (HiCache), raises
+    UsageError instead.
     """
     whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
     if not (whole and setting.exact):

@@ -124,6 +124,7 @@ class LruStack:
 
 
 def _fenwick(amounts: Int64s) -> Int64s:
+    """Return the Fenwick tree of `amounts`: n + 1 entries for n amounts, the first 0."""
     upto: Int64s = np.concatenate([[0], np.cumsum(amounts)])
     node = np.arange(len(upto))
     upto -= upto[node & (node - 1)]
@@ -159,11 +160,12 @@ def _stack(
     first_own: int,
     live: int,
 ) -> int:
-    """Fill the distance of each run's first block; return the length of LRU's list at the end.
+    """Fill the `distance` of each run's first block; return the length of LRU's list at the end.
 
-    `owned` is a Fenwick tree of the number of blocks that each request touched last, `previous` the
-    place of each run's in it; the stretch's own requests have places from `first_own` on. `fresh`
-    is the number of blocks that each request is the first to touch, `live` the length before.
+    A run is `blocks[k]` blocks on the path of `request[k]`. `owned` is a Fenwick tree of the number
+    of blocks that each request touched last; the run's last toucher so far has place `previous[k]`
+    in it, and the stretch's own requests have places from `first_own` on. `fresh` is the number of
+    blocks that each request is the first to touch, `live` the length of the list before.
     """
     run = 0
     for at in range(len(fresh)):

@@ -129,9 +129,12 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 
 
 class ServedReplay(Struct, frozen=True):
-    """How a replay served every request, and its other results; fields as in `Run`.
+    """How a replay served every request, and its other results.
 
-    `engine` is the replay of a simulated vLLM; `rejected` masks the requests that SGLang rejects.
+    `evictions` is a number of blocks; `tiers` is empty for a pool alone. `preemptions` and
+    `turned_away`, the number of rejected requests, are over the counted requests, None without a
+    simulated engine. `engine` is the replay of a simulated vLLM, else None; `rejected` is a mask of
+    the requests (R) that a simulated SGLang rejects, else None.
     """
 
     served: ServedRequests

@@ -66,18 +66,26 @@ READS: Mapping[str, Read] = {
     "remote": Read(1e-3, 10e9),
 }
 WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
-"""The bandwidth of writes in bytes a second; their latency is that of a read."""
+"""Default bandwidth of writes to a tier, by its name, in bytes per second; latency as of reads."""
 
 
 class SharedPool(Struct, frozen=True):
-    """Files that all replicas share: bandwidth of all links together; whether it evicts files."""
+    """Files that all replicas share over a network.
+
+    `bytes_per_s` is the bandwidth of all replicas' links together. Once full, the pool evicts files
+    if `evicts`, else it stores no more.
+    """
 
     bytes_per_s: float = math.inf
     evicts: bool = False
 
     @classmethod
     def parse(cls, options: Sequence[str], place: str) -> SharedPool:
-        """Return the pool with options such as `bandwidth=40GB/s` and `evict=lru`."""
+        """Return the pool with options such as `bandwidth=40GB/s` and `evict=lru`.
+
+        Raises UsageError, whose `where` is `place`, for unknown and repeated options and for wrong
+        values.
+        """
         values: dict[str, Any] = {}
         example = "write for example bandwidth=40GB/s"
         given = key_values(options, _POOL_OPTIONS, place, owner="a shared pool", example=example)

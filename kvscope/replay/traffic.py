@@ -130,7 +130,10 @@ def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
 
 
 def with_named_blocks(known: Traffic) -> Traffic:
-    """Return traffic whose anonymous blocks are nodes of their own, below those of the trie."""
+    """Return traffic whose anonymous blocks are nodes of their own, below those of the trie.
+
+    Simulated engines need them: they allocate and evict blocks that no request can hit, too.
+    """
     fresh = known.anonymous.astype(np.int64)
     nodes = len(known.block_parent)
     ends = np.cumsum(fresh)

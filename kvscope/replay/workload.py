@@ -58,9 +58,10 @@ class Workload:
 
     `windows` cut the results over time. `prompts` are the replayed requests: the trace, isolated by
     tenant where the setting says so, or a sample of it, with an `anchor` to estimate the whole
-    trace's rates. `traffic` is their paths and facts under the hit definition. Without `in_parts`,
-    a sample's error leaves out the drift with sample size. Raises UsageError or InputError where
-    the trace cannot be isolated, or a sample cannot estimate the setting's hit rate.
+    trace's rates. `traffic` is their paths and facts under the hit definition. With `in_parts`, a
+    sample is also replayed in smaller samples (`parts`), and its error includes the drift with
+    sample size. Raises UsageError or InputError where the trace cannot be isolated, or a sample
+    cannot estimate the setting's hit rate.
     """
 
     def __init__(
@@ -130,7 +131,11 @@ class Workload:
         return self._under(timed_by(self.setting, self.profile.scaled(times)))
 
     def with_tier(self, tier_mode: str, block_bytes: int) -> Workload:
-        """Return the same workload with blocks of `block_bytes` and offload tier `tier_mode`."""
+        """Return the same workload with blocks of `block_bytes` and an offload method.
+
+        `tier_mode` is the method as for `--offload`, or `hicache` for SGLang's. Capacities of tiers
+        are those of each replay (`ReplayRequest.tiers`).
+        """
         other = copy(self)
         other.setting = replace(self.setting, tier_mode=tier_mode, block_bytes=block_bytes)
         return other
@@ -178,7 +183,10 @@ class Workload:
 
     @property
     def learned(self) -> int:
-        """Number of results of `tables` so far, which replays share."""
+        """Number of results of `tables` so far: a version of the workload.
+
+        While it is the same, executors need not pass the workload to other processes again.
+        """
         return len(self._tables)
 
     def tables(self, policy: Policy, served: Bools | None = None) -> Tables:

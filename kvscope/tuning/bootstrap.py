@@ -37,7 +37,7 @@ CONFIDENCE = 0.95
 FEWEST = 10
 """Conversations that an interval needs: resamples of fewer are too much alike."""
 _SINGLE = 1.1
-"""Requests a conversation below which conversations do not show what depends on what."""
+"""Mean requests per conversation below which nearly all conversations are single requests."""
 _EIGHTHS = 8
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 
@@ -45,9 +45,10 @@ _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 class Gain(Struct, frozen=True):
     """Relative reduction of a figure against the baseline, with its 95 % interval.
 
-    `value`, `low` and `high` are shares of the baseline's figure, for `attainment_gain` differences
-    of shares; below 0 if the policy is worse, minus infinity if only the baseline's figure is 0.
-    With too few conversations the interval is infinite.
+    `value` and the interval's ends `low` and `high` are shares of the baseline's figure; for SLO
+    attainment (fields `attainment_gain`) differences of shares. They are below 0 if the policy is
+    worse, minus infinity if only the baseline's figure is 0. With too few conversations the
+    interval is infinite.
     """
 
     value: float
@@ -248,8 +249,10 @@ def _resample(
 ) -> None:
     """Fill `rows` with figures: row 0 of the original sample, the others of resampled clusters.
 
-    `weight`, one entry per cluster, is 1 throughout and serves as scratch space. The same seed
-    draws the same clusters.
+    `ascending` are latencies (s), `cluster` has the cluster of each of these. `ranks` are the
+    percentiles as ascending shares (0-1): a column of `rows` each, then columns of the share beyond
+    the SLO and of the mean excess (s). `weight`, one entry per cluster, is 1 throughout and serves
+    as scratch space. The same seed draws the same clusters.
     """
     _figures(ascending, cluster, weight, ranks, slo_s, rows[0])
     state = seed
@@ -273,7 +276,8 @@ def _figures(
 ) -> None:
     """Fill `figures`: nearest-rank percentiles, then the share beyond the SLO and the mean excess.
 
-    Request k counts weight[cluster[k]] times.
+    Latency k (s) of `ascending` is in cluster[k] and counts weight[cluster[k]] times. `ranks` are
+    the percentiles as ascending shares (0-1).
     """
     total = 0
     for k in range(len(ascending)):

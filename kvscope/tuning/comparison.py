@@ -47,12 +47,14 @@ class Harm(Struct, frozen=True):
 class WindowTrial(Trial, frozen=True):
     """A trial compared with LRU at the present capacity on the same window.
 
-    `gains` are by figure, as named in kvscope.tuning.bootstrap, `attainment_gain` is a difference
-    of shares; for LRU itself they are empty and 0. `harms` are the broken limits: of figures in
-    VALUES broken by the value, of others by the 95 % interval. `meeting_share` (0-1) of the
-    resamples meet the SLO at the target's percentile, whose 95 % interval is `interval_s`.
-    `likely` is the probability (0-1) that attainment or TEL is better than LRU's. `keeps_up`: the
-    queue stays bounded. `ttft_s` has each request's TTFT in the target's view, by arrival.
+    `gains` maps figures (names of percentiles, `violations`, `tel`) to gains, `attainment_gain` is
+    a difference of shares; for LRU itself they are empty and 0. `harms` are the broken limits: of
+    the median, mean TTFT and prefill throughput broken by the figure itself, of others by its 95 %
+    interval. `meeting_share` (0-1) of the resamples meet the SLO at the target's percentile, whose
+    95 % interval is `interval_s`. `likely` is the probability (0-1) that attainment or TEL is
+    better than LRU's. `keeps_up`: the queue stays bounded. `ttft_s` has the
+    TTFT of each counted request, by arrival: on an idle engine or behind earlier requests, as the
+    target's `view` says. `categories` has the outcome of each category of counted requests.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -121,7 +123,10 @@ class Window:
     def measure(
         self, policy: Policy, capacity_blocks: int, baseline: WindowTrial | None = None
     ) -> WindowTrial:
-        """Replay a policy on the window and return the trial, compared with `baseline`."""
+        """Replay a policy on the window and return the trial, compared with `baseline`.
+
+        Without `baseline` the trial has no gains and no harms, as that of LRU itself.
+        """
         self.evaluator.prepare([policy])
         served = self.evaluator.served(policy, capacity_blocks)
         return self.compare(policy, capacity_blocks, served, baseline)
@@ -133,7 +138,10 @@ class Window:
         served: ServedRequests,
         baseline: WindowTrial | None = None,
     ) -> WindowTrial:
-        """Return the trial of a finished replay (`served`), compared with `baseline`."""
+        """Return the trial of a finished replay (`served`), compared with `baseline`.
+
+        Without `baseline` the trial has no gains and no harms, as that of LRU itself.
+        """
         per_s = self.evaluator.arrivals_per_s
         trial = trial_of(policy, capacity_blocks, served, self.target, per_s)
         times = ttft_s(served, self.target)

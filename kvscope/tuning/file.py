@@ -66,7 +66,12 @@ Bandwidth = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 
 
 class TargetTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The table `[target]`, with the fields of `Target`."""
+    """The table `[target]`: at least a share `percentile` of the requests within the SLO.
+
+    `slo_s` limits TTFT, `tpot_slo_s` the time per output token (None: no limit); the file has both
+    in milliseconds. `measure` ranks policies by TTFT at the percentile or by the share of
+    violations; `view`: TTFT on an idle engine ("unloaded") or behind earlier requests ("queued").
+    """
 
     slo_s: Seconds = msgspec.field(name="slo_ms")
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)]
@@ -145,7 +150,11 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The table `[canary]`, with the fields of `Canary`."""
+    """The table `[canary]`: a test that would confirm the gain in `figure`.
+
+    `replicas` with the new policy are compared for `hours` with as many on LRU, at
+    `requests_per_hour` each; None if no feasible test would.
+    """
 
     figure: str
     requests_per_hour: Number
@@ -230,7 +239,13 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RecommendationTable(msgspec.Struct):
-    """The contents of recommendation.toml, with held-out figures; a gain is value, low and high."""
+    """The contents of recommendation.toml; figures are of the held-out requests.
+
+    `expected` maps `lru` and `recommended` to their figures by name: `p50_ms` and other percentiles
+    of TTFT, `violation_share` and `token_hit_rate` (0-1). `gain` maps figures, such as `p95`, to
+    the share by which the policy's is below LRU's: value, and low and high end of the 95 % CI.
+    `flags` maps `vllm` and `sglang` to launch flags, without engines that cannot run the policy.
+    """
 
     schema: int
     verdict: Verdict
@@ -251,8 +266,9 @@ class RecommendationTable(msgspec.Struct):
 class PolicyFile(Struct, frozen=True, kw_only=True):
     """A policy to run, its fitted table, and the trace that both come from.
 
-    A recommendation adds the target, capacity and latency of its study, `expected` figures, the
-    deployment, and the `tier` below the pool of `capacity_tokens`.
+    A recommendation adds the target, capacity and latency of its study, the deployment, and the
+    `tier` below the pool of `capacity_tokens`. `expected` maps `lru` and `recommended` to their
+    figures by name, as in `RecommendationTable`; empty without a recommendation.
     """
 
     trace: str

@@ -126,7 +126,10 @@ def stated_words(
 
 
 def _hicache_words(engine: Engine) -> dict[str, float | str | None]:
-    """Return SGLang's launch flags and values for its host tier (HiCache); empty without one."""
+    """Return SGLang's launch flags and values for its host tier (HiCache); empty without one.
+
+    A switch has an empty value; no value is None.
+    """
     if engine.hicache is None:
         return {}
     return {

@@ -37,7 +37,7 @@ from kvscope.tuning.trial import Advance, Trial
 from kvscope.tuning.tuner import End, Tuner, TuningResult, eligible_at, lossless
 
 SLOW_COPIES = 3.0
-"""Times as long as modelled that a copy may take: a tier has to do no harm there too."""
+"""Factor on modelled copy times at which a tier must still do no harm."""
 FULL_DISK = End("a disk full of other files")
 _SEARCHED = 2  # routers whose parameters are searched
 _ROUTER_ROWS = 4  # routers that are options, the best of those to compare
@@ -151,8 +151,8 @@ class PlanOption(Struct, frozen=True):
     def label(self, policy: str, tier: str) -> str:
         """Return `2 replicas, session, gittins + 64 GiB CPU tier` from texts of policy and tier.
 
-        Rows are narrow: LRU is left out above a tier of several replicas, and so is the router of
-        one engine's ranks.
+        Rows are narrow: of several replicas with a tier each, the policy is left out if it is LRU.
+        The router of one engine's ranks is left out, too.
         """
         parts = [f"{policy} + {tier}" if tier else policy]
         if self.router is not None:

@@ -50,7 +50,7 @@ def conversation_draws(prompts: Prompts, seed: int = 0) -> NDArray[np.float64]:
 
 
 class Replica(Struct, frozen=True):
-    """The indices of the requests that one replica serves, and their workload."""
+    """The numbers of the requests that one replica serves (ascending), and their workload."""
 
     requests: NDArray[np.int64]
     workload: Workload
@@ -125,7 +125,8 @@ def fleet_sweep(
 ) -> FleetSweep:
     """Return a sweep over fleets whose replicas each have the engine of the workload's setting.
 
-    `above` returns an engine with a tier below its pool.
+    `above` takes that engine and returns it with a tier below its pool; None: no tier. Without an
+    engine in the setting, `above` is not called.
     """
     setting, engine = workload.setting, None
     if setting.capacity_model == "engine":

@@ -25,7 +25,7 @@ _HINTS = (0.5, 0.75, 0.9, 0.95, 0.99)
 
 Values = Mapping[str, Sequence[float]]
 Rank = Callable[[Trial], tuple[float, ...]]
-"""A sort key of trials, best first."""
+"""A function that returns the sort key of a trial, the best first."""
 
 
 class Contender(Struct, frozen=True):
@@ -90,8 +90,9 @@ def search(
 def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict[str, list[float]]:
     """Return the values to try of each parameter that the variant does not state, ascending.
 
-    These are the policy's own, for xi also shares and multiples of that of the SLO, and `hints` by
-    parameter; parameters without values are left out.
+    These are the policy's own, the further values that `hints` maps to the parameter's name, and
+    for xi 0.25 to 2 times its estimate, if any (the tokens that are prefilled within the SLO). The
+    result maps names to values; parameters without values are left out.
     """
     chosen: dict[str, list[float]] = {}
     for parameter in variant.policy.parameters:
@@ -106,13 +107,16 @@ def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict
 
 
 def coarse(variant: Variant, estimates: Estimates, values: Values) -> list[Policy]:
-    """Return the policy from `bind`, then with each value to try, one changed at a time."""
+    """Return the policy of `bind`, then with each of `values`, one parameter changed each time."""
     start = bind(variant, estimates)
     return [start, *(with_value(start, name, value) for name in values for value in values[name])]
 
 
 def finer(best: Policy, tried: Values) -> Iterator[Policy]:
-    """Yield `best` with each parameter half-way to the nearest value tried, below and above."""
+    """Yield `best` with one parameter half-way to the nearest value tried below it, and above it.
+
+    `tried` maps names of parameters to the values tried; other parameters stay.
+    """
     for parameter in best.parameters:
         if parameter.name not in tried:
             continue
@@ -162,9 +166,11 @@ def has_xi(policy: type[Policy]) -> bool:
 def over_xi(
     workload: Workload, variant: Variant, capacity_blocks: int, target: Target
 ) -> list[Policy]:
-    """Return the policy with every xi to try, ascending, its other parameters as in a replay.
+    """Return the policy with every xi to try, ascending.
 
-    A xi that the variant states is ignored. The policy must have that parameter (`has_xi`).
+    Its other parameters are as stated, else as estimated from the workload, else their defaults
+    (`bind`). A xi that the variant states is ignored. The policy must have that parameter
+    (`has_xi`).
     """
     given = {name: value for name, value in variant.given.items() if name != XI}
     free = replace(variant, given=given)

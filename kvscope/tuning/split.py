@@ -21,7 +21,7 @@ from kvscope.tuning.target import check_shares
 
 FEWEST = 100
 BEYOND = 5
-"""Requests that each window needs: in all, and beyond the target's percentile."""
+"""The fewest requests of a window: in all (FEWEST), and beyond the target's percentile (BEYOND)."""
 _BUCKETS = np.array(["1", "2", "3", "4-6", "7+"])
 _FIRST_TURNS = (2, 3, 4, 7)  # of the buckets after the first one
 
@@ -54,7 +54,7 @@ def split_windows(
     """Return the windows: `warmup` first, `validation` and `held_out` last, as shares of requests.
 
     Raises UsageError for shares that leave a window empty, InputError if a window has too few
-    requests.
+    requests: fewer than FEWEST, or than BEYOND beyond the target's `percentile` (0-1).
     """
     check_shares(warmup, validation, held_out)
     requests = len(prompts.leaf)
@@ -151,7 +151,11 @@ def first_requests(prompts: Prompts, count: int, lineage: Lineage) -> Prompts:
 
 
 def _categories(cut: Prompts, turn: NDArray[np.int32]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Return each request's category, and their names, with `turn` unless the trace names turns."""
+    """Return each request's category, and the names of the categories (type and turn bucket).
+
+    Buckets are of `turn`, the turns of the requests (R) in the cut trace, unless the trace names
+    turns: then they stay.
+    """
     named = [name.rpartition(" ") for name in cut.categories]
     kinds, kind = np.unique([parts[0] for parts in named], return_inverse=True)
     bucket = np.searchsorted(_BUCKETS, [parts[2] for parts in named])[cut.category]
@@ -163,4 +167,5 @@ def _categories(cut: Prompts, turn: NDArray[np.int32]) -> tuple[NDArray[np.int32
 
 
 def _bucket(turn: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the index in `_BUCKETS` of each turn."""
     return np.searchsorted(_FIRST_TURNS, turn, side="right")

@@ -20,9 +20,9 @@ MAX_MEAN_REGRESSION = 0.05
 P50_OF_SLO, P50_RATIO = 0.5, 2.0
 """A median below this share of the SLO may grow to this multiple of LRU's."""
 SPARE_SHARE = 0.5
-"""Of the time in which replicas prefill nothing: what longer prefills may take."""
+"""The share of the time in which replicas prefill nothing that longer prefills may take."""
 CERTAIN, LIKELY = 0.95, 0.8
-"""How likely the gain of a change is to be done now, and of one that a canary should confirm."""
+"""The least likelihood of a gain: to change now, and to confirm the change on a canary."""
 WARMUP, VALIDATION, HELD_OUT = 0.2, 0.25, 0.25
 """Shares of the requests, by default; the training window has the rest."""
 

@@ -33,7 +33,7 @@ from kvscope.vllm_sim.settings import EngineSettings
 TierKind = Literal["dram", "ssd", "shared"]
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 STATED = "stated"
-"""The source of a price of your own."""
+"""The source of a price that the user states."""
 _GIB, _DAY_S = 2**30, 86_400.0
 _DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru` counts them
 
@@ -143,7 +143,7 @@ class OnGroups(Struct, frozen=True):
 
 
 HICACHE = "hicache"
-"""How SGLang offloads by default: what is computed is written through to the host's memory."""
+"""SGLang's offload method, with its defaults: computed blocks are written through to the host."""
 
 
 class TierCandidate(Struct, frozen=True):
@@ -405,7 +405,8 @@ class TierSearch:
         """Return the tier `plain` with parameters that gain in training, replayed in validation.
 
         Empty if none gains on both windows. Parameters are searched one after the other, retention
-        intervals first, also with outputs stored: these hit only where an interval keeps windows.
+        intervals first. Each interval is tried with the tier's own method and, where the method has
+        that option, with outputs stored: outputs hit only where an interval keeps windows.
         """
         if not (own := self._replay(self._training, [(plain.candidate, plain.policy)], advance)):
             return []
@@ -522,7 +523,11 @@ def _front(known: Sequence[_Replayed]) -> list[_Replayed]:
 
 
 def _spread(front: Sequence[_Replayed]) -> list[_Replayed]:
-    """Return the front reordered from both ends inwards: largest, smallest, next largest."""
+    """Return the front reordered so that its first entries span it, dearest and cheapest first.
+
+    `front` is by ascending price; its ends are taken in turn, inwards: dearest, cheapest, next
+    dearest.
+    """
     order = sorted(range(len(front)), key=lambda at: (min(at, len(front) - 1 - at), -at))
     return [front[at] for at in order]
 

@@ -38,7 +38,10 @@ from kvscope.vllm_sim import EngineSettings
 PolicyAt = tuple[Policy, int]
 Advance = Callable[[int], None]
 Progress = Callable[..., AbstractContextManager[Advance]]
-"""Takes a step's name and its number of replays, where that is known; gives what counts them."""
+"""Called with a step's name and, if known, its number of replays.
+
+Returns a context manager whose value is called with the number of replays just finished.
+"""
 R = TypeVar("R")
 
 
@@ -227,9 +230,10 @@ class Evaluator:
         scaling: Scaling | None = None,
         split: PrefillSplit | None = None,
     ) -> Evaluator:
-        """Return an evaluator of `replicas` replicas on the same executor, with an optional tier.
+        """Return an evaluator of `replicas` replicas, with an optional tier below each.
 
-        The router defaults to this evaluator's; the other arguments are as in RoutedReplicas.
+        It has the same target, executor and `stop`, and no trials yet. `workload` and `router`
+        default to this evaluator's; the other arguments are as in RoutedReplicas.
         """
         workload = workload or self.workload
         router = router or (self._routed.router if self._routed else SESSION)
@@ -256,7 +260,11 @@ class Evaluator:
         return other
 
     def evaluate(self, points: Sequence[PolicyAt], advance: Advance | None = None) -> list[Trial]:
-        """Return a trial for each policy and capacity, in order; `advance` counts replays."""
+        """Return a trial for each policy and capacity, in order.
+
+        Trials in `trials` are reused and new ones added. `advance` is called with 1 after each
+        replay.
+        """
         keys = [
             (policy.name, policy.evicts, tuple(policy.values.items()), blocks)
             for policy, blocks in points
@@ -309,7 +317,7 @@ class Evaluator:
         return [results[number] for number in range(len(items))]
 
     def trial(self, policy: Policy, capacity_blocks: int) -> Trial:
-        """Return the trial of one policy and capacity."""
+        """Return the trial of one policy and capacity: that in `trials`, else a new one, added."""
         return self.evaluate([(policy, capacity_blocks)])[0]
 
     def served(self, policy: Policy, capacity_blocks: int) -> ServedRequests:

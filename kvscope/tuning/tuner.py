@@ -149,9 +149,12 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     `recommended` is the held-out trial of what to run: the choice, else `enough`, else LRU.
     `infinite` is the trial of an infinite cache on the validation window, `limit` on the later
     requests, as are those of `oracles`, which know the future. `explored` are all trials on the
-    training window. `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on
-    the later requests with LRU and with the choice, None without `scale_out` and for ranks of one
-    engine (`of_ranks`); `replicas_tried` is the most that may be tried.
+    training window. `least_lru` and `least_any` are the least capacities that meet the SLO there
+    with LRU, and with LRU or any of the best settings; None if not searched or if none does.
+    `capacity_origin` says in words where the present capacity comes from, such as `as stated`.
+    `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on the later requests
+    with LRU and with the choice, None without `scale_out` and for ranks of one engine (`of_ranks`);
+    `replicas_tried` is the most that may be tried.
     """
 
     setting: RunSetting
@@ -335,7 +338,7 @@ class Tuner:
         return self._compared(self._searched(self.options.variants), lru)
 
     def _searched(self, variants: Sequence[Variant]) -> list[Contender]:
-        """Return each variant with its trials on the training window, the best first."""
+        """Return each variant with its trials in training: the best variants and trials first."""
         capacity = self.capacity
         hints, rank = xi_hints(self.training, capacity), self._rank()
         return search(self.training, variants, self.estimates, hints, capacity, rank, self.progress)
@@ -471,7 +474,11 @@ class Tuner:
     def _least_for_any(
         self, contenders: Sequence[Contender], lru: Trial | None, advance: Advance
     ) -> Trial | None:
-        """Return the trial at the least capacity up to `lru`'s, with LRU or the best settings."""
+        """Return the training trial at the least capacity for the SLO, by LRU or the best settings.
+
+        `lru` is LRU's trial at its least capacity, up to which others are searched; None if LRU
+        meets the SLO at no capacity. The result is None if no setting does, either.
+        """
         settings = [
             trial.policy
             for contender in contenders[:_KEPT_POLICIES]

@@ -52,8 +52,10 @@ class Keys(NamedTuple):
 
     `heap` holds every run that may shrink, once, by the key of its deepest block. `uses` (N + 1, or
     1 where the policy does not count) are the touches of each block since it was cached, counted
-    along `segments` and `paths`. `clocks` (R) has the `Block.clock` at each request's touch. The
-    two entries of `clock`: the present clock, the heap size above which stale entries are dropped.
+    along `segments` and `paths`. `clocks` (R) has, for each request, the key of the block evicted
+    last before its touch (0: none), which policies see as `Block.clock`. The two entries of
+    `clock`: the key of the block evicted last, and the heap size above which stale entries are
+    dropped.
     """
 
     runs: CachedRuns
@@ -66,7 +68,7 @@ class Keys(NamedTuple):
 
 
 def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: Paths) -> Keys:
-    """Return an empty cache."""
+    """Return the state of a key policy with an empty cache, for a replay of `traffic`."""
     requests, blocks = len(traffic.leaf), len(traffic.block_parent)
     leaf = policy.evicts == "leaf"
     return Keys(
@@ -82,7 +84,7 @@ def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: P
 
 @once
 def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
-    """Return the kernel that replays a key policy.
+    """Return the kernel that replays a key policy: arguments and result as in `replay_loop`.
 
     The policy's key function is compiled into the kernel, as it is called for each block.
     """
@@ -93,8 +95,10 @@ def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
 def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     """Return the eviction order of a key policy.
 
-    A heap entry is stale once later requests have taken over the whole run. Where keys grow with
-    time (`rising`), an entry's key may be too low.
+    A heap entry is stale once later requests have taken over the whole run; it is dropped when it
+    is the lowest, or with all stale entries of a heap grown too large. Where keys grow with time
+    (`rising`), an entry's key may be too low: the lowest entry gets its present key, and goes back
+    into the heap unless it is still the lowest.
     """
     key_of = callable_in_kernels(policy.key)
     admits_turn = callable_in_kernels(policy.admits)

@@ -99,12 +99,15 @@ def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
 
 @once
 def referenced_functions(policy: type[LanePolicy]) -> Referenced:
-    """Return the functions of a lane policy as one reference to pass to kernels."""
+    """Return `lane_functions` as one `Referenced`: kernels take the address of all six functions.
+
+    It is cached for the life of the process, so the address stays valid.
+    """
     return Referenced(lane_functions(policy))
 
 
 class Calls(NamedTuple):
-    """How kernels call the functions of a lane policy.
+    """How kernels call the functions of a lane policy, and `observe` after each request.
 
     With `steps`, a lane's score is kept until `next_step_s` or until its oldest request changes; if
     that time is infinite, until the table changes. Else it is computed at each eviction.
@@ -162,7 +165,7 @@ def no_step(state: Any, idle_s: float, now: Now) -> float:
 
 @once
 def calls_by_address() -> Calls:
-    """Return how kernels call the functions of any policy by their addresses."""
+    """Return how kernels call the functions of any lane policy by their addresses."""
 
     @callable_in_kernels
     def admits(state: Lanes, turn: Turn, now: Now) -> bool:
@@ -198,7 +201,7 @@ def calls_by_address() -> Calls:
 
 
 def lanes_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
-    """Return the kernel that replays a lane policy."""
+    """Return the kernel that replays a lane policy: arguments and result as in `replay_loop`."""
     return _kernel_of(lanes_order(calls_of(policy)))
 
 
@@ -247,7 +250,11 @@ def lanes_order(calls: Calls) -> EvictionOrder:
 
     @callable_in_kernels
     def enter(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
-        """Store the lane of a run's deepest block, and the depth where that lane begins."""
+        """Store in `places` the lane of a run's deepest block, and the depth where it begins.
+
+        Where the table has rows for each part of a path (`cuts`), the lane is that of the block's
+        part, and begins no earlier than that part.
+        """
         cuts, end = traffic.cuts, state.runs.of[request, END]
         part = cuts.shape[1]
         while part > 0 and end <= cuts[request, part - 1]:

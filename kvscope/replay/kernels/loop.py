@@ -33,7 +33,11 @@ class Now(NamedTuple):
 
 
 class TablePeriods(NamedTuple):
-    """The tables of a policy, as in `Tables`, and the one `in_force` (categories x columns)."""
+    """The learned tables of a policy, one per period, and the one `in_force`.
+
+    Table k holds from request `since[k]` on. Its row for category c is row `rows[k, c]` of
+    `values`; `in_force` (categories x columns) is a copy of the table that holds now.
+    """
 
     since: Int64s
     rows: Int32s
@@ -156,7 +160,13 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
 
 
 def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
-    """Return the kernel that replays traffic on one cache in this order."""
+    """Return the kernel that replays traffic on one cache in this order.
+
+    It fills `hits` (R) with the leading blocks that each request hits, and returns the number of
+    blocks evicted. `state` is the empty cache of the order, `capacity` is in blocks, `p` the
+    policy's parameters. Runs idle for more than `ttl_s` expire. With `mandatory`, other blocks are
+    evicted before the request's own. `functions` are the policy's, for calls by address.
+    """
     serve, expire, retable = server(order), order.expire, order.retable
 
     @kernel

@@ -147,9 +147,9 @@ def _expire(state: NextUses, traffic: Traffic, request: int, now: Now) -> int:
 next_uses_kernel = replay_loop(
     EvictionOrder(_admits, enter=do_nothing, join=_join, evict=_evict, expire=_expire)
 )
-"""Replays every next-use policy.
+"""The kernel that replays every next-use policy: arguments and result as in `replay_loop`.
 
-The queue holds the runs that may shrink, by their deepest block. No two of them wait for the same
+The queue holds the runs that may shrink, by their deepest block. No two runs wait for the same
 request: both would lie on its path, and the shallower could not shrink before the deeper.
 Source: Belady, IBM Systems Journal 1966; that the blocks of one next use are one segment of its
 path, and so need no heap, is kvscope's own.

@@ -121,7 +121,10 @@ def queues_server(policy: type[QueuePolicy]) -> Callable[..., tuple[int, int, in
 def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a queue policy.
 
-    Each anonymous block has a number of its own, beyond those of the trie.
+    It fills `hits` (R) with the leading blocks that each request hits, and returns the number of
+    blocks evicted. `queues` is the empty cache, `capacity` is in blocks, `p` the policy's
+    parameters. With `mandatory`, a block is evicted before another enters a full cache. Each
+    anonymous block has a number of its own, beyond those of the trie.
     """
     serve = queues_server(policy)
 

@@ -74,9 +74,10 @@ def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, 
 
 @callable_in_kernels
 def may_shrink(runs: CachedRuns, request: int) -> bool:
-    """Return whether a request's run, which is not empty, may shrink.
+    """Return whether a request's run, which is not empty, may shrink; if not, note that it waits.
 
-    It may not if other runs continue below its tip: the request is then stored as WAITING there.
+    A run may not shrink if other runs continue below its tip and only leaves may be evicted. The
+    request is then stored as WAITING at its tip, so that `release` finds it.
     """
     if not runs.leaf or runs.of[request, END] > runs.of[request, NAMED]:
         return True
