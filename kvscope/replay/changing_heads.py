@@ -229,7 +229,10 @@ def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s
 def _write_choices(
     steps: Walk, common: Int32s, tested: Bools, request: Int32s, block: Int32s
 ) -> int:
-    """Fill `request` and `block` with the pairs of `_choices`, if they fit; return their number."""
+    """Fill `request` and `block` with the pairs of `_choices`, as far as they fit.
+
+    Return the number of all pairs; other arguments are as in `_choices`.
+    """
     block_parent, leaf, length, _, _ = steps
     count = 0
     for number in range(len(leaf)):

@@ -105,9 +105,10 @@ def curve_of(
 def bends(
     prompts: PromptLengths, definition: HitDefinition, distances: LruDistances, first: int
 ) -> tuple[Int64s, Int64s]:
-    """Return the capacities at which the curve's slope changes, and the change of slope at each.
+    """Return the capacities (blocks) at which the slope of the hit curve changes, and the changes.
 
-    Only hits of requests from number `first` on count; a capacity may occur several times.
+    Changes are in hits (of the definition's weight) per block. Only hits of requests from number
+    `first` on count; a capacity may occur several times.
     """
     weigh = {"token": _token_events, "block": _block_events, "request": _request_events}
     counted = distances.request >= first

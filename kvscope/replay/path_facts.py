@@ -31,7 +31,10 @@ LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "
 
 
 def walked(definition: HitDefinition) -> HitDefinition:
-    """Return the definition without name, weight and window: equal ones share one pass."""
+    """Return the definition without name, weight and window.
+
+    Definitions for which the result is equal share one pass over the paths.
+    """
     return replace(definition, name="", weight="block", warmup=0.0)
 
 
@@ -41,7 +44,7 @@ def by_token(definition: HitDefinition) -> HitDefinition:
 
 
 def _writing(definition: HitDefinition) -> HitDefinition:
-    """Return a key, equal for definitions under which requests leave the same blocks cached."""
+    """Return a key of dicts, equal for definitions under which requests cache the same blocks."""
     return replace(walked(definition), flat=False, last_token_rule=False)
 
 

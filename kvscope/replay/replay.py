@@ -63,7 +63,10 @@ class Tables(Struct, frozen=True):
         classes: Int32s | None = None,
         cuts: Int32s | None = None,
     ) -> Tables:
-        """Return `tables` (periods x categories x columns), which share no rows."""
+        """Return the record of `tables` (periods x categories x columns), which share no rows.
+
+        Table k holds from request `since[k]` on; `classes` and `cuts` are as in `Tables`.
+        """
         periods, categories, columns = tables.shape
         rows = np.arange(periods * categories, dtype=np.int32).reshape(periods, categories)
         return cls(since, rows, tables.reshape(periods * categories, columns), classes, cuts)

@@ -212,7 +212,10 @@ class Window:
 
 
 def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float]:
-    """Return the change of each figure that has a limit, as in `Harm`, without intervals."""
+    """Return the change of each figure that has a limit, by name, of the figures themselves.
+
+    Changes are relative to the baseline's figure, of `attainment` a difference of shares.
+    """
 
     def more(figure: Callable[[Trial], float]) -> float:
         before, after = figure(baseline), figure(trial)
@@ -231,7 +234,10 @@ def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float
 
 
 def bounds(target: Target, limits: Limits, baseline: Trial) -> dict[str, float]:
-    """Return the allowed change of each figure, as in `Harm`; `baseline` is LRU's trial."""
+    """Return the allowed change of each figure by name, in the units of `changes`.
+
+    `baseline` is LRU's trial.
+    """
     return limits.bounds(target, baseline.times_ms.p50 / 1e3, baseline.utilization)
 
 

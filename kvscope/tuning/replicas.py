@@ -88,7 +88,7 @@ def thinned(workload: Workload, share: float) -> Workload:
 
 
 def serve_replicas(replicas: Sequence[Replica], request: ReplayRequest) -> list[ServedRequests]:
-    """Return the results of each replica's requests, from independent replays of `request`."""
+    """Return how each replica's requests are served, from a replay of `request` per replica."""
     return [serve_replay(replica.workload, request).served for replica in replicas]
 
 

@@ -118,7 +118,10 @@ def counted_from(setting: RunSetting, first: int, requests: int) -> RunSetting:
 
 
 def first_requests(prompts: Prompts, count: int, lineage: Lineage) -> Prompts:
-    """Return the first `count` requests as if the trace had only those when it was ingested."""
+    """Return the first `count` requests as if the trace had only those when it was ingested.
+
+    `lineage` is the origin of the trace's conversations; if "inferred", they are inferred again.
+    """
     leaf = np.where(
         prompts.blocks > prompts.full_blocks, prompts.block_parent[prompts.leaf], prompts.leaf
     )

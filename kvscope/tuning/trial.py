@@ -119,7 +119,11 @@ class Trial(Struct, frozen=True):
 
 
 def category_times_ms(outcome: Outcome, view: View) -> Percentiles:
-    """Return the percentiles of TTFT in a view, over requests with a token."""
+    """Return the percentiles of TTFT (ms) over requests with a token.
+
+    In the view "queued" they are of queued TTFTs, where the outcome has these; else of TTFTs on an
+    idle engine.
+    """
     queued = outcome.queued_ttft_ms if view == "queued" else None
     return queued or outcome.ttft_ms
 

@@ -91,11 +91,12 @@ class EvictionOrder(Struct, frozen=True, eq=False):
     """The functions that make an eviction order of paths, for the loops below.
 
     They are called with (state, traffic, request, now): `admits` returns whether the policy admits
-    the request, `touch` precedes its take-over of its path, `enter` follows it, `join` queues its
-    run, which may shrink, and `retable` follows a change of the policy's table. `expire` evicts a
-    whole run, `evict` at most as many blocks as its last argument; both return the number of
-    blocks evicted, 0 if none is left. `observe` is called with (state, number, uncached tokens,
-    now) after each request; `number` counts the cache's requests from 0.
+    the request, `touch` precedes the request's take-over of its path, `enter` follows the
+    take-over, `join` queues the request's run, which may shrink, and `retable` follows a change of
+    the policy's table. `expire` evicts a whole run, `evict` at most as many blocks as its last
+    argument; both return the number of blocks evicted, 0 if none is left. `observe` is called with
+    (state, number, uncached tokens, now) after each request; `number` counts the cache's requests
+    from 0.
     """
 
     admits: Callable[..., bool]
@@ -112,7 +113,7 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
     """Return the function that serves one request from one cache in this order.
 
     It returns the leading blocks that the request hits, the cache's blocks afterwards, and the
-    blocks evicted; `size` is the cache's blocks before, `number` that of requests served before.
+    blocks evicted. `size` is the cache's blocks before, `number` how many requests it has served.
     """
     admits, touch, enter, join = order.admits, order.touch, order.enter, order.join
     evict, observe = order.evict, order.observe
