@@ -52,9 +52,9 @@ class WindowTrial(Trial, frozen=True):
     the median, mean TTFT and prefill throughput broken by the figure itself, of others by its 95 %
     interval. `meeting_share` (0-1) of the resamples meet the SLO at the target's percentile, whose
     95 % interval is `interval_s`. `likely` is the probability (0-1) that attainment or TEL is
-    better than LRU's. `keeps_up`: the queue stays bounded. `ttft_s` has the
-    TTFT of each counted request, by arrival: on an idle engine or behind earlier requests, as the
-    target's `view` says. `categories` has the outcome of each category of counted requests.
+    better than LRU's. `keeps_up`: the queue stays bounded. `ttft_s` has the TTFT of each counted
+    request, by arrival: on an idle engine or behind earlier requests, as the target's `view` says.
+    `categories` has the outcome of each category of counted requests.
     """
 
     DOCUMENT: ClassVar[str] = (

@@ -153,7 +153,7 @@ class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
     """The table `[canary]`: a test that would confirm the gain in `figure`.
 
     `replicas` with the new policy are compared for `hours` with as many on LRU, at
-    `requests_per_hour` each; None if no feasible test would.
+    `requests_per_hour` each. `replicas` and `hours` are None if no feasible test would show it.
     """
 
     figure: str
@@ -242,8 +242,9 @@ class RecommendationTable(msgspec.Struct):
     """The contents of recommendation.toml; figures are of the held-out requests.
 
     `expected` maps `lru` and `recommended` to their figures by name: `p50_ms` and other percentiles
-    of TTFT, `violation_share` and `token_hit_rate` (0-1). `gain` maps figures, such as `p95`, to
-    the share by which the policy's is below LRU's: value, and low and high end of the 95 % CI.
+    of TTFT, `violation_share` and `token_hit_rate` (0-1). `gain` maps figures, such as `p95`
+    or `tel`, to the share by which the policy's is below LRU's: the value, and the low and the high
+    end of its 95 % CI.
     `flags` maps `vllm` and `sglang` to launch flags, without engines that cannot run the policy.
     """
 

@@ -149,8 +149,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     `recommended` is the held-out trial of what to run: the choice, else `enough`, else LRU.
     `infinite` is the trial of an infinite cache on the validation window, `limit` on the later
     requests, as are those of `oracles`, which know the future. `explored` are all trials on the
-    training window. `least_lru` and `least_any` are the least capacities that meet the SLO there
-    with LRU, and with LRU or any of the best settings; None if not searched or if none does.
+    training window. `least_lru` and `least_any` are the least capacities that meet the SLO on that
+    window with LRU, and with LRU or any of the best settings; None if not searched or if none does.
     `capacity_origin` says in words where the present capacity comes from, such as `as stated`.
     `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on the later requests
     with LRU and with the choice, None without `scale_out` and for ranks of one engine (`of_ranks`);
