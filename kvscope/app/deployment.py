@@ -51,7 +51,7 @@ _SIZES = frozenset(
 """Options of a cache study, whose place a deployment's pool takes."""
 _OF_GPU = (*GPU_KEYS, "gpu_hour")
 _MEASURED = ("num_gpu_blocks", "engine_log", "latency")
-"""What a file states of one GPU and model."""
+"""Options whose values hold for one GPU and one model."""
 _TARGET_PARSERS = {"slo": values.duration, "percentile": values.percentile}
 
 
@@ -72,7 +72,11 @@ def stated_deployment(options: Stating) -> Deployment | None:
 
 
 def _of_another(known: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
-    """Return options in `known` that hold only for its GPU or model, if `stated` names another."""
+    """Return the options in `known` that no longer hold, as `stated` names another GPU or model.
+
+    Both map names of options to values. Measurements hold for one GPU and model, a price and a data
+    sheet for one GPU; `--latency trace` holds for any.
+    """
     names_of = {"gpu": gpu_name, "model": str.lower}
     both = known.keys() & stated.keys() & names_of.keys()
     changed = {key for key in both if names_of[key](stated[key]) != names_of[key](known[key])}
@@ -222,7 +226,10 @@ def _in_words(stated: Mapping[str, Any]) -> str:
 
 
 def _target_in(path: Path) -> dict[str, float]:
-    """Return the SLO (seconds) and the percentile (0 to 1) in a file. Raises InputError."""
+    """Return the SLO (s, key `slo`) and the percentile (0 to 1, key `percentile`) in a file.
+
+    A key that the file does not state is absent. Raises InputError.
+    """
     target = {}
     for name, text in read_target(path).items():
         with placed(f"{path}: {name}", InputError):
@@ -236,7 +243,11 @@ def _file(options: Stating) -> Path | None:
 
 
 def _deployed_file(options: Stating) -> Path | None:
-    """Return the file that states the deployment; None for a kvscope.toml without one."""
+    """Return the path of the file that states the deployment, None if there is none.
+
+    The file is `options.deployment` (`-`: none), even if it does not exist; by default kvscope.toml
+    in this directory, unless that states no deployment but, say, an SLO alone.
+    """
     path = _file(options)
     if path is None or options.deployment is not None:
         return path
@@ -244,7 +255,11 @@ def _deployed_file(options: Stating) -> Path | None:
 
 
 def _key(where: str | None, options: Stating) -> str | None:
-    """Return the file key of the option in an error's `where`; None if the command set it."""
+    """Return the key in a deployment's file of the option that an error names.
+
+    `where` is the error's place: an option, perhaps with its value, such as `--gpu h100`. None
+    without a place or for another one, and for an option that the command itself states.
+    """
     stated = _given(options, _NAMES)
     name = (where or "").split(" ", 1)[0]
     return next((key for key in _NAMES if option(key) == name and key not in stated), None)

@@ -324,7 +324,11 @@ def _gate(text: str, known: Known) -> Gate:
 
 
 def _check_regression(subject: str, known: Known, where: str) -> None:
-    """Raise UsageError if `SUBJECT.regression` covers no figure of the command."""
+    """Raise UsageError if `SUBJECT.regression` covers no figure of the command.
+
+    `subject` is "" for `regression` alone; `where` is the option with the condition as typed, for
+    the message.
+    """
     if known.of(subject):
         return
     if subject:
@@ -396,7 +400,11 @@ def baseline_figures(
 
 
 def stored_run(store: Store, name: str) -> tuple[Trace, Run]:
-    """Return trace and run of `run:N`, with figures by category and time; InputError if none."""
+    """Return the trace and the run that `name`, `run:N`, names in the store.
+
+    The run has its figures by category and time, too. Raises InputError if the store has no such
+    run.
+    """
     from kvscope.store import results, traces
 
     number = name.removeprefix(RUN)

@@ -19,7 +19,12 @@ _LEAST_LOSS = 0.01  # of the input tokens
 
 
 class HashOptions(Options, frozen=True, kw_only=True):
-    """Options of `hash`: the tokenizer, how prompts are hashed, and the output file."""
+    """Options of `hash`: the tokenizer, how prompts are hashed, and the output file.
+
+    `parts` says what the trace keeps of the parts of prompts: their kinds and ends ("kinds"),
+    tools' names, too ("names"), or nothing ("none"). `strict` stops at the first bad line;
+    otherwise a log with more than the share `max_bad` (0 to 1) of bad lines is an error.
+    """
 
     tokenizer: Annotated[
         str,

@@ -62,10 +62,13 @@ def latency_for(
     deployment: ResolvedDeployment | None,
     prompts: Callable[[], Prompts],
 ) -> TraceLatency:
-    """Return the latency for a trace; `--latency trace` and a roofline are fitted to its TTFTs.
+    """Return the latency profile for a trace: the stated or derived one, or a fit to its TTFTs.
 
-    If the TTFTs determine no profile, `--latency trace` raises InputError, and a roofline stays; it
-    stays also if they are outside its band, as of other GPUs. `prompts` loads the trace's prompts.
+    `--latency trace` takes the fit; it raises InputError if the TTFTs determine none. A roofline, a
+    profile derived from the data sheets of GPU and model, is replaced by the fit if there is one,
+    and if that is within the roofline's band: from `latency_low` to `latency_high` times the
+    derived time. TTFTs outside it seem to be of other GPUs. Other profiles stay. `prompts` loads
+    the trace's prompts.
     """
     named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
     derived = deployment is not None and deployment.latency_origin == "derived"

@@ -76,7 +76,12 @@ def replays_on(on: str | None, monitor: Monitor) -> AbstractContextManager[Execu
 def ray_cluster(
     on: str, monitor: Monitor, *, workers: int | None = None, seen_by_all: str | None = None
 ) -> Iterator[Executor]:
-    """Yield an executor on the Ray cluster at `on`, connected until the block ends."""
+    """Yield an executor on the Ray cluster at `on`, connected until the block ends.
+
+    `workers` is the number of cores of a cluster that is started for it (None: all). `seen_by_all`
+    is the path of a file that every node must see; a node that does not raises InputError (None:
+    any node works).
+    """
     from kvscope.core.ray_cluster import RayCluster
 
     cluster = RayCluster(on, workers=workers, seen_by_all=seen_by_all)

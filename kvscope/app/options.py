@@ -40,7 +40,7 @@ USUAL = frozenset(
 )
 """Fields of options that people use first: the help of a command begins with those that it has."""
 RARE = frozenset({"debug", "force", "forget"})
-"""Options of commands themselves that the help does not begin with."""
+"""Options of commands themselves that the help lists under the heading FURTHER."""
 
 EARLIER: Mapping[str, Mapping[str, str]] = {
     "simulate": {"policies": "policy"},
@@ -55,7 +55,7 @@ EARLIER: Mapping[str, Mapping[str, str]] = {
     "watch": {"window": "window-requests"},
     "hash": {"from": "format"},
 }
-"""Earlier names of options, by command, and the present ones; they go with the next version."""
+"""Earlier names of options and the present ones, by command; the next version drops them."""
 
 T = TypeVar("T")
 
@@ -65,7 +65,8 @@ class Option(Struct, frozen=True):
 
     `default` describes the default in words. `flags` replaces the flag made of the field's name; an
     `argument` is positional and has no flag. `value` is the field's default where a class assigns
-    the Option to the field. The functions from `Time` to `Target` make options of a kind of value.
+    the Option to the field. Options of one kind of value are made by a function of its name, such
+    as `Time` (a duration), `Share`, `Count`, `Size`, or `Target` (an output file).
     """
 
     help: str
@@ -233,8 +234,9 @@ DeploymentFile = Annotated[
 class ReplicaOptions(Options, frozen=True, kw_only=True):
     """Options that describe one replica, and whether the trace holds its traffic or the fleet's.
 
-    An option wins over the same key of a kvscope.toml, and the file over earlier commands. With
-    `beside_pool`, a capacity is reported next to the deployment's pool instead of replacing it.
+    An option wins over the same key of a kvscope.toml, and the file over earlier commands. A
+    subclass can set the class variable `beside_pool`, as `AnalyzeOptions` does: a capacity is then
+    reported next to the deployment's pool instead of replacing it.
     """
 
     group: ClassVar[str] = "Deployment"
@@ -289,7 +291,14 @@ class DeploymentOptions(ReplicaOptions, frozen=True, kw_only=True):
 
 
 class Reading(Options, frozen=True, kw_only=True):
-    """How to read a trace that the store does not have yet."""
+    """How to read a trace that the store does not have yet.
+
+    `turns` says whether a session's rows each hold the whole prompt ("whole") or what is new
+    ("delta"); None: as the rows show. `session_arrivals` is the rate (sessions per second) of a
+    Poisson process at which sessions without a common clock begin; None: back to back. `strict`
+    stops at the first bad line; otherwise a trace with more than the share `max_bad` (0 to 1) of
+    bad lines is an error.
+    """
 
     group: ClassVar[str] = "Reading a new trace"
 
@@ -436,9 +445,10 @@ def targets_of(kind: type[Struct]) -> list[str]:
 def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
     """Raise UsageError if an output file is also an input, or the output of another option.
 
-    Files are compared by device and inode. Inputs include the store `db`, even before it exists,
-    everything in a dataset's folder, the files that settings name, and the files next to a model.
-    `writes` maps flags to paths.
+    `writes` maps flags to the paths of output files, `reads` names of options to their values, of
+    which those that are paths count. Inputs include the store `db`, even before it exists,
+    everything in a dataset's folder, the files that an input in TOML names (as a deployment does),
+    and the files next to a model. Files are compared by device and inode.
     """
     known: dict[object, str] = {}
     if writes and "trace" in reads and reads.get("deployment") is None:

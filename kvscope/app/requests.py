@@ -78,7 +78,10 @@ def stated_slo(slo_s: float | None) -> float:
 
 
 def stated_capacities(*named: int | tuple[int, ...] | None) -> Capacities:
-    """Return the capacities of --capacity (bytes) or --capacity-blocks; UsageError for both."""
+    """Return the capacities of --capacity (bytes) or --capacity-blocks; UsageError for both.
+
+    `named` are these two options' values, in this order: one number, several, or None.
+    """
     if None not in named:
         raise UsageError(
             "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
@@ -130,7 +133,11 @@ def kv_model(
 
 
 def latency_profile(latency: str | None) -> LatencyProfile:
-    """Return the latency profile called `latency`: the default for None, TO_FIT for `trace`."""
+    """Return the latency profile called `latency`, the default one for None.
+
+    For `trace` it is TO_FIT, a placeholder until the trace is read and a profile fitted to its
+    TTFTs (`kvscope.app.latency.latency_for`).
+    """
     if latency == FROM_TRACE:
         return TO_FIT
     with placed("--latency"):
@@ -147,7 +154,10 @@ def above_zero(rate_scale: float) -> float:
 
 
 def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
-    """Raise UsageError for a policy whose eviction order a simulated engine cannot follow."""
+    """Raise UsageError for a policy whose eviction order a simulated engine cannot follow.
+
+    `where` is the option that names the policies, for the message.
+    """
     from kvscope.vllm_sim.state import lane_class  # late: loads NumPy
 
     with placed(where):
@@ -156,7 +166,10 @@ def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
 
 
 def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
-    """Raise UsageError for a policy or a policy parameter that SGLang lacks."""
+    """Raise UsageError for a policy or a policy parameter that SGLang lacks.
+
+    `where` is the option that names the policies, for the message: --policy, or --recommendation.
+    """
     from kvscope.sglang_sim.replay import sglang_has  # late: loads NumPy
 
     for policy, given, leaves in ((each.policy, each.given, each.leaves) for each in variants):
@@ -211,7 +224,9 @@ class SimulateRequest(Struct, frozen=True):
 
     The tiers of `--tiers` are in `setting`, with their capacities. `tier` is a recommended tier
     below a pool of the named capacity. `copied_bytes_per_token` is the KV that SGLang's host tier
-    copies to each GPU, if a recommendation states it.
+    copies to each GPU, if a recommendation states it. `recommended`: the request is made from a
+    recommendation, whose policy is the last variant; figures without the name of a policy are then
+    this policy's.
     """
 
     setting: RunSetting

@@ -46,12 +46,13 @@ _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
 
 class Simulation(Struct, frozen=True):
-    """The runs of one setting over one trace; `found` (here `estimates`) has estimated parameters.
+    """The runs of one setting over one trace.
 
-    `curve` is LRU's exact hit rate at every capacity, None where the setting has none. `unfinished`
-    counts replays that a stop prevented. `workload` is the replayed workload, for views of single
-    requests. The pool without a recommended tier is replayed too: `alone` with LRU, and
-    `alone_as_recommended` with the recommended policy, if another; null without such a tier.
+    `estimates` are the parameters estimated from the trace, by their names; documents call them
+    `found`. `curve` is LRU's exact hit rate at every capacity, None where the setting has none.
+    `unfinished` counts replays that a stop prevented. `workload` is the replayed workload, for
+    views of single requests. The pool without a recommended tier is replayed too: `alone` with LRU,
+    and `alone_as_recommended` with the recommended policy, if another; null without such a tier.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -167,7 +168,10 @@ def simulate(
 
 
 def on_groups(request: SimulateRequest, trace: Trace) -> SimulateRequest:
-    """Return the request with a hybrid model's layer groups set on its engine, if it has any."""
+    """Return the request with the layer groups of its model, if an engine runs a hybrid one.
+
+    The setting also gets the deployment's engine, and SGLang's the bytes of a block on each GPU.
+    """
     setting, model = with_groups(
         request.setting, request.model, trace.block_size, request.deployment
     )
@@ -289,7 +293,11 @@ class _RunKeeper:
             self.store_waiting(patience_s=0.0)
 
     def store_waiting(self, patience_s: float | None = None) -> KvscopeError | None:
-        """Store the waiting runs; return the error if some could not be stored."""
+        """Store the waiting runs; return the error if some could not be stored, else None.
+
+        `patience_s` is how long to wait (s) if another process uses the store; None: as the store
+        does.
+        """
         self._last_s = time.monotonic()
         if not self.waiting:
             return None

@@ -58,6 +58,7 @@ class TraceSource(Struct, frozen=True):
     def store(self, db: str, note: Callable[[str], None]) -> StoreFile:
         """Return the dataset's own store, or else the store at `db`.
 
+        `note` is called with a sentence for the user when the store waits for another process.
         Raises InputError for a dataset that is not finished.
         """
         if self.kind == "dataset":

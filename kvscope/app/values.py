@@ -259,7 +259,11 @@ def store(text: str) -> str:
 
 
 def target(text: str) -> str:
-    """Return an output path or `-`; reject a path that cannot be written, before any work."""
+    """Return an output path or `-`; reject a path that cannot be written, before any work.
+
+    Raises UsageError for an empty text, a folder, a file in a folder that does not exist, and a
+    file that this process may not write.
+    """
     path = Path(called(text))
     if text == STANDARD_STREAM:
         return text
@@ -276,17 +280,20 @@ def target(text: str) -> str:
 
 
 def appended(text: str) -> str:
-    """Return a file to append lines to; reject it as `target` does."""
+    """Return the path of a file to append lines to; raises UsageError as `target` does."""
     return target(text)
 
 
 def new_target(text: str) -> str:
-    """Return an output file that does not exist yet; reject it as `target` does."""
+    """Return the path of an output file; UsageError if it exists, or as `target` raises it."""
     if Path(text).exists():
         raise UsageError(f"{text!r} exists already", remedy="name a new file")
     return target(text)
 
 
 def existing_or_target(text: str) -> str:
-    """Return a file that is read, or created if missing; reject it as `target` does."""
+    """Return the path of a file to read, or to create if it is missing.
+
+    Raises UsageError for a missing file that cannot be created, as `target` does.
+    """
     return text if Path(text).is_file() else target(text)

@@ -33,7 +33,12 @@ _FORMAT = "bailian"  # what kvscope's recorders write
 
 
 class WatchOptions(opt.Options, frozen=True, kw_only=True):
-    """Options of `watch`."""
+    """Options of `watch`: the policy and capacity to replay, how much, how often, and when to warn.
+
+    Every `every` seconds the latest `window_requests` requests are replayed. `drift` (0 to 1) is
+    the relative change of the recommendation's hit rate from which on to tune again. Only one of
+    `capacity`, in bytes, and `capacity_blocks` may be stated.
+    """
 
     recommendation: str | None = opt.Source(
         "File of `kvscope tune` or `kvscope fit --export`: also replay what it recommends."
@@ -88,10 +93,13 @@ class WatchRequest(Struct, frozen=True):
 class WindowHits(Struct, frozen=True):
     """Token-weighted hit rates of the later half of a window.
 
-    `lru` maps factors of `capacity_blocks` (idle cached blocks) to LRU's rate. `observed` is None
-    if no request reports its cached tokens, `recommended` without advice. `drift` is the relative
-    distance of `recommended` from the rate that the recommendation expected, `rejected` counts the
-    requests that need more blocks than the advice's engine has (None without an engine).
+    The whole window has `requests` requests, which arrived in `span_s` seconds. `lru` maps factors
+    of `capacity_blocks` (idle cached blocks) to LRU's rate. `observed` is None if no request
+    reports its cached tokens, `recommended` without advice. `drift` is the relative distance of
+    `recommended` from the rate that the recommendation expected (None if it states none), and
+    `tune_again` is set where its size exceeds the option `drift`. `rejected` counts the requests
+    that need more blocks than the advice's engine has (None without an engine). The replay ended at
+    the Unix time `computed_at_s`, after `duration_s` seconds.
     """
 
     requests: int
@@ -113,7 +121,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 class _RecordedLine(msgspec.Struct):
-    """The fields of a recorded line that a watch counts."""
+    """The fields of a recorded line that a watch reads; `timestamp` is the arrival in seconds."""
 
     chat_id: int | str
     timestamp: float
@@ -125,8 +133,9 @@ class _RecordedLine(msgspec.Struct):
 class Watch:
     """A window of the latest lines of a recording, counters over all lines, and hit rates.
 
-    `hits` is of the window last replayed, `past` of all. The window is bounded by its number of
-    requests and by MOST_BYTES.
+    `hits` are those of the window replayed last, None before; `past` has the hits of the latest
+    2,000 replayed windows, `hits` the last of them. The window is bounded by its number of requests
+    and by MOST_BYTES.
     """
 
     def __init__(self, request: WatchRequest) -> None:

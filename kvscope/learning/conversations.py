@@ -28,7 +28,11 @@ V = TypeVar("V")
 
 
 class RequestHints(NamedTuple):
-    """The session, type, turn and trace time that a request states, else None or "unknown"."""
+    """What a request states: its session, type, turn, and time by the clock of a replayed trace.
+
+    Each is None, and the type "unknown", where the request does not state it. `probe`: it was sent
+    by `kvscope calibrate` to measure, and recorders ignore it.
+    """
 
     session: str | None
     type: str
@@ -74,7 +78,10 @@ class Sessions:
 
 
 class _PromptEnd(Struct):
-    """Prompts that end at one block: the latest one's turn, and how many requests `continued`."""
+    """The prompts that end at one block, and how many later requests `continued` them.
+
+    `turn` and `history_tokens` are those of the latest such request.
+    """
 
     continued: int = 0
     turn: int = 0

@@ -29,9 +29,11 @@ _SURE = -2.0 * math.log(CHANCE)
 class Goal(NamedTuple):
     """Thresholds by which a guard compares candidates, for a cache of `capacity_blocks`.
 
-    It counts each request's computed tokens beyond `xi_tokens` (half of `slo_tokens` for policies
-    without a xi), and late requests: those that compute and wait for more than `slo_tokens` in an
-    engine that computes `tokens_per_s` (0: requests do not wait; `slo_tokens` 0: none is late).
+    A guard counts each request's computed tokens beyond `xi_tokens`, which is half of `slo_tokens`
+    for policies without a xi, and late requests. A request is late if the tokens that it computes,
+    and those before it that it waits for, are more than `slo_tokens`. It waits for tokens of
+    earlier requests that an engine which computes `tokens_per_s` has not finished when it arrives.
+    With 0 `tokens_per_s` no request waits; with 0 `slo_tokens` none is late.
     """
 
     capacity_blocks: float

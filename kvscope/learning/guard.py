@@ -42,7 +42,14 @@ AT_ONCE = 4  # requests served per event: an engine's step must not wait for a c
 
 
 class _Waiting(Struct):
-    """A request that the shadows have not served yet, with all that is known of it so far."""
+    """A request that the shadows have not served yet, with all that is known of it so far.
+
+    `kinds` has its class and cuts under each candidate (see `Kind`), `tables` the candidates'
+    tables when it arrived. `blocks` counts the followed blocks that it touched, of prompt and
+    output. `segments` are those of them that earlier requests touched last: (start depth, end
+    depth, number of that request). Blocks last touched before request `forgotten` count as new.
+    `ended`: no more will be known of it; `served` is False if it ended unserved.
+    """
 
     number: int
     kinds: Sequence[Kind]
@@ -76,7 +83,11 @@ class OnlineGuard:
         slots: int = MOST_REQUESTS,
         evidence: GuardEvidence | None = None,
     ) -> None:
-        """Begin with the `evidence` of a policy file, or with none."""
+        """Begin with the `evidence` of a policy file at half weight, or with none.
+
+        `slots` (a power of 2) is the number of latest requests whose blocks the shadows keep: they
+        evict what only older requests touched.
+        """
         self.capacity_blocks, self.every = capacity_blocks, 1
         self._policy, self._block_size, self._slots = policy, block_size, slots
         self._tables = tables
@@ -103,7 +114,8 @@ class OnlineGuard:
     ) -> None:
         """Add a new request, with its class and cuts under each candidate (`kinds`).
 
-        One of `every` blocks is followed; blocks last touched before request `forgotten` are not.
+        One of `every` blocks is followed; another `every` than before voids the evidence and
+        empties the shadows. Blocks last touched before request `forgotten` are not followed.
         """
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
@@ -207,9 +219,10 @@ MEMORY = 4608  # requests whose blocks are known, as many as `gittins` has by de
 
 
 class ArrivedRequest(NamedTuple):
-    """A request as it arrived, with its class; more input may be streamed later.
+    """A request as it arrived, with its class `kind`; more input may be streamed later.
 
-    `match` is its match with earlier requests' blocks, None where no guard needs it.
+    `match` is its match with earlier requests' blocks, None where no guard needs it. `arrival_s`
+    and `turn` are 0 for learners that do not read them.
     """
 
     match: PrefixMatch | None
@@ -220,9 +233,11 @@ class ArrivedRequest(NamedTuple):
 
 
 class GuardedLearner(OnlineLearner):
-    """A learner that tracks the blocks of the latest `memory` requests for its guard.
+    """A learner that tracks recently touched blocks (`recent`) for its guard.
 
-    `candidate` numbers the one in force, fixed without a guard. `gaps_s` as in `RecentBlocks`.
+    It knows the blocks of the latest `memory` requests. `gaps_s` (s, ascending) divide their waits
+    since the previous touch into classes; none: one class. `candidate` is the number of the
+    candidate in force, 0 for LRU; it never changes without a guard.
     """
 
     candidate = FALLBACK
@@ -254,7 +269,7 @@ class GuardedLearner(OnlineLearner):
         self.candidate = self.online_guard.now
 
     def switched(self) -> bool:
-        """Return whether the guard has put another candidate in force, and log it."""
+        """Return whether the guard has put another candidate in force; log it."""
         if self.online_guard is None or self.online_guard.now == self.candidate:
             return False
         before, now, evidence = self.candidate, self.online_guard.now, self.online_guard.evidence

@@ -20,18 +20,21 @@ from kvscope.core.arrays import Float64s
 from kvscope.policies.base import EARLY, LanePolicy, Turn
 
 LanePlan: TypeAlias = tuple[tuple[int, int], ...]
-"""(depth, lane) from the deep end on: blocks that end beyond the depth are in that lane.
+"""The lanes of a path, as (depth, lane) steps from the deep end on.
 
-The last depth is 0. Depths count whatever the caller counts: blocks, or tokens.
+A block is in the lane of the first step whose depth lies before the block's end. The last depth is
+0. Depths count whatever the caller counts: blocks, or tokens.
 """
 
 
 def lane_plan(
     policy: LanePolicy, turn: Turn, blocks: int, cuts: Sequence[int], block_size: int, p: Any
 ) -> LanePlan:
-    """Return the lanes of a path's `blocks`; ascending `cuts` (in blocks) divide it into parts.
+    """Return the lanes in which the policy places the `blocks` of a request's path.
 
-    `turn` has the request's class; each part has a category of its own (see `Tables.classes`).
+    `turn` has the request's class. Ascending `cuts` (depths in blocks) divide the path into parts;
+    each part of a class has a category of its own (see `Tables.classes`). `p` has the values of the
+    policy's parameters, as `Policy.settings` returns them.
     """
     plan: list[tuple[int, int]] = []
     parts, end = len(cuts) + 1, max(blocks, 1)
@@ -48,7 +51,10 @@ def lane_plan(
 
 
 def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
-    """Return the lane of a path's head: its blocks that any next turn needs."""
+    """Return the lane of a path's head, the blocks that any next turn needs.
+
+    The arguments are those of `lane_plan`.
+    """
     of_part = _in_part(turn, len(cuts) + 1, bisect_right(cuts, 0))
     return policy.place(of_part, 0, block_size, p)[1]
 
@@ -79,10 +85,11 @@ _SPARE = 64
 class LaneHeap:
     """Lanes by the worth of their oldest block at `now_s`; among equals the lower number first.
 
-    `oldest` returns the number of a lane's oldest block (lower is older), and the time since when
-    it is idle; None for an empty lane. A caller that changes the front of a lane adds it to
-    `changed`; `all_changed` stands for every lane. `next_step_s` is a stepwise policy's, else None;
-    `steady` says that no lane's worth changes at all.
+    `oldest` returns the number of a lane's oldest block (lower is older), and the time (s) since
+    when it is idle; None for an empty lane. `score` returns the worth of a lane's oldest block that
+    is idle for so many seconds. A caller that changes the front of a lane adds it to `changed`;
+    `all_changed` stands for every lane. `next_step_s` is a stepwise policy's, else None; `steady`
+    says that no lane's worth changes at all.
     """
 
     def __init__(
@@ -128,7 +135,12 @@ class LaneHeap:
         self.all_changed = True
 
     def unsettled(self) -> set[int]:
-        """Return the lanes to score next; callers may first set aside their oldest blocks."""
+        """Return the lanes that `first` will score anew, for callers that change them before.
+
+        A caller that must not evict some blocks, such as those with cached children, removes them
+        from the fronts of these lanes before it calls `first`. Other callers need no call: `first`
+        makes it.
+        """
         if self.all_changed:
             self.all_changed = False
             self.changed.update(range(len(self._lanes)))
@@ -149,7 +161,13 @@ class LaneHeap:
         return None
 
     def limit(self) -> float:
-        """Return the number below which the first lane's blocks go before lanes of equal worth."""
+        """Return the number below which the first lane's blocks go before lanes of equal worth.
+
+        It is the number, by age, of the oldest block in another lane with the worth that `first`
+        returned; infinity without one. The caller can take from that lane the blocks that are
+        older, and idle since the same time as its oldest one, without another call of `first`. An
+        outdated entry can make the number too low, which costs no more than such a call.
+        """
         following = min(self._heap[1:3], default=None)  # another one's, or one that is out of date
         return following[1] if following and following[0] == self._heap[0][0] else math.inf
 
@@ -186,9 +204,10 @@ class LaneHeap:
 
 
 class Scores(dict[tuple[int, int], float]):
-    """A policy's table as a dictionary: single numbers are read several times as fast.
+    """A policy's table as a dictionary of its values by (row, column), for single look-ups.
 
-    `steady`: each row has only one number, so no worth changes with age.
+    These are several times as fast as those of an array. `steady`: in each row all values are
+    equal, so no worth changes with age.
     """
 
     def __init__(self, table: Float64s) -> None:

@@ -28,7 +28,11 @@ class FittedTable(ABC):
         """Return {name of the table: its TOML values}; `read_fit` restores the same numbers."""
 
     def refitted_in_engine(self) -> Self:
-        """Return the fit such that an engine later replaces it by its own, if the learner can."""
+        """Return the fit, marked for an engine to replace it later by fits to its own requests.
+
+        The engine does so once it has served `requests` requests. A learner without fits of its own
+        in an engine returns the same fit.
+        """
         return self
 
 
@@ -77,7 +81,11 @@ class OnlineLearner:
         """Note that the engine's cache was emptied."""
 
     def guard(self, capacity_blocks: int) -> None:
-        """Start a guard, if the policy has one, over the table in a cache of `capacity_blocks`."""
+        """Start the policy's guard, if it has one, for a cache of `capacity_blocks`.
+
+        From then on `table` is that of the candidate in force: LRU's until evidence, of a policy
+        file or of shadow caches of this size, shows that another one is better.
+        """
 
 
 def learner_class(policy: type[Policy]) -> type[OnlineLearner] | None:

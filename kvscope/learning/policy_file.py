@@ -25,11 +25,15 @@ KEYS = (
     *("grade", "expected", "gain", "flags", "deployment", "canary", "tier"),
     "returns",  # a fit: a table a learner
 )
-"""What a policy file or a recommendation has at its top."""
+"""The keys at the top level of a policy file or a recommendation."""
 
 
 class PolicyTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The table `[policy]`; parameters that are left out have the policy's defaults."""
+    """The table `[policy]`; parameters that are left out of `params` have the policy's defaults.
+
+    `leaves` says which blocks the policy evicts: "leaf" only those without cached children, "any"
+    all; None: as the policy does by default.
+    """
 
     name: str
     params: dict[str, Number]

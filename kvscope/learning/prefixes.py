@@ -11,7 +11,10 @@ Key: TypeAlias = Hashable  # an engine's hash of a block and of all before it
 
 
 class _Prefix(Struct, eq=False):
-    """A key, the key before it (`above`), its cached blocks (`holders`), and cached `children`."""
+    """A key, the key before it (`above`), and the numbers of blocks and children that are cached.
+
+    `holders` counts the cached blocks with this key; `children` the cached keys right after it.
+    """
 
     key: Key
     above: _Prefix | None = None
@@ -22,7 +25,9 @@ class _Prefix(Struct, eq=False):
 class Prefixes:
     """The keys of all cached blocks, and of the prefixes right above them.
 
-    `stranded` becomes True when a key with cached children loses all but one of its blocks.
+    Several blocks can have one key; any of them makes the key's children reachable. `stranded`
+    becomes True when a key with cached children has only one block left, which must now not be
+    evicted before the children. The caller looks at its free blocks again, and resets `stranded`.
     """
 
     def __init__(self) -> None:
@@ -44,7 +49,10 @@ class Prefixes:
             entry.above = prefix
 
     def lose(self, key: Key) -> Key | None:
-        """Remove a block with `key`; return its prefix if that has no cached child left."""
+        """Remove a block with `key`; return its prefix if that has no cached child left.
+
+        Else return None.
+        """
         entry = self._known.get(key)
         if entry is None or entry.holders == 0:
             return None
@@ -65,7 +73,10 @@ class Prefixes:
         return prefix.key
 
     def has_orphans(self, key: Key) -> bool:
-        """Return whether `key` has exactly one block, and cached children."""
+        """Return whether evicting a block with `key` would make cached children unreachable.
+
+        That is so if the key has cached children, and no other block has it.
+        """
         entry = self._known.get(key)
         return entry is not None and entry.children > 0 and entry.holders == 1
 

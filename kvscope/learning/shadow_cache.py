@@ -60,8 +60,8 @@ class ShadowRuns:
         """Move a previous request's blocks in front of `until`, with their branch points.
 
         They go to request `number` and its `branches`. Returns the branch point at the last of
-        these blocks, None without one. Requests that overlap may take over blocks in front of
-        earlier segments, hence the sort.
+        these blocks, None without one. `branches` are sorted by depth each time: requests that
+        overlap may take over blocks in front of earlier segments.
         """
         at = previous & self.mask
         self.first[at] = until
@@ -114,7 +114,8 @@ class ShadowCache:
     ) -> tuple[int, bool]:
         """Remove a run's blocks in front of `until`; return their end, and whether others are left.
 
-        The run began at `begin` and was a child of `parent`. An empty run ends at `begin`.
+        The run is that of request `previous`; it began at `begin` and was a child of `parent`. An
+        empty run ends at `begin`.
         """
         at = previous & self._runs.mask
         end = self.end[at]
@@ -130,7 +131,10 @@ class ShadowCache:
         return end, False
 
     def join(self, number: int, now_s: float, plan: LanePlan, end: int) -> None:
-        """Add a request's run, which ends in front of `end`; then evict down to the capacity."""
+        """Add a request's run, which ends in front of `end`; then evict down to the capacity.
+
+        `plan` has the lanes of its blocks.
+        """
         at = number & self._runs.mask
         self._plans[at] = plan
         self.end[at] = end
@@ -147,7 +151,10 @@ class ShadowCache:
                 break
 
     def drop(self, number: int) -> None:
-        """Forget a request's run, whatever it is worth; no older run is its child."""
+        """Remove the whole run of a request, which must be the oldest run, whatever it is worth.
+
+        It has no child runs that would become unreachable: these are always of older requests.
+        """
         at = number & self._runs.mask
         left = self.end[at] - self._runs.first[at]
         if left > 0:
@@ -170,7 +177,12 @@ class ShadowCache:
         return lane_at(self._plans[at], self.end[at])[1]
 
     def _floor(self, at: int, end: int) -> int:
-        """Return how far a run may shrink: to right below its deepest block with child runs."""
+        """Return the least depth to which the end of a run may shrink.
+
+        `at` is the request's index in arrays by request, `end` the depth where its run ends now.
+        The floor is right below the run's deepest block with child runs; 0 without one, and for a
+        policy that evicts any block.
+        """
         if not self._leaf:
             return 0
         for branch in reversed(self._runs.branches[at]):
@@ -208,14 +220,21 @@ class ShadowCache:
         return number < runs.oldest or runs.first[at] >= self.end[at]
 
     def _oldest(self, lane: int) -> tuple[int, float] | None:
-        """Return a lane's oldest run that is not empty, and when it was touched."""
+        """Return the request of a lane's oldest run, and its arrival (s); None for an empty lane.
+
+        Empty runs do not count.
+        """
         heap = self._heaps[lane] if lane < len(self._heaps) else None
         while heap and self._empty(heap[0]):
             heappop(heap)
         return (heap[0], self._runs.arrival_s[heap[0] & self._runs.mask]) if heap else None
 
     def _shrink(self, number: int) -> None:
-        """Evict blocks of the run's last lane from its deep end; the run is the lane's oldest."""
+        """Evict the deepest blocks of a run, down to the capacity or as far as they may go.
+
+        They may go as far as the run's last lane, its floor and its first block. `number` is the
+        run's request; the run is the oldest of its lane.
+        """
         runs, at = self._runs, number & self._runs.mask
         first, end = runs.first[at], self.end[at]
         floor = self._floor(at, end)
@@ -235,7 +254,10 @@ class ShadowCache:
             self._push(number, self._lane(at))
 
     def _force(self, number: int) -> bool:
-        """Drop the oldest run: the fallback if inconsistent state leaves no run that may shrink."""
+        """Drop the oldest run, up to that of request `number`; return False if all are empty.
+
+        The fallback if inconsistent state leaves no run that may shrink.
+        """
         for request in range(self._runs.oldest, number + 1):
             if not self._empty(request):
                 self.drop(request)

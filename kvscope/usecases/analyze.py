@@ -137,7 +137,12 @@ class Analysis(Struct, frozen=True, kw_only=True):
         return self.pool is not None and caching is not None and caching.definition == standard()
 
     def exceeds(self, share_of_ideal: float) -> bool:
-        """Return whether the pool reaches `share_of_ideal` in fewer blocks than on LRU's curve."""
+        """Return whether the pool reaches `share_of_ideal` in fewer blocks than on LRU's curve.
+
+        True if the replayed pool has this share (0 to 1) of the ideal hit rate, and fewer blocks
+        than the curve needs for it: then a report must not state the curve's capacity as necessary.
+        False without a pool, and for unknown hits.
+        """
         caching, now, blocks = self.caching, self.present_rate, self.present_blocks
         if caching is None or now is None or blocks is None:
             return False
@@ -146,7 +151,10 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     @property
     def present_rate(self) -> float | None:
-        """LRU's hit rate with `present_blocks`, weighted as in the headline; None if unknown."""
+        """LRU's hit rate with `present_blocks`, None if these or the hits are unknown.
+
+        By token in the replayed `pool`; else of the curve, in the weight of its hit definition.
+        """
         if self.caching is None or not (blocks := self.present_blocks):
             return None
         return self.pool.token_hit_rate if self.pool else float(self.caching.lru.rate(blocks))
@@ -343,7 +351,11 @@ def _causes(stores: Stores, trace: Trace) -> tuple[CauseTotal, ...]:
 
 
 def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
-    """Return a context that raises DiskFullError if a dataset's folder has too little space."""
+    """Return a context that turns an error for lack of disk space into a DiskFullError.
+
+    `work` is the folder in which a dataset's analysis writes; None for a trace that is no dataset,
+    whose analysis writes nothing: the context then does nothing. Nothing is checked beforehand.
+    """
     return nullcontext() if work is None else space_in(work, "the dataset is as it was")
 
 

@@ -47,9 +47,10 @@ class Opened(Struct, frozen=True):
 class ResultFile(Struct, Generic[Result], frozen=True):
     """An output file of a command, by default at `path` (`-`: no file); `of` names its content.
 
-    `write` returns a sentence on the outcome; a file worth keeping is replaced only with `force`.
-    The store keeps `text` and `summary` with the report. `missing` explains why there is no file if
-    `UseCase.instead` answers.
+    `write` takes the result, the path and the keyword `force`, and returns a sentence on the
+    outcome; a file worth keeping is replaced only with `force`. The store keeps two texts with the
+    report: `text`, the file's content (None if none should be written), and `summary`, a sentence.
+    `missing` explains why there is no file if `UseCase.instead` answers.
     """
 
     path: str

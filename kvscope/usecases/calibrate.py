@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 DEFAULT_LONGEST = 4096
 
 OpenEngine = tuple["Measurable", "CalibratedEngine", int, int]
-"""What to measure, what it is, the longest prompt, and what of contexts it holds; in tokens."""
+"""What to measure, its description, its longest prompt, and its capacity for contexts (tokens)."""
 
 
 class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
-    """Options of `calibrate`: the engine, and what to measure."""
+    """Options of `calibrate`: the engine, and what to measure.
+
+    `max_tokens` is the longest prompt, `repeats` the number of measurements of each cell (a pair of
+    token counts), and `name` the name of the profile in its file.
+    """
 
     backend: Literal["vllm", "torch"] = option(
         "What to start for --model: vLLM, or a plain torch decoder with random weights.",
@@ -171,7 +175,7 @@ def _torch(options: CalibrateOptions) -> Iterator[OpenEngine]:
 
 
 def _held(endpoint: Endpoint) -> int:
-    """Return the tokens that a server's pool holds; 0 if it does not report them."""
+    """Return the capacity (tokens) of a server's KV pool; 0 if the server does not report it."""
     from kvscope.serving.client import block_pool
 
     pool = block_pool(endpoint.metrics())

@@ -103,7 +103,12 @@ class ListedLatency(Struct, frozen=True):
 
 
 class ListedFormat(Struct, frozen=True):
-    """A trace format that kvscope reads or writes."""
+    """A trace format that kvscope reads or writes.
+
+    `source` says where the format is described: a program and its version, or a paper. `has_hashes`
+    is false for a format of lengths alone that is read, and for a format to write that can hold a
+    trace of lengths alone.
+    """
 
     name: str
     summary: str
@@ -166,9 +171,10 @@ class IngestedTraces(Struct, frozen=True):
 
 
 class CheckedStore(Struct, frozen=True):
-    """The health of a store; `fault` is why its traces cannot be listed, or empty.
+    """The health of a store, found by `kvscope doctor`.
 
-    `saved` lists what `--save-to` copied.
+    `fault`, of its health, says why the traces cannot be listed; empty if they can. `saved` lists
+    what `--save-to` copied, null without this option.
     """
 
     DOCUMENT: ClassVar[str] = (

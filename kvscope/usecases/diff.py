@@ -41,7 +41,7 @@ Topic = Literal[
     "verdict", "hits", "ideal", "capacity", "policy", "flags", "latency", "setting", "traffic"
 ]
 TOPICS: tuple[Topic, ...] = get_args(Topic)
-"""What figures are about, what matters most first."""
+"""The topics of figures, the most important first."""
 Quantity = Literal[
     "words", "share", "seconds", "requests", "per_second", "tokens", "blocks", "bytes"
 ]
@@ -74,7 +74,10 @@ class DiffOptions(Options, frozen=True, kw_only=True):
 
 
 class DiffRequest(Struct, frozen=True):
-    """The two sides to compare; `analysis` is the request to analyze traces."""
+    """The two sides to compare, as typed, and the request `analysis` to analyze traces.
+
+    A side is `run:N`, the path of a recommendation (.toml), or the file or stored name of a trace.
+    """
 
     left: str
     right: str
@@ -229,7 +232,10 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
 
 
 def _in_groups(stores: Stores, trace: Trace, request: DiffRequest, *, in_time: bool) -> _Groups:
-    """Return the figures, by name, of random or consecutive groups of conversations."""
+    """Return the values of each figure, by its name, in groups of a trace's conversations.
+
+    `in_time`: in groups consecutive in time, else in random ones; a figure has one value a group.
+    """
     from kvscope.app.random_groups import random_groups
 
     values: _Groups = {}
@@ -254,7 +260,9 @@ def compare_traces(
 ) -> Comparison:
     """Compare two analyses; capacities are in bytes if both have the same model.
 
-    `groups` has pairs of figures from groups of both traces, to estimate changes by chance.
+    `groups` has a pair for random groups of conversations, and one for groups consecutive in time,
+    to estimate changes by chance; empty: these are unknown. A pair is, for the left and the right
+    trace, a dictionary of the values in each group by the name of the figure.
     """
     left, right = (
         {row.category: row.share for row in each.characterization.categories} for each in both
@@ -342,7 +350,11 @@ def _difference(
 
 
 def _side_by_side(left: Iterable[SideFigure], right: Iterable[SideFigure]) -> Facts:
-    """Return the figures of both sides, except those without any value or with equal keys."""
+    """Return the figures that at least one side has a value of, left and right.
+
+    A figure with a `key` is left out if both sides have it, with equal keys. A figure without one
+    is kept even if both values are equal.
+    """
     sides = [{figure.name: figure for figure in side} for side in (left, right)]
     known = []
     for name, figure in (sides[0] | sides[1]).items():
@@ -440,7 +452,10 @@ def _parameters(params: Mapping[str, float]) -> Iterator[SideFigure]:
 def _advice_figures(
     advice: RecommendationTable, other: RecommendationTable
 ) -> Iterator[SideFigure]:
-    """Yield verdict, policy, capacity, flags and expected figures of a recommendation."""
+    """Yield verdict, policy, capacity, flags and expected figures of a recommendation.
+
+    The capacity in bytes is left out if the `other` recommendation does not state it.
+    """
     yield SideFigure("verdict", "verdict", "words", advice.verdict)
     for side, name in (("recommended", ""), ("lru", " with LRU")):
         expected = advice.expected.get(side, {})

@@ -31,7 +31,10 @@ DEFAULT_EXPORT = "gittins"
 
 
 class FitOptions(opt.Options, frozen=True, kw_only=True):
-    """Options of `fit`; all from `policy` on need `export`."""
+    """Options of `fit`; all from `policy` on need `export`.
+
+    `window` is the length (s) of the sliding windows whose fits show how stable the models are.
+    """
 
     window: float | None = opt.Time(
         "Length of a sliding window, for example 1h.", default="1h, or a fifth of a shorter trace"
@@ -144,7 +147,11 @@ def run(opened: Opened, request: FitRequest, monitor: Monitor) -> Fit:
 def write_export(
     stores: Stores, trace: Trace, variant: Variant, path: Path, capacity_blocks: int | None
 ) -> None:
-    """Write a policy with its table, fitted to the whole trace, in the vLLM plugin's format."""
+    """Write a policy with its table, fitted to the whole trace, in the vLLM plugin's format.
+
+    With `capacity_blocks`, the table has the evidence of a guard that has seen the trace in a cache
+    of this size, if the policy's learner has such a guard; None: no evidence.
+    """
     from kvscope.app.traces import replayable
     from kvscope.learning.offline.learners import fit_for
     from kvscope.replay.parameter_estimates import bind, estimate_parameters

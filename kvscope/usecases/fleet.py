@@ -70,7 +70,12 @@ _FIGURES = ("replicas", *PERCENTILES, "tpot-p95", "attainment", "hit-rate")
 
 
 class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
-    """Options of `fleet`."""
+    """Options of `fleet`: the deployment, what to compare, and the SLO.
+
+    `tpot_slo` is a time per output token (s) to meet as well as `slo`. `warmup` is the share (0 to
+    1) of the requests that only fill the caches. Routers that choose at random are replayed with
+    `router_seeds` seeds. `perfetto` is the file for a timeline of the answer.
+    """
 
     slo: opt.SloToMeet = None
     percentile: opt.Percentile = None
@@ -350,9 +355,9 @@ class FleetLine(Struct, frozen=True):
 class Loop(Struct, frozen=True):
     """When requests arrive: `open`, at the trace's times, or `closed`, after think times.
 
-    The counts are of follow-up requests, by think time: `stated` by the trace, `recorded` (gap less
-    the trace's duration) or `estimated` (gap less service on an idle replica); `floored` counts
-    those raised to 0.
+    The document's counts are those of `think`, null in open loop. They count follow-up requests by
+    the origin of the think time: `stated` by the trace, `recorded` (gap less the trace's duration)
+    or `estimated` (gap less service on an idle replica); `floored` counts those raised to 0.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -384,15 +389,16 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null if no
     number of replicas meets the SLO; `chosen` is then the largest. `fewest_interval` is its 95 %
-    interval (a null end: more than were tried; null: no `fewest`, or the ranks of one engine).
-    `pooled` is the reference of one cache for the chosen replicas. `on_engines`: an answer of the
-    time model `queue` that meets the SLO, replayed on the deployment's simulated vLLMs; `groups`
-    has a hybrid model's layers. `tier` is below each replica's pool; `pooled` and the curves have
-    none. A shared pool is replayed in several `pool_sizes`, ascending. `autoscaled` and
-    `disaggregated`, if requested, have the answer's router and policy with autoscaling, or with
-    separate prefill and decode replicas. Policies learn from the whole fleet's traffic.
-    `lru_curves` are over a replica's capacity, for routers that see only the order and the sessions
-    of requests, in open loop (`think` None); `pooled_curve` is that of one cache for all.
+    interval (a null end: more than were tried; null: no `fewest`, or the ranks of one engine),
+    found by resampling requests (`size`, not in documents). `pooled` is the reference of one cache
+    for the chosen replicas. `on_engines`: an answer of the time model `queue` that meets the SLO,
+    replayed on the deployment's simulated vLLMs; `groups` has a hybrid model's layers. `tier`, if
+    requested, is below each replica's pool; `pooled` and the curves have none. A shared pool is
+    replayed in several `pool_sizes`, ascending. `autoscaled` and `disaggregated`, if requested,
+    have the answer's router and policy with autoscaling, or with separate prefill and decode
+    replicas. Policies learn from the whole fleet's traffic. `lru_curves` are over a replica's
+    capacity, for routers that see only the order and the sessions of requests, in open loop
+    (`think` None); `pooled_curve` is that of one cache for all.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -719,7 +725,10 @@ def _runs(
 
 
 def known_figures(request: FleetRequest) -> Known:
-    """Return the verdicts and figure names of a fleet, with `ROUTER.NAME` for each router."""
+    """Return the names of a fleet's verdicts and figures, for conditions of `--fail-on`.
+
+    Figures are also named `ROUTER.NAME`, for each router.
+    """
     routers = dict.fromkeys(router.name for router in request.routers)
     owned = (f"{router}.{figure}" for router in routers for figure in _FIGURES)
     return Known((*_FIGURES, *owned), VERDICTS)

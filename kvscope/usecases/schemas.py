@@ -34,7 +34,10 @@ def result_type(case: AnyUseCase) -> type[Struct]:
 
 
 def _document_of(command: str, result: type, version: int = 1, *, gated: bool = False) -> type:
-    """Return the class of a command's documents: common fields, then those of its result."""
+    """Return the class of a command's documents: common fields, then those of its result.
+
+    `gated`: the command takes `--fail-on`, and its documents have `figures`.
+    """
     hints = dict(_field_types(result))
     fields: list[Any] = [
         ("kvscope", str),
@@ -76,7 +79,11 @@ def _field_types(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def empty(kind: type, path: str) -> dict[str, Any]:
-    """Return the fields of a document for an inline record that is None: null, or empty lists."""
+    """Return {name: null or an empty list} for the fields of an inline record that is None.
+
+    `path` is the dotted path from class `kind` to the attribute with this record; a document of
+    `kind` has the record's fields among its own.
+    """
     inner, _ = _without_none(_type_at(kind, path))
     return {each: () if get_origin(hint) is tuple else None for each, hint in _field_types(inner)}
 

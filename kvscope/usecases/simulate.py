@@ -54,7 +54,12 @@ _QUEUED_FIGURES = tuple(f"{QUEUED}{name}" for name in (*PERCENTILES, *BY_SLO))
 
 
 class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
-    """Options of `simulate`."""
+    """Options of `simulate`: the policies to replay, where, and how hits count.
+
+    `sample` is the share (0 to 1) of a dataset's blocks to replay. `tiers` states the sizes of the
+    pool and of the memory below, `offload` the version and the options of vLLM's connector that
+    moves blocks between them.
+    """
 
     policy: str | None = opt.Names(
         "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
@@ -201,7 +206,10 @@ def _named(
 
 
 def _check_tiers(setting: RunSetting, model: Model | None) -> None:
-    """Raise UsageError for tiers that cannot be replayed with any block size."""
+    """Raise UsageError for tiers that cannot be replayed, whatever the trace's block size.
+
+    Examples: text in another form and, without a model, capacities in bytes or a finite bandwidth.
+    """
     from kvscope.replay.tier_spec import parse_tiers  # late: loads NumPy
     from kvscope.replay.tiers import read_s
 

@@ -58,7 +58,13 @@ _FIGURES = (*RUN_FIGURES, "mismatched")
 
 
 class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
-    """Options of `validate`: the engine, the requests to send, and what to compare."""
+    """Options of `validate`: the engine, the requests to send, and what to compare.
+
+    `share` (0 to 1) is of the trace's conversations. Requests are sent at their recorded times; or
+    one after the other (`sequential`), or so that `in_flight` of them are always in flight. With
+    `answers` "forced" the engine answers what the trace's next turns carry, with "bounded" freely.
+    `tolerance` is the largest relative deviation of a measured TTFT from the prediction.
+    """
 
     replay: Literal["both", "lru", "recommendation"] = opt.option(
         "What to run: LRU, the recommendation, or both by turns.", value="both"
@@ -114,9 +120,10 @@ class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
 class ValidatedReplica(Struct, frozen=True):
     """The replica of a deployment that a validation's one engine stands for.
 
-    It serves `share` of the trace. A replica's pool holds `tokens` (None: not stated), of which the
-    engine gets `scale`, 1 unless another share was stated. `block_size` is None for vLLM's default
-    on the device; `flags` are vLLM's further flags.
+    It serves `share` of the trace: by default 1 / the number of replicas. A replica's pool holds
+    `tokens` (None: not stated). The engine's pool is `scale` times as large, so that it is scaled
+    as the load is: --share times the number of replicas, 1 by default. `block_size` is None for
+    vLLM's default on the device; `flags` are vLLM's further flags.
     """
 
     stated: Deployment | None
@@ -132,8 +139,9 @@ class ValidatedReplica(Struct, frozen=True):
 class ValidateRequest(Struct, frozen=True):
     """The options of `validate`, with everything that they and files of this folder determine.
 
-    `profile` is None if no latency is known. `python` is the interpreter with the vLLM to start,
-    None for a running server. `notes` say which files of this folder are used.
+    `advice` is the policy file to validate, `where` the deployment that a file states; None without
+    one. `profile` is None if no latency is known. `python` is the interpreter with the vLLM to
+    start, None for a running server. `notes` say which files of this folder are used.
     """
 
     options: ValidateOptions
@@ -352,7 +360,11 @@ def _replica(
     where: ResolvedDeployment | None,
     advice: PolicyFile | None,
 ) -> ValidatedReplica:
-    """Return the replica that the engine represents, by options, deployment or advice."""
+    """Return the replica that the engine represents, by options, deployment or advice.
+
+    `stated_options` are those of the `options` that can state a deployment; without a file that
+    does (`where` None), they alone do.
+    """
     from kvscope.tuning.flags import stated_words
 
     tuned = advice.deployment if advice else None
@@ -383,7 +395,11 @@ def _own_vllm(
     *,
     forced: bool,
 ) -> EngineAtHand:
-    """Return the vLLM to start for each policy, and the requests that it can serve."""
+    """Return the vLLM to start for each policy, and the requests that it can serve.
+
+    `choose` returns the requests to replay, given the longest that this vLLM can hold. `forced`:
+    vLLM is started so that it answers with the outputs that requests state.
+    """
     from kvscope.serving.server import Launch, config_of, model_folder
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import own_vllm
@@ -450,8 +466,9 @@ def _running_server(
 ) -> EngineAtHand:
     """Return the running server; its blocks are as stated, or as its metrics report them.
 
-    A recommendation names the groups of the model's layers. The server is taken to schedule ahead,
-    as vLLM does on all devices but CPUs.
+    `choose` returns the requests to replay, given the longest that the server can hold. A
+    recommendation names the groups of the model's layers. The server is taken to schedule ahead, as
+    vLLM does on all devices but CPUs.
     """
     from kvscope.serving.client import Endpoint, block_pool
     from kvscope.validate.result import EngineFacts
@@ -478,7 +495,10 @@ def _running_server(
 
 
 def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:
-    """Return the number of blocks in the pool, `scale` times the replica's; note a reduction."""
+    """Return the number of blocks of `size` tokens in the engine's pool, at least 1.
+
+    The pool has `scale` times the tokens of the replica's; note it if that is a reduction.
+    """
     assert replica.tokens is not None  # noqa: S101  (checked with the options)
     blocks = max(1, round(replica.tokens * replica.scale / size))
     if replica.scale < 1:

@@ -13,7 +13,7 @@ from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
 STATED = "directives"
-"""The learner of policies whose tables are what requests state."""
+"""The name of the learner whose tables are what requests state."""
 _END = 2**31 - 1
 Row = tuple[float, float]
 """A time to live in seconds, and a priority."""
@@ -43,7 +43,11 @@ Parts = list[tuple[int, Row]]
 
 
 def _parts(directives: Directives) -> Parts:
-    """Return the parts of a prompt by priority and TTL; a range without a TTL never expires."""
+    """Return where each part of a prompt begins (token), and its TTL (s) and priority.
+
+    Successive parts differ in one of them; the last part ends with the prompt. A range without a
+    TTL never expires (infinity); tokens in no range have a TTL of 0 and the default priority.
+    """
     bounds = {0, *(each.start for each in directives.retain)}
     bounds |= {each.to for each in directives.retain if each.to is not None}
     parts: Parts = []
@@ -72,7 +76,11 @@ def _tables(traffic: Traffic, own: Int32s, parts: list[Parts]) -> Tables:
 
 
 def _cuts(every: list[Parts], most: int, block_size: int) -> Int32s:
-    """Return the blocks at which parts after the first begin (directives x parts - 1)."""
+    """Return the block at which each part after the first begins, a row for each of `every`.
+
+    A row has `most` - 1 columns, `most` the largest number of parts. Where there are fewer, the
+    others begin at block 2^31 - 1, beyond any path.
+    """
     cuts = np.full((len(every), most - 1), _END, dtype=np.int32)
     for number, each in enumerate(every):
         for part, (_, (begin, _)) in enumerate(pairwise(each)):

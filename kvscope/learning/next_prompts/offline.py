@@ -31,12 +31,14 @@ _UNKNOWN_PROMPT_TOKENS = 256.0
 
 
 class NextPromptsOffline(OfflineLearner):
-    """Tables with `VALUES` equally likely next-prompt lengths (tokens) for each category."""
+    """Tables with 16 equally likely next-prompt lengths (tokens) for each category."""
 
     def tables(self, traffic: Traffic, every: float = REFIT_S) -> Tables:
-        """Return, for each refit's window, equally likely next prompts by category of the turn.
+        """Return a table for each refit, one every `every` seconds, fitted to six periods before.
 
-        A category with fewer than `VALUES` has those after turns of any category.
+        A row has the equally likely lengths (tokens) of the next prompts after turns of one
+        category. If fewer than 16 of these came in the six periods, it has the lengths after turns
+        of any category; without any next prompt, all lengths are 256 tokens.
         """
         child = np.flatnonzero(traffic.parent >= 0)
         added, category_of = _added(traffic, child), traffic.category[traffic.parent[child]]
@@ -83,6 +85,9 @@ def conversation_parameters(traffic: Traffic, share: float = FIT_SHARE) -> Mappi
 
 
 def _added(traffic: Traffic, child: Int64s) -> Float64s:
-    """Return the tokens that each turn added to the history before it."""
+    """Return the tokens, at least 0, that each turn in `child` added to the history before it.
+
+    `child` has the numbers of requests that follow another turn.
+    """
     before = traffic.parent[child]
     return added_tokens(child, before, traffic.input_tokens, traffic.history_tokens)

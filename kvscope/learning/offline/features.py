@@ -38,14 +38,20 @@ def categories_of(traffic: Traffic) -> int:
 
 
 class Cells(NamedTuple):
-    """Table cells of requests: `inside` marks those in a refit's window, `at` has their cells."""
+    """The table cells of some requests, of which `inside` marks those in a refit's window.
+
+    `at` has one entry for each marked request only: the number of its cell, below `size`.
+    """
 
     at: Int64s
     inside: Bools
     size: int
 
     def sums(self, values: Float64s) -> Float64s:
-        """Return the sum of the requests' `values` in each of `size` cells."""
+        """Return the sum of `values` in each of `size` cells.
+
+        There is a value for each request, marked or not.
+        """
         sums = np.bincount(self.at, values[self.inside], minlength=self.size)
         return sums.astype(np.float64, copy=False)
 
@@ -79,13 +85,15 @@ _Numbers = TypeVar("_Numbers", Int64s, Float64s)
 
 
 class PrefixFeatures(NamedTuple):
-    """The prefixes of R prompts, in the K last-touch segments of the traffic, in their order.
+    """The prefixes of R prompts that earlier requests touched, as K last-touch segments.
 
-    A prompt has `full` (R) full blocks. A segment was last touched by request `previous`, `wait_s`
-    before `request` came, and ends in front of depth `end`, or with the request's prompt. Flags of
-    segments that begin in the prompt: `whole` if it covers the whole prompt of the previous
-    request, `recent` if not too many requests came in between. `deepest` numbers the last recent
-    segment of each request.
+    A segment is a stretch of a path that one earlier request touched last (see `Segments`): request
+    `previous` touched it `wait_s` (s) before `request` came. It ends in front of depth `end`: where
+    the segment of the path ends, or the prompt's `full` (R) full blocks. Flags of segments that
+    begin in the prompt: `whole` if the path up to `end` covers the whole prompt of the previous
+    request, `recent` if that is one of the latest `memory` requests (an argument of
+    `prefix_features`). `deepest` has the number of each request's last recent segment, and nothing
+    for requests without one.
     """
 
     full: Int64s
@@ -98,17 +106,24 @@ class PrefixFeatures(NamedTuple):
     deepest: Int64s
 
     def of_deepest(self, values: _Numbers, none: float) -> _Numbers:
-        """Return each request's value (of K) in its deepest recent segment; `none` without one."""
+        """Return each request's entry of `values` (K), at its deepest recent segment, or `none`."""
         per_request = np.full(len(self.full), none, dtype=values.dtype)
         per_request[self.request[self.deepest]] = values[self.deepest]
         return per_request
 
     def known(self) -> Int64s:
-        """Return the full blocks of each prompt that were touched before, and not forgotten."""
+        """Return the number of leading full blocks of each prompt that were touched before.
+
+        Only the touches of recent requests count.
+        """
         return self.of_deepest(self.end, 0)
 
     def before(self, goes_on: Bools) -> Int64s:
-        """Return each previous turn (-1: none): of the deepest recent segment, if it `goes_on`."""
+        """Return the previous turn of each request, -1 for none.
+
+        It is the previous request of the deepest recent segment, if `goes_on` (K) marks this
+        segment as one with which a conversation goes on.
+        """
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
 

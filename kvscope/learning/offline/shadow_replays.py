@@ -71,9 +71,10 @@ class Computed(NamedTuple):
 class GuardedShadows:
     """Shadows of one traffic for caches of any size, one for each candidate of a guard.
 
-    The last candidate is the policy's `own` tables. Each other one puts all requests in one class
-    of `lanes` lanes, scored by its row of `simple` (S x columns); the first is LRU. The guard
-    begins with the `evidence` of an earlier run, if there is any.
+    The last candidate is `own`, the policy's tables. Each of the S others has a row of `simple` (S
+    x the columns of these tables), with which it scores all requests: they are in one class of
+    `lanes` lanes. The first is LRU. The guard begins with the `evidence` of an earlier run, if
+    there is any.
     """
 
     def __init__(
@@ -97,11 +98,15 @@ class GuardedShadows:
         self._samples: dict[float, _ShadowSample] = {}
 
     def tables(self) -> Tables:
-        """Return the policy's own tables; for a guarded policy, those that the guard chooses."""
+        """Return the policy's tables for caches of any size; a replay states its policy and size.
+
+        It calls their `choose`, which returns the tables that the guard chooses there, and those of
+        an unguarded policy unchanged.
+        """
         return replace(self._own, choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Return the tables in force in a cache of `capacity_blocks`."""
+        """Return the tables in force in a cache of `capacity_blocks`; without a guard, the own."""
         own = self._own
         if not policy.guarded:
             return own

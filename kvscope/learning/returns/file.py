@@ -84,11 +84,12 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class FittedReturns(FittedTable):
-    """The index at each age of each class, by part of a path.
+    """The Gittins index (returns per second) of each class and part of a path, by age.
 
     `index` has a row for each class and part, and AGES columns; `requests` is the number of
     requests fitted to. `refits`: an engine later refits it to its own requests. `evidence` is the
-    guard's after these requests, in a cache of the size that the file is for.
+    guard's after these requests, in a cache of the size that the file is for; None without such a
+    size.
     """
 
     index: Float64s
@@ -98,7 +99,11 @@ class FittedReturns(FittedTable):
 
     @property
     def values(self) -> Float64s:
-        """The policy's table: the same row for each lane (level of need) of a class."""
+        """The policy's table: four equal rows, one for each lane, for each row of `index`.
+
+        The lanes of a class and part differ in how likely a next turn needs their blocks, by which
+        `gittins` multiplies the index.
+        """
         values: Float64s = np.repeat(self.index, LEVELS, axis=0)
         return values
 

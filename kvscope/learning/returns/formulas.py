@@ -21,7 +21,7 @@ FEATURES = (
 )
 """What tells requests apart: edges of a few `RequestFeatures`, the coarsest first."""
 GAPS_S = (4.0, 32.0, 256.0)
-"""Edges between the parts of a prompt: how long blocks had waited when it touched them."""
+"""Edges between the parts of a prompt: how long (s) blocks had waited when it touched them."""
 PARTS = len(GAPS_S) + 2  # the last one is new; each class of requests has a row for each part
 STEPS = (PARTS, *(len(edges) + 1 for _, edges in FEATURES))
 ROWS = math.prod(STEPS)
@@ -103,9 +103,14 @@ class FitMemory(NamedTuple):
     """Constants and working arrays of a fit, besides its counts.
 
     Read: `sizes`, the classes in a group of each level, all of them at level 0, one at the last;
-    `lasts_s`, the seconds that each age lasts, and `prior`, the shape of the hazard by age.
-    Overwritten: `blocks` and `at_risk` by class (and age); `returned` and `risk` of one group by
-    age; `hazard`, `level` and `row` by level (and age); `alive`, `spent_s` and `after` by age.
+    `lasts_s` (AGES), the seconds that each age lasts, and `prior` (AGES), the shape of the hazard.
+    Overwritten: `blocks` (classes) that were touched, and `at_risk` (classes x AGES), their blocks
+    times seconds. `returned` and `risk` (AGES) of one group, in touches. `hazard` (levels x AGES)
+    of the groups of the present class; for each level, `level` is the level whose hazard a class
+    there takes, and `row` the index's row of its own hazard, -1 if it is not written yet. `alive`,
+    `spent_s` and `after` (AGES) of the stretch from an age to its best horizon: the share of blocks
+    that have not returned at the horizon, the mean seconds until a return or the horizon, and the
+    age after it.
     """
 
     sizes: Int64s
@@ -145,7 +150,11 @@ def fit_memory() -> FitMemory:
 
 
 def return_table(counts: ReturnCounts) -> Float64s:
-    """Return the index of each class and age, in one row for each lane (level of need)."""
+    """Return the table of `gittins`: the index at each age, for each class, part and lane.
+
+    Rows are ordered by class, then part, then lane. The four lanes of a class and part have equal
+    rows; they differ in how likely a next turn needs their blocks, by which the policy multiplies.
+    """
     # As lists: without a kernel, single numbers of arrays take four times as long.
     counted: Any = counts._replace(
         returned=counts.returned.tolist(),
@@ -208,9 +217,10 @@ def fit_rows(
 
 @callable_in_kernels
 def touches_a_block(counts: ReturnCounts, memory: FitMemory) -> float:
-    """Return touches over blocks touched, 0 without any; set each class's blocks and time at risk.
+    """Return touches over blocks touched, 0 without any, as the unit in which blocks count.
 
-    Time at risk is in blocks times seconds, by age.
+    Blocks of one touch return together, so that each counts as this part of a touch. Also set
+    `memory.blocks`, and `memory.at_risk` in blocks times seconds, by age.
     """
     total = 0.0
     for number in range(len(memory.blocks)):
@@ -227,7 +237,10 @@ def touches_a_block(counts: ReturnCounts, memory: FitMemory) -> float:
 
 @callable_in_kernels
 def set_root_hazard(counts: ReturnCounts, unit: float, memory: FitMemory) -> None:
-    """Set the hazard of all classes together, shrunk towards the prior."""
+    """Write the hazard of all classes together to row 0 of `memory.hazard`.
+
+    It is shrunk towards the prior. `unit` is the result of `touches_a_block`.
+    """
     hazard, returned, risk = memory.hazard[0], memory.returned, memory.risk
     sum_group(counts, unit, 0, 0, memory)
     every, weight = 1.0, 1.0
@@ -244,10 +257,11 @@ def set_root_hazard(counts: ReturnCounts, unit: float, memory: FitMemory) -> Non
 def set_hazard(
     counts: ReturnCounts, unit: float, first: int, known: int, memory: FitMemory
 ) -> bool:
-    """Set the hazard of the classes with the first `known` features of class `first`.
+    """Write the hazard of a group to row `known` of `memory.hazard`, unless it was not touched.
 
-    It is shrunk towards the coarser group's. Return False, and set nothing, if the group was not
-    touched.
+    The group is the classes with the first `known` features of class `first`, its first one. The
+    hazard is shrunk towards the coarser group's. `unit` is the result of `touches_a_block`. Return
+    False, and write nothing, if the group was not touched.
     """
     if not sum_group(counts, unit, first, known, memory):
         return False
@@ -260,7 +274,11 @@ def set_hazard(
 
 @callable_in_kernels
 def sum_group(counts: ReturnCounts, unit: float, first: int, known: int, memory: FitMemory) -> bool:
-    """Sum the returns and the time at risk of a group; return whether any block was touched."""
+    """Sum a group's returns and time at risk; return whether any of its blocks was touched.
+
+    The sums go to `memory.returned` and `memory.risk`, in touches: blocks times `unit`, the result
+    of `touches_a_block`. The group is the classes with the first `known` features of class `first`.
+    """
     returned, risk, touched = memory.returned, memory.risk, False
     for age in range(AGES):
         returned[age] = risk[age] = 0.0

@@ -45,11 +45,16 @@ from kvscope.replay.traffic import Traffic
 class ReturnsOffline(OfflineLearner):
     """The classes of all requests, and each class's index by age.
 
-    In each cache a guard chooses between LRU, need by a next turn alone, and these tables.
+    In each cache a guard chooses between three orders: LRU, need alone, and these tables. Under
+    need alone every block has the same index, so that a block is worth how likely a next turn needs
+    it.
     """
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
-        """Return the tables of all refits; a guard chooses between them, LRU and need alone."""
+        """Return the tables of all refits, between which and two simpler orders a guard chooses.
+
+        The others are LRU and need alone (see the class).
+        """
         return guarded_shadows(traffic, class_tables(traffic, every)).tables()
 
     def fit(
@@ -85,7 +90,11 @@ class ReturnsOffline(OfflineLearner):
 def guarded_shadows(
     traffic: Traffic, own: Tables, evidence: GuardEvidence | None = None
 ) -> GuardedShadows:
-    """Return shadows of LRU, of need alone, and of the policy's `own` tables."""
+    """Return shadows of LRU, of need alone, and of the policy's `own` tables.
+
+    LRU and need alone have the same index for all blocks: 0, with which all are worth the same, and
+    1, with which a block is worth how likely a next turn needs it.
+    """
     alike = np.repeat(np.array(WORTHS)[:, None], AGES, axis=1)
     return GuardedShadows(traffic, own, alike, lanes=LEVELS, evidence=evidence)
 
@@ -101,10 +110,11 @@ def refits_of(requests: int, refit_requests: float) -> Refits:
 
 
 def class_tables(traffic: Traffic, refit_requests: float = REFIT_REQUESTS.default) -> Tables:
-    """Return the tables of all refits.
+    """Return the tables of all refits: every `refit_requests` requests, and two early ones.
 
-    A refit sees the touches by requests of the previous `WINDOW_BINS` bins. Blocks untouched
-    during that number of requests are forgotten and count as new, as in an engine with this memory.
+    A refit sees the touches by requests of the 36 bins before it (`WINDOW_BINS`), which are 9 times
+    `refit_requests`. Blocks that none of so many requests touched are forgotten and count as new,
+    as in an engine with this memory.
     """
     segments, refits = last_touch_segments(traffic), refits_of(len(traffic.leaf), refit_requests)
     classes, cuts = _sorted(traffic, segments, refit_requests)
@@ -149,9 +159,11 @@ def request_features(traffic: Traffic, prefixes: PrefixFeatures) -> RequestFeatu
 
 
 def path_cuts(prefixes: PrefixFeatures) -> Int32s:
-    """Return the depths that cut each path into `PARTS` by how long blocks waited (R x PARTS - 1).
+    """Return the depths that cut each path into five parts by how long blocks waited (R x 4).
 
-    Deeper blocks have waited longer: a touch of a block touches all blocks before it.
+    The parts waited for less than 4 s, less than 32 s, less than 256 s (`GAPS_S`), or longer; the
+    last one is new. Deeper blocks have waited longer: a touch of a block touches all blocks before
+    it.
     """
     cuts = np.zeros((len(prefixes.full), PARTS - 1), dtype=np.int32)
     known = np.flatnonzero(prefixes.recent)
@@ -201,9 +213,9 @@ class TouchedParts(NamedTuple):
 class IndexRows(NamedTuple):
     """The index of each class at K refits: `values[rows[k, c]]` of class c at refit k.
 
-    `values` (rows of AGES) has a row for each class touched in a refit's window, and one for each
-    group of other classes with the same hazard: at most the touches in the refits' windows times
-    the features.
+    `values` (rows x AGES) has, for each refit, a row for each class touched in its window, and one
+    for each group of other classes with the same hazard. That is at most one row for each class,
+    and at most three for each touch in the window, plus one.
     """
 
     values: Float64s
@@ -247,7 +259,7 @@ def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s
 def fit_windows(
     touches: Touches, returns: Returns, refits: Int64s, refits_s: Float64s, kinds: Int32s
 ) -> IndexRows:
-    """Fit the index to the `WINDOW_BINS` bins before each of the `refits`, ascending.
+    """Fit the index to the `WINDOW_BINS` bins before each of the bins `refits`, ascending.
 
     `refits_s` are the times of the refits, `kinds` the classes of touches. Time and memory grow
     with the touches and returns in windows, not with the time between them.

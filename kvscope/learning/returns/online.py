@@ -158,9 +158,11 @@ class ReturnEstimator:
 class ReturnsLearner(GuardedLearner):
     """Learns for `gittins` how soon the blocks of each class of requests return.
 
-    Its table is the `fitted` one for good, or until this engine has served as many requests as the
-    fit covered, or is learned here from the start. With a `guard`, the candidate in force is LRU,
-    need alone or the table, as in the simulator.
+    `fitted` selects the table. None: it is learned here from the start. Else it is the fit's, for
+    good; or, if `fitted.refits`, until this engine has served as many requests as the fit covered,
+    then it is learned here. After `guard`, one of three candidates is in force, as in the
+    simulator: LRU, need alone (all blocks have the same index, so a block is worth how likely a
+    next turn needs it), or the table.
     """
 
     read_fit = staticmethod(read_returns)

@@ -99,7 +99,11 @@ def mean_lifetimes(
 
 
 def slots_of(age_s: Float64s, longest_s: float) -> Int64s:
-    """Return the slot of each age, on a logarithmic scale: similar waits are counted together."""
+    """Return the slot of each age, 0 to 63 on a logarithmic scale, to count similar waits together.
+
+    The slots end at `longest_s`; longer ages are in the last slot, and those below a 4,096th of it
+    in the first.
+    """
     far = 1.0 + np.log(np.maximum(age_s / longest_s, 1 / AGES)) / np.log(AGES)  # 0 to 1
     slots: Int64s = np.minimum((far * SLOTS).astype(np.int64), SLOTS - 1)
     return slots

@@ -55,14 +55,20 @@ if TYPE_CHECKING:
 WINDOWS = "--warmup, --validation, --judge"
 COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
 COMMON_MODEL = "llama3-8b"
-"""What LRU is shown on while no machine is named."""
+"""The GPUs and the model on which LRU is shown while no machine is named."""
 _OF_TIERS = ("tier_size", "offload", "dram_price", "ssd_price", "pool_price", "ssd_writes_per_day")
 
 _MemoryPrice = partial(opt.option, metavar="PRICE", parse=values.memory_price)
 
 
 class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
-    """Options of `tune`."""
+    """Options of `tune`: the deployment, the SLO, what to compare, and limits.
+
+    Shares (0 to 1) of the requests: `max_violations`, those beyond the SLO; `warmup`, `validation`
+    and `judge`, those in the window of this name (`judge`: held-out). Shares of LRU's figures:
+    `max_p50_regression`, the largest growth of the median TTFT, and `min_throughput`, the least
+    prefill throughput. `ssd_writes_per_day` counts writes of an SSD's whole capacity.
+    """
 
     slo: opt.SloToMeet = None
     percentile: opt.Percentile = None
@@ -175,7 +181,11 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
 
 class TierRequest(Struct, frozen=True):
-    """Memory to compare below the pool; `sizes` are None for the defaults."""
+    """Memory to compare below the pool; `sizes` are None for the defaults.
+
+    `offload` has the methods to compare, as in --offload, `prices` the price of each kind of
+    memory.
+    """
 
     sizes: tuple[values.TierSize, ...] | None
     offload: tuple[str, ...]
@@ -185,7 +195,8 @@ class TierRequest(Struct, frozen=True):
 class TuneRequest(Struct, frozen=True):
     """The tuning request; without a deployment it is a study of a cache alone.
 
-    `shares` are those of the warm-up, validation and held-out window; `range_bytes` bounds the
+    `target` is the SLO with its percentile; `limits` bound how much slower than LRU a policy may
+    be. `shares` are those of the warm-up, validation and held-out window; `range_bytes` bounds the
     search for the least capacity. `given` names the options that the user stated: the others are
     listed as assumptions. `also` (machines), `tiers` and `routers` are compared too; without
     `routers_named`, routers that need sessions are left out if the trace has none. `machines` has a
@@ -344,7 +355,8 @@ def _price_known(where: ResolvedDeployment, gpu: str) -> float | None:
 def machine_requests(options: TuneOptions) -> list[TuneRequest]:
     """Return a request for each common GPU that holds the model; none if a machine is known.
 
-    The default model is COMMON_MODEL. Raises UsageError if none of the GPUs holds the model.
+    The default model is llama3-8b (COMMON_MODEL). Raises UsageError if none of the GPUs holds the
+    model.
     """
     if not names_no_machine(options):
         return []

@@ -179,7 +179,10 @@ def _machines(
 
 
 def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) -> float | None:
-    """Return LRU's hit rate on later requests without the drafter; None without one in the pool."""
+    """Return LRU's hit rate, by token, on the later requests without the deployment's drafter.
+
+    None if the deployment has no drafter, or one without KV in the pool.
+    """
     if not where.engine.drafts_in_pool:
         return None
     later = tuner.windows.later.evaluator
@@ -364,7 +367,9 @@ def tier_offer(
 ) -> TierOffer | None:
     """Return the memory to compare below the deployment's pools; None if none is simulated.
 
-    Raises UsageError for offload methods that are refused, and for sizes that hold no chunk.
+    `kv_groups` are the layer groups of a hybrid model in the form that `KvGroups.parse` reads,
+    empty for other models. Raises UsageError for offload methods that are refused, and for sizes
+    that hold no chunk.
     """
     model, asked = request.model or where.model, request.tiers
     if model is None:

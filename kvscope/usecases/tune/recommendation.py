@@ -63,7 +63,7 @@ class RecordedLater(Struct, frozen=True):
 
     @classmethod
     def of(cls, prompts: Prompts, split: Split, target: Target) -> RecordedLater | None:
-        """Return the recorded figures; None if fewer than FEWEST requests have a TTFT."""
+        """Return the recorded figures; None if fewer than 100 later requests have a TTFT."""
         measured = prompts.measurements
         if measured is None:
             return None
@@ -128,11 +128,12 @@ class RowChange(Struct, frozen=True):
 class PolicyWorth(Struct, frozen=True):
     """The value of the recommended policy change.
 
-    LRU needs `lru_gib` (`lru_blocks`) more capacity to be as fast; null if no LRU cache is. LRU
-    needs `lru_replicas` more to meet the SLO; null if unknown. `unguarded_ms` is the TTFT at
-    the target's percentile without the policy's guard; null if it has no removable guard. The
-    `category` with the largest gain has `category_share` (0-1) of the tail excess latency saved;
-    null if there is only one category.
+    LRU needs `lru_gib` (`lru_blocks`) more capacity to be as fast; null if LRU is slower at any
+    capacity, and `lru_gib` also without a model. LRU needs `lru_replicas` more to meet the SLO;
+    null if unknown. `unguarded_ms` is the TTFT at the target's percentile without the policy's
+    guard; null unless the policy's parameter `guard` has switched one on. The `category` with the
+    largest gain has `category_share` (0-1) of the tail excess latency saved; null without a gain,
+    and if there is only one category.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -188,17 +189,18 @@ class PricedReplicas(Struct, frozen=True):
 class ToRun(Struct, frozen=True):
     """What to run, its results on the held-out window, and why.
 
-    `lru` and `choice`, the policy chosen on the validation window, have all figures of both
-    windows; `choice` is null if no policy may be recommended. `grade` says whether to change the
-    policy now (do-now), on a canary first, or not (no), whatever the SLO; `slo_met` whether the
-    recommendation meets the SLO, `lru_slo_met` whether LRU does, `certain` whether the verdict is
-    the same at all ends. Without a change, `requests_needed` would probably show a gain; null if
-    more than the present `requests` would not help. `enough` is a trial that meets the SLO at a
-    larger capacity. `why_no_flags` is empty if there are flags. `capacity_hbm` is a multiple of the
-    GPU memory. `replicas_at_least` meet the SLO with LRU, or at least keep up, at
-    `replicas_price_hour`: `extra_price_hour` more than now, which a switch saves. Up to
-    `replicas_tried` were tried. `fewest` has the fewest replicas that meet the SLO, with LRU and
-    with the choice.
+    The names are those of the document; fields not declared here are from `tuned`. `leaves` says
+    which blocks the policy evicts: "leaf" those without cached children, "any" all. `lru` and
+    `choice`, the policy chosen on the validation window, have all figures of both windows; `choice`
+    is null if no policy may be recommended. `grade` says whether to change the policy now (do-now),
+    on a canary first, or not (no), whatever the SLO; `slo_met` whether the recommendation meets the
+    SLO, `lru_slo_met` whether LRU does, `certain` whether the verdict is the same at all ends.
+    Without a change, `requests_needed` would probably show a gain; null if more than the present
+    `requests` would not help. `enough` is a trial that meets the SLO at a larger capacity.
+    `why_no_flags` is empty if there are flags. `capacity_hbm` is a multiple of the GPU memory.
+    `replicas_at_least` meet the SLO with LRU, or at least keep up, at `replicas_price_hour`:
+    `extra_price_hour` more than now, which a switch saves. Up to `replicas_tried` were tried.
+    `fewest` has the fewest replicas that meet the SLO, with LRU and with the choice.
     """
 
     DOCUMENT: ClassVar[str] = (
