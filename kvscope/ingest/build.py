@@ -28,17 +28,18 @@ from kvscope.ingest.reuse import TraceReuse, trace_reuse
 from kvscope.ingest.trie import Trie
 
 _DIGESTS = 2**53
-"""Larger ids are most likely digests of strings, which say nothing."""
+"""Larger parent ids are most likely digests of strings, which notes do not quote."""
 _MISSING = 0.1
-"""Share of the parents that a window of a longer trace may lack."""
+"""Share of the parent ids that may be absent without a note, as in a window of a longer trace."""
 NO_COMMON_CLOCK = "sessions have no common clock"
 
 
 class BuiltRequests(Struct, frozen=True):
     """A trace's requests ready for the store: a column per field, in order of arrival.
 
-    `names[column]` are the texts that a column's numbers stand for. Missing ids are NO_ID; missing
-    names, parents and measured values are NONE. `tenants`: number of (model, adapter, salt).
+    `names[column]` are the texts that a column's numbers stand for, `names["part"]` the kinds of
+    `parts`. Missing ids are NO_ID (-2^63); missing names, parents and measured values, floats too,
+    are NONE (-1). `tenants`: number of (model, adapter, salt) in the trace.
     """
 
     block_size: int
@@ -88,9 +89,10 @@ class PathEnds(NamedTuple):
 class Arranged:
     """The requests of a trace in order of arrival, with all columns that need no block paths.
 
-    `rows` are columns in file order, as `Columns.arrays` returns them; they move to `requests`,
-    which starts empty. `order` has the file's rows by arrival. `in_ms`: the format's times are in
-    ms; times in seconds since 1970, written by mistake, are corrected.
+    `rows` are columns in file order, as `Columns.arrays` returns them. The constructor empties it:
+    columns move to `requests`, which must be empty, except parent ids, sessions and tenants, which
+    `link` uses. `order` has the file's rows by arrival. `in_ms`: the format's times are in ms;
+    times in seconds since 1970, written by mistake, are corrected.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class Arranged:
     def link(self, ends: PathEnds) -> tuple[Lineage, Int32s]:
         """Add the columns of conversations and of cached blocks to `requests`.
 
-        Return how conversations are known, and each request's carrier (see `lineage.carriers`).
+        Return how conversations are known ("given", "inferred", "none"), and each request's carrier
+        (see `lineage.carriers`).
         """
         requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
@@ -204,7 +207,7 @@ def build(columns: Columns, reader_notes: list[str], in_ms: bool = False) -> Bui
 
 
 def _own_hash_ids(columns: Columns) -> dict[int, int]:
-    """Return, by block, the trace's hash ids of first blocks that got new ids for a tenant."""
+    """Return the trace's own hash ids of first blocks that got new ids for a tenant, by block."""
     if not columns.own_ids:
         return {}
     first = np.flatnonzero(columns.trie.parent[1:] == 0) + 1
@@ -239,7 +242,8 @@ def _previous_of_chat(chat_id: Int64s) -> Int32s:
 def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOptions) -> list[str]:
     """Move sessions with clocks of their own to random starts, if a rate is stated; return notes.
 
-    The new arrival times are on the trace's own clock.
+    Replaces columns of `rows`: `clock` gets the number of each row's clock from 0 on, -1 for the
+    trace's own; after the move, `arrival_s` the new times and `clock` -1 everywhere.
     """
     clock = _numbered(rows["clock"])
     session = _numbered(rows["session"])
@@ -258,7 +262,11 @@ def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOption
 
 
 def _numbered(first_row: Int32s) -> Int32s:
-    """Return each row's group, numbered from 0 by the group's `first_row` (-1: no group)."""
+    """Return the number of each row's group, from 0 in the order of the groups' first rows.
+
+    A group is a session, or the rows that one clock times; `first_row` has the first row of each
+    row's group. -1, in it and in the result: no group.
+    """
     groups = np.unique(first_row[first_row >= 0])
     if not len(groups):
         return np.full_like(first_row, -1)
@@ -274,8 +282,10 @@ def _lineage(
 ) -> tuple[Int32s, Lineage, list[str]]:
     """Return each request's parent (-1: none), how it is known, and notes on unusable parent ids.
 
-    `links` and `blocks` are in file order. In a hashed trace only hashed requests decide whether
-    conversations are given: requests without hashes have no reuse, and must not prevent inference.
+    `links` has the columns `parent_chat_id`, `session` and `session_parent` (the row of the
+    session's previous request); these and `blocks`, the lengths of paths, are in file order. In a
+    hashed trace only hashed requests decide whether conversations are given: requests without
+    hashes have no reuse, and must not prevent inference.
     """
     deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
     before, parent_chat = links["session_parent"], links["parent_chat_id"]
@@ -307,7 +317,9 @@ def _parent_notes(
 ) -> list[str]:
     """Return notes that count the parent ids that cannot be followed, by reason.
 
-    Each reason names its first request; missing parents are noted above a share of _MISSING.
+    Each reason names its first request. Parent ids that no request has are noted if they are more
+    than the share _MISSING of all stated parent ids. `order` has the file's row of each request;
+    the other columns are by arrival.
     """
     lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
     reasons = {"the request itself": lost.itself, "later than the request": lost.later}
@@ -330,7 +342,10 @@ def _parent_notes(
 
 
 def missing_notes(gaps: Gaps, names: Mapping[str, Collection[str]], kind: Lineage) -> list[str]:
-    """Return notes on what the trace lacks and on what was inferred."""
+    """Return notes on what the trace lacks and on what was inferred.
+
+    `names` has the texts of each column of names, as `Columns.names` does; only "type" is read.
+    """
     total = gaps.requests
     notes = []
     if gaps.untimed:

@@ -37,7 +37,7 @@ LONGEST_S = 1e12
 """Beyond any clock: some 30,000 years, in whole microseconds less than 2^63 of them."""
 UNKNOWN_TYPE = "unknown"
 NONE = -1
-"""Stands for no name, no request and nothing measured in columns of numbers."""
+"""Stands in columns for a missing name, request or measured value, whether integer or float."""
 _BLOCK_BYTES = 40  # what linking and storing take on top, measured
 _SMALL_BYTES = 64 * MIB  # fits anywhere
 _IDS_AT_ONCE = 1 << 20
@@ -80,10 +80,10 @@ _TYPECODES = {
 
 
 _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), NO_ID)
-"""What stands for none in a column, where it is not NONE."""
+"""The value of a missing entry, by column; in all other columns it is NONE."""
 
 MOST_TYPES = 6_553
-"""Types told apart: five turns each make categories, which are numbered by 15 bits."""
+"""Types told apart: each has five turn buckets, and categories are numbered by 15 bits."""
 FURTHER_TYPES = "further types"
 NAMED = ("type", "model", "adapter", "salt", "worker", "retention", "part")
 TENANT = ("model", "adapter", "salt")
@@ -92,7 +92,7 @@ ATTRIBUTES = (
     *(*TENANT, "worker", *MEASURED),
     *("waits_for", "clock", "retention", "repeated_tokens", "parts"),
 )
-"""What only some traces say of their requests; the store keeps it apart."""
+"""Columns that only some traces fill; the store keeps them in a table of their own."""
 Tenant = tuple[int, int, int]
 """The numbers of a model, an adapter and a cache salt: tenants share no blocks.
 
@@ -101,11 +101,12 @@ Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_k
 
 
 class RequestBatch:
-    """A batch of requests as arrays, one per field that `check` examines.
+    """A batch of requests as arrays: token counts, turns, times and paths, for `is_sound`.
 
-    Path k is ids[starts[k]:starts[k + 1]]. Requests without a turn have turn 0; requests without an
-    arrival or a delay are left out of `arrivals_s` and `delays_s`. Raises BadLine or OverflowError
-    where `check` would reject a request.
+    Request k has the hash ids ids[starts[k]:starts[k + 1]], blocks[k] of them. Requests without a
+    turn have turn 0; requests without an arrival or a delay are left out of `arrivals_s` and
+    `delays_s`. The constructor raises BadLine for hash ids that are no list of ids or too many, and
+    OverflowError for integers beyond 64 bits; all else that `check` rejects shows in `is_sound`.
     """
 
     def __init__(self, records: Records) -> None:
@@ -150,7 +151,7 @@ class RequestBatch:
 
 
 def _numbered(values: list[Any]) -> tuple[list[Any], Int64s]:
-    """Return the distinct values by first appearance, and each value's index among them."""
+    """Return the distinct values in order of first appearance, and each value's index in them."""
     distinct = list(dict.fromkeys(values))
     if len(distinct) == 1:
         return distinct, np.zeros(len(values), dtype=np.int64)
@@ -221,11 +222,15 @@ def _wrong_part(request: Request) -> str | None:
 class Gaps(Struct):
     """Counts of requests that lack optional values, and of follow-up rows by their first block.
 
-    `short`: hash ids cover only a part of the prompt. `impossible`: measured values out of range.
-    `delayed`: no time, but a delay after the previous answer; `assumed`: of these, the requests
-    whose previous answer has no duration. `following`: hashed follow-up requests of a session. Of
-    these, `repeating` have the first block of their session's previous request, or of any session's
-    first; of the others, `growing` are at least as long as all earlier ones of their session.
+    `untimed`: no arrival time. `unhashed`: no hash ids. `short`: hash ids for only a part of the
+    prompt's full blocks. `impossible` counts measured values out of range, not requests. `delayed`:
+    no time, but a delay after the session's previous answer; `assumed`: of these, the requests
+    whose previous answer has no duration.
+
+    `following`: hashed follow-up requests of a session. Of these, `repeating` begin with the same
+    block as the session's previous hashed request, or as the first hashed request of any session;
+    of the others, `growing` have at least as many input tokens as each earlier hashed request of
+    their session.
     """
 
     requests: int = 0
@@ -255,7 +260,7 @@ class Interner(Protocol):
 
 
 class PartTree(NamedTuple):
-    """Tree of prompt parts, the root first: parent, kind, end (token) as in `PromptParts`."""
+    """Tree of prompt parts, the root first: `above` (parent), `kind`, `end` as in `PromptParts`."""
 
     above: Int32s
     kind: Int32s
@@ -307,7 +312,7 @@ class Columns:
 
     @property
     def trie(self) -> Trie:
-        """The trie of all paths, where they were not handed to another interner."""
+        """The trie of all paths; an `interner` that is no trie is returned unchecked."""
         return cast(Trie, self._interner)
 
     @property
@@ -460,17 +465,23 @@ class Columns:
         self._extend("parts", np.where(last > 0, last, NONE))
 
     def _extend_values(self, name: str, values: list[str | None] | None) -> None:
-        """Append each request's name as its number; `values` is None where no request has one."""
+        """Append the requests' values (None: no request has one) to the column `name`, as numbers.
+
+        `_extend_named` says which numbers. A missing column is filled up later.
+        """
         if values is not None:
             self._extend_named(name, *_numbered(values))
 
-    def _extend_named(self, name: str, values: list[str | None], number: Int64s) -> None:
-        """Append the column's numbers of the names values[k], for each k in `number`."""
+    def _extend_named(self, name: str, values: list[str | None], index: Int64s) -> None:
+        """Append values[k] to the column `name` for each request's k in `index`, as a number.
+
+        A text's number is its place among the column's `names`; None becomes NONE.
+        """
         numbers = [NONE if x is None else self._number_of(name, x) for x in values]
-        self._extend(name, np.array(numbers)[number])
+        self._extend(name, np.array(numbers)[index])
 
     def _number_of(self, name: str, value: str) -> int:
-        """Return a name's number in its column; types after the first MOST_TYPES share one."""
+        """Return the number of text `value` in column `name`; types after MOST_TYPES share one."""
         known = self.names[name]
         if name == "type" and len(known) >= MOST_TYPES and value not in known:
             value = FURTHER_TYPES
@@ -482,7 +493,10 @@ class Columns:
         values: Sequence[float | None] | None,
         most: Iterable[float] = repeat(LONGEST_S),
     ) -> None:
-        """Append values from 0 to `most`; others become NONE and count as impossible."""
+        """Append values to the column `name`; None as a missing entry, NONE.
+
+        A value outside of 0 to its limit in `most` becomes NONE, too, and counts as impossible.
+        """
         if values is None:
             return
         # Not a reason to refuse a request: nothing of its replay depends on them.
@@ -559,7 +573,7 @@ class Columns:
         self._count_hashed(blocks, inputs)
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
-        """Give new hash ids to later tenants' first blocks, unless isolated; append tenants."""
+        """Append tenants; give first blocks of all but the first new hash ids, unless isolated."""
         count = len(batch)
         before = len(self) - count
         columns = [
@@ -584,7 +598,11 @@ class Columns:
         self._extend("tenant", numbers)
 
     def _append_times(self, batch: RequestBatch) -> None:
-        """Append each request's arrival, session and clock."""
+        """Append each request's arrival (s), session and clock, the last two as first rows.
+
+        A request without a time arrives with its session's previous request, or a stated delay
+        after that request's answer; without a previous request, with the row before it.
+        """
         timed = len(batch.arrivals_s) == len(batch)
         if timed and not (batch.field("session_id") or batch.field("clock")):
             self._extend("arrival_s", batch.arrivals_s)

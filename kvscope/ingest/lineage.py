@@ -124,8 +124,9 @@ def _find_longest_prefix(
     The requests whose path ends at a block form a stack with the most recent on top: `last_end` is
     the top, `older_end` the next one down. A request leaves the stack once a later one has a
     history no longer than its own: it cannot become a parent any more. So histories get shorter
-    down the stack, and a search skips down by `jump`, over distances that double. `shortest`, the
-    least history at a block, saves the search of a stack without a candidate.
+    down the stack, and a search skips down by each request's `jump`: a request further down, over
+    distances that double; the lowest one's is itself. `height` is the number of requests below it.
+    `shortest`, the least history at a block, saves the search of a stack without a candidate.
 
     Source: Myers, An applicative random-access stack (Information Processing Letters 17, 1983).
     """

@@ -254,9 +254,11 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
 
 
 def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
-    """Return a trie's blocks in runs: chains of consecutive hash ids with equal reuse counts.
+    """Return a trie's blocks in runs: columns with an entry per run.
 
-    Each run has the columns of its first block, and its number of `blocks`.
+    In a run, each block is the child of the block before it, with the next number, the next hash id
+    and the same number of reuses. `block`, `depth`, `hash_id` and `reuses` are those of the run's
+    first block, `blocks` is the run's length.
     """
     parent, ids = trie.parent, trie.hash_id
     begins = np.ones(trie.count - 1, dtype=np.bool_)  # of the blocks from 1 on
@@ -277,7 +279,10 @@ def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
 
 
 def write_reuses(store: Store, trace: Trace, runs: ReusedRuns) -> None:
-    """Append runs of reuse to the stored runs of the trace."""
+    """Store runs of reuse: which earlier request last touched each stretch of a request's path.
+
+    They are appended, so a trace's runs can be written in several calls.
+    """
     columns: dict[str, NDArray[Any]] = {
         "request": runs.request,
         "prev": runs.previous,

@@ -54,10 +54,11 @@ class TraceReuse(Struct, frozen=True):
     ideal_blocks: Int32s
 
     def groups(self) -> dict[str, NDArray[Any]]:
-        """Return counts of blocks in groups of equal first request, last request and reuses.
+        """Return groups of blocks with equal first request, last request and reuses, as columns.
 
-        A group is a run of block numbers, so several groups may be equal but for `blocks`. Blocks
-        that were never a full block of a prompt are left out.
+        The columns are `first_request`, `last_request`, `reuses`, and `blocks`: the group's number
+        of blocks. A group is a run of block numbers, so several groups may be equal but for
+        `blocks`. Blocks that were never a full block of a prompt are left out.
         """
         differs = np.ones(len(self.first), dtype=np.bool_)
         differs[1:] = False

@@ -26,7 +26,11 @@ from kvscope.sglang_sim.tree import (
 
 @called_by_kernels
 def look_up(tree: PrefixTree, first: int, blocks: int) -> int:
-    """Return the node at the end of a path's longest cached prefix; mark its nodes as used now."""
+    """Return the node at the end of a path's longest cached prefix; mark its nodes as used now.
+
+    The path is paths[first : first + blocks]. A node that it shares in part is split. ROOT if the
+    first block is not cached.
+    """
     node, depth = ROOT, 0
     while depth < blocks:
         child = tree.at[tree.paths[first + depth]]
@@ -52,9 +56,10 @@ def insert(
     inserted: int,
     priority: int,
 ) -> int:
-    """Insert a path of `blocks` blocks, and return the node that ends with its last block.
+    """Insert the path paths[first : first + blocks]; return the node that ends with its last block.
 
-    The same request inserted the first `inserted` blocks before; they count no hit again.
+    The same request inserted the first `inserted` blocks before; they count no hit again. Nodes on
+    the path get at least this `priority`: policy PRIORITY evicts the lowest first.
     """
     nodes, node, depth = tree.nodes, ROOT, 0
     nodes[ROOT].time = now(tree)

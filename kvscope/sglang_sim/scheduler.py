@@ -45,13 +45,13 @@ MOST_PREFILL = 16_384
 MOST_OUTPUTS = 4096
 """Output tokens that are reserved for a request at the most."""
 MOST_MATCHED = 128
-"""Requests that wait where the longest prefix counts; among more it is first come, first served."""
+"""The longest queue that is sorted by cached prefix; longer ones are first come, first served."""
 TOUCHED_EVERY = 32
-"""Batches of prompts between two in which the prefixes of waiting requests count as used."""
+"""Plans of prompts from one in which waiting requests' prefixes are marked as used to the next."""
 SHARED_PREFIX = 32
-"""Tokens that a prompt has in common with one before it that waits, so that it waits for it."""
+"""Tokens: of waiting prompts that begin with as many equal, uncached ones, all but one go last."""
 RETRACTED_TOKENS = 20
-"""Tokens for every request that still runs, which are evicted when one is retracted."""
+"""Tokens of room, for each request that still runs, that a retraction makes by evictions."""
 FIRST_RATIO = 0.7
 LAST_RATIO = FIRST_RATIO * 0.14
 DECAY = (FIRST_RATIO - LAST_RATIO) / 600
@@ -60,7 +60,7 @@ COSTS = (
     *("base_s", "floor_s", "prefill_token_s", "prefill_pair_s", "launch_s"),
     *("decode_base_s", "decode_token_s", "decode_context_token_s"),
 )
-"""Fields of a `StepCost`, of which a batch's time is made."""
+"""The fields of `StepCost` from which a batch's time is computed."""
 STATE = record_type(
     "order page chunk most_running arrived head waiting running full chunked passes made in_flight "
     "input_left chunk_left tokens",
@@ -68,24 +68,36 @@ STATE = record_type(
 )
 """One record: options, queues, and what is left for the batch that is being planned.
 
-`waiting` requests stand in the queue from `head` on, `running` ones decode, `chunked` is the one
-with a part of its prompt computed, NONE without one. No prompt is admitted while `full` is set.
-A copy of a block from the host or to it takes `copy_block_s`; those that the planned batch loads
-take `load_s`.
-`made` batches were planned, the last of which is `in_flight` or is not.
+Options: the waiting queue's `order` (an index in WAITING_ORDERS), tokens per `page` and per `chunk`
+of prompts, `most_running` requests at once, the costs as in `StepCost`, and `copy_block_s` for the
+copy of a block from the host or to it.
+
+`arrived` requests have come so far. `waiting` ones are in the queue from index `head` on, `running`
+ones decode, `chunked` is the request with a part of its prompt computed, NONE without one. No
+prompt is admitted while `full` is set. `passes` counts plans that did not sort the queue. `made`
+batches were planned, and `in_flight` says whether the last of them has not ended; the GPU is free
+from `free_s` on.
+
+The batch that is being planned has `tokens` prompt tokens, and room for `input_left` and
+`chunk_left` more by MOST_PREFILL and by `chunk`; `reserved` tokens of memory are set aside for its
+prompts and for outputs, of which running requests' count by the share `ratio`. Its loads from the
+host take `load_s`.
 """
 
 BATCH = record_type("size prompts chunked", "cost_s begin_s end_s")
-"""A batch of `size` requests, of `prompts` or outputs; that of `chunked` has more to compute."""
+"""A batch of `size` requests: of their prompts if `prompts` is set, else of an output token each.
+
+`chunked` is the request whose prompt it computes in part, NONE without one. It takes `cost_s`.
+"""
 
 
 class ServerQueues(NamedTuple):
     """The state of a server with R requests, without its cache.
 
-    `state` (1) and `batches` (2) are records as above; batch n and its requests in `members`
-    (2 x (R + 1)) have index n & 1. `waiting` has room for 2 (R + 1) requests, `running` for R + 1.
-    `matched` (sort keys) and `heads` (blocks at the end of SHARED_PREFIX) are scratch for sorting
-    the first waiting requests.
+    `state` (1) and `batches` (2) are records of STATE and BATCH; batch n and its requests in
+    `members` (2 x (R + 1)) have index n & 1. `waiting` has room for 2 (R + 1) requests, `running`
+    for R + 1. `matched` (sort keys) and `heads` (the block that ends a prompt's first SHARED_PREFIX
+    tokens) are scratch for sorting the first waiting requests.
     """
 
     state: Records
@@ -380,7 +392,11 @@ def lacks(tree: PrefixTree, record: Records) -> int:
 
 @callable_in_kernels
 def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Sort a short queue by cached prefix (LPM); else at times mark its prefixes as used (LRU)."""
+    """Sort the waiting queue by cached prefix, if its order is LPM and it is short enough.
+
+    Up to MOST_MATCHED requests are. Else, if the cache evicts by LRU, every TOUCHED_EVERY calls the
+    cached prefixes of the first MOST_MATCHED requests are marked as used.
+    """
     state = queues.state[0]
     if state.order == LPM and state.waiting <= MOST_MATCHED:
         by_prefix(tree, requests, queues)
@@ -394,7 +410,11 @@ def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> 
 
 @callable_in_kernels
 def look_up_all(tree: PrefixTree, requests: Records, request: int) -> int:
-    """Return the node at the end of a waiting request's cached blocks, all of which may hit."""
+    """Return the node at the end of a waiting request's cached blocks; mark them as used now.
+
+    All full blocks of its known tokens count, also one that ends with the last token, which must be
+    computed again when the request is admitted.
+    """
     record = requests[request]
     blocks = max(record.look, whole_blocks(tree, record, record.prompt + record.generated))
     return look_up(tree, tree.starts[request], blocks)

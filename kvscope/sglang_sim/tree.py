@@ -30,13 +30,15 @@ NODE = record_type(
     "parent time locks on_gpu gpu_children slot start length top bottom heap rank hits priority "
     "children created history on_host loading earlier later"
 )
-"""A run of `length` blocks of the trie from depth `start` on, from its `top` to its `bottom`.
+"""A run of `length` blocks of the trie from depth `start` on, from block `top` to block `bottom`.
 
 It is `on_gpu`, `on_host` or on both, and `loading` while it is copied to the GPU; `gpu_children`
-of its `children` are on the GPU. `hits` counts the requests that inserted it, `history` is the
-greatest depth that was ever inserted below it. `rank`, then `time` (of FIFO `created`) order the
-leaves; `slot` is its place in its `heap`, NONE for nodes that are no leaves. `earlier` and `later`
-are its neighbours in the list of copies. The `parent` of an unused node is the next unused node.
+of its `children` are on the GPU. `locks` counts the locks of requests on it or below it. `hits`
+counts the requests that inserted it (not with `write_back`), `history` is the length in blocks of
+the longest path that was inserted through it. `rank`, then `time` of the last use (for
+FIFO `created`) order the leaves; `slot` is its place in its `heap`, NONE for nodes that are no
+leaves. `priority` is the rank under policy PRIORITY. `earlier` and `later` are its neighbours in
+the list of copies (NONE at the ends). The `parent` of an unused node is the next unused node.
 """
 
 STATE = record_type(
@@ -47,11 +49,14 @@ STATE = record_type(
 )
 """One record: the policy, and counts in blocks.
 
-`size` blocks are on the GPU, of which `locked` ones cannot leave; running requests have `owned`
-ones beside it, and are `promised` more. `host_size` blocks are on the host, of which some are on
-the GPU as well; `written` ones were copied to it. `made` nodes exist, of which the chain from
-`unused` on is free. Nodes are stored when they have `store_hits`, or with `write_back` when they
-leave the GPU; then the list from `first_copy` to `last_copy` has those on both tiers, in order.
+The GPU has room for `capacity` blocks: `size` are in the tree, of which `locked` ones cannot be
+evicted, and running requests have `owned` ones that are not in it. The host has room for
+`host_capacity`, and holds `host_size`, of which some are on the GPU as well; `written` ones were
+copied to it. `evictions` and `host_evictions` count evicted blocks. `made` nodes exist, of which
+the chain from `unused` on is free; `clock` is the latest time. Nodes are stored on the host when
+they have `store_hits` hits, or with `write_back` when they are evicted from the GPU; then the list
+from `first_copy` to `last_copy` has the nodes on both tiers, in the order of their copies. Other
+fields are parameters of the `policy`.
 """
 
 
@@ -59,8 +64,9 @@ class PrefixTree(NamedTuple):
     """A prefix tree over a trie of N blocks, with the paths of the requests that run on it.
 
     `parents` (N + 1) are the trie's; request r has the blocks `paths[starts[r]:starts[r + 1]]`.
-    `nodes` and `state` are records as above. Per block, `at` (N + 1) is the tree node that begins
-    with it, NONE if no node does. `leaves` (2 rows) are the heaps, of `leaf_counts` (2) nodes.
+    `nodes` are records of NODE, and `state` (1) is one of STATE. Per block, `at` (N + 1) is the
+    tree node that begins with it, NONE if no node does. `leaves` (2 rows, GPU and HOST) are the
+    heaps, of `leaf_counts` (2) nodes.
     """
 
     parents: Int32s
@@ -179,7 +185,11 @@ def sift(tree: PrefixTree, heap: int, moved: int, slot: int) -> None:
 
 @callable_in_kernels
 def new_node(tree: PrefixTree, parent: int, start: int, length: int, priority: int) -> int:
-    """Return a new node below `parent`; the caller sets its blocks."""
+    """Return a new node below `parent`, of `length` blocks from depth `start` (blocks) on.
+
+    The caller sets `top`, `bottom` and `history`, enters the node in `at`, and updates the counts
+    of children of `parent`.
+    """
     state = tree.state[0]
     node = state.unused
     if node == NONE:

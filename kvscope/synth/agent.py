@@ -11,7 +11,7 @@ from kvscope.synth.base import Counts, Ids, Profile, Record, Skewed, Thread, arr
 
 
 class _AgentThread(Struct):
-    """An open session: its conversation, the head that compaction keeps, its number of turns."""
+    """An open session: its conversation, the blocks that compaction keeps, its number of turns."""
 
     thread: Thread
     head: range
@@ -22,11 +22,11 @@ class _AgentThread(Struct):
 class Agent(Profile):
     """Sessions of coding agents on a few clients, each with its own system and tools prompt.
 
-    Each turn adds a tool's answer, after seconds, or (`think_share`) a user's, after minutes.
-    When its history passes `context_limit_tokens` the next prompt is the head and a summary: same
-    conversation, another path. Sub-agents are conversations of their own, of type `subagent`. The
-    trace continues sessions that began up to `lead_in_s` before time 0. Gaps are (median in s,
-    sigma) of a lognormal.
+    Each turn adds a tool's answer, after seconds, or a user's, after minutes (`think_share` of the
+    turns). When its history passes `context_limit_tokens` the next prompt is the head and a
+    summary: same conversation, another path. `subagent_share` of the sessions' turns start a
+    sub-agent, a conversation of its own, of type `subagent`. The trace continues sessions that
+    began up to `lead_in_s` before time 0. Gaps are (median in s, sigma) of a lognormal.
 
     sample_traces/README.md has the figures to expect.
 

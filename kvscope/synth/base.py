@@ -206,8 +206,8 @@ class Thread(Struct):
 
 State = TypeVar("State")
 Serve = Callable[[float, State], tuple[Record | None, Iterable[tuple[float, State]]]]
-"""Returns the record of an arrival (None before the trace begins, and for what is no request), and
-the later arrivals (time in s, state) that follow from it."""
+"""Takes an arrival (time in s, state); returns its record (None before the trace begins, and for
+what is no request), and the later arrivals (time in s, state) that follow from it."""
 
 DAY_S = 86_400.0
 
@@ -235,9 +235,10 @@ def in_order(
 ) -> Iterator[Record]:
     """Yield the first `requests` records of all conversations, by time.
 
-    `births` are first arrivals in order of time; they are merged with the later turns of open
-    conversations. `serve` is called once per arrival, in order. Raises UsageError, at the first
-    record, if `requests` is negative.
+    `births` are the first arrivals (time in s, state) of conversations, in order of time; they are
+    merged with the later ones, which `serve` returns. It is called with the time and state of each
+    arrival, in order, and returns the arrival's record (None: none) and the later arrivals that
+    follow from it. Raises UsageError, at the first record, if `requests` is negative.
     """
     if requests < 0:
         raise UsageError(f"requests {requests} is negative", remedy="ask for 0 or more")

@@ -182,7 +182,11 @@ class ToB(Profile):
         recent: list[list[tuple[int, range, int]]] = [[] for _ in self.programs]
 
         def run(program: Program, users: list[tuple[int, range, int]]) -> ProgramRun:
-            """Return a run before its first call, of a new or a recent user."""
+            """Return a run before its first call, of a new or a recent user of the program.
+
+            `users` are the recent ones: user id, blocks and tokens of the system prompt. A new user
+            is appended, and the oldest leaves the list when it is full.
+            """
             if not users or rng.random() < self.new_user_share:
                 tokens = program.system_tokens.draw(rng)
                 users.append((next(user_ids), ids.blocks(tokens // self.block_size), tokens))

@@ -98,8 +98,10 @@ class ToC(Profile):
     published figures cannot all hold at once: 47-51 % of requests with a parent, but probabilities
     of a next turn of 0.5 after turn 1 and 0.8 later, which imply 71 % with a parent. The profile
     meets the shares, the turns and 0.46 after turn 1 (54 % single-turn conversations); 77 % of
-    reuse from a tenth of the blocks needs few conversations that last for hours (`engaged_share`).
-    They are evenly spaced and vary little in turns, or chance would decide every figure.
+    reuse from a tenth of the blocks needs few conversations that last for hours: `engaged_share` of
+    all, with `engaged_turns`. These engaged ones come at even intervals among all conversations and
+    vary little in turns, or chance would decide every figure. `next_turn` has the probabilities of
+    a further turn after turns 1, 2, 3 and 4, and after any later turn, in other conversations.
 
     sample_traces/README.md compares this profile with the published figures.
 

@@ -107,7 +107,12 @@ def look_up_front(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def note_written(machine: Machine, request: int, hit: int) -> None:
-    """Record how many front-request blocks were ever cached, and would hit without eviction."""
+    """Record a request's `written` and `kept` blocks (see REQUEST), given its `hit` in tokens.
+
+    Both are at least the hit. For full attention alone both are the number of leading blocks that
+    were ever cached; for a hybrid model `kept` is the hit of a look-up in which evicted blocks
+    count. `cached_tokens`, which that look-up changes, is restored for `use_hits`.
+    """
     record, state = machine.requests[request], machine.state[0]
     record.written = max(count_written(machine, record.look), hit // state.block_size)
     record.kept = record.written

@@ -111,9 +111,12 @@ def move_to_end(off: Offload, node: int, place: int) -> None:
 
 @called_by_kernels
 def rank_provisionally(off: Offload, request: int, node: int, at: int) -> None:
-    """Rank a request's chunk `at` in LRU's list: a request's tail chunks are older than its head.
+    """Move a request's chunk `at` to the place in LRU's list that its provisional rank gives it.
 
-    The search begins at the request's last ranked chunk, if that still has such a rank.
+    Provisional ranks of a request lie just below a multiple of RANKS_EACH, its tail's lowest, so
+    the tail is evicted first; `move_to_end` later gives each chunk a multiple of its own. The
+    search for the place begins at the chunk that the request ranked last, if that chunk still has
+    a provisional rank of the request, else at the list's recent end.
     """
     chunks, member = off.chunks, off.members[request]
     rank, highest = member.rank * RANKS_EACH - (at + 1), member.rank * RANKS_EACH
@@ -158,7 +161,10 @@ def see(off: Offload, request: int, path: Int32s, at: int) -> None:
 
 @callable_in_kernels
 def reuse(off: Offload, request: int, at: int) -> None:
-    """Mark a request's chunk `at` as reused, unless the request stored it itself."""
+    """Mark a request's chunk `at` for ARC's list T2, unless the request stored it itself.
+
+    `commit_accesses` moves the chunk when the request ends.
+    """
     mark = off.members[request].access + at
     if not off.marks[mark] & INSERTED:
         off.marks[mark] |= REUSED
@@ -191,7 +197,10 @@ def untrack(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def count_offers(off: Offload, path: Int32s, count: int) -> None:
-    """Count an offer of `count` chunks; a full tracker drops its oldest other chunks."""
+    """Count an offer of the first `count` chunks in `offered`, for `store_threshold`.
+
+    A full tracker drops its oldest chunks that are not offered now.
+    """
     chunks, state, protected = off.chunks, off.state[0], 0
     for at in off.offered[:count]:
         node = chunk_at(off, path, at)
@@ -216,7 +225,10 @@ def count_offers(off: Offload, path: Int32s, count: int) -> None:
 
 @callable_in_kernels
 def adapt_target(off: Offload, node: int) -> None:
-    """Adjust ARC's target size of T1 and renew the chunk, if it is in a ghost list (B1, B2)."""
+    """If a chunk is in a ghost list (B1, B2), adjust ARC's target size of T1 to that miss.
+
+    The chunk moves to the recent end of its ghost list.
+    """
     state, place = off.state[0], off.chunks[node].place
     if place == B1:
         state.target = min(state.target + max(1.0, state.b2 / state.b1), float(state.capacity))
@@ -303,9 +315,10 @@ def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
 
 @callable_in_kernels
 def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
-    """Write offered chunks that the tier lacks and admits into `fresh`; return their number.
+    """Write the places of offered chunks to store into `fresh`; return their number.
 
-    Marks all `count` chunks of the offer, so that they are not evicted for it.
+    These are the first `count` places in `offered`, but for chunks that the tier holds, and those
+    offered less often than the `threshold`. All get the offer's number: it evicts none of them.
     """
     chunks, state, fresh = off.chunks, off.state[0], 0
     for at in off.offered[:count]:
@@ -320,7 +333,12 @@ def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
 
 @callable_in_kernels
 def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int) -> None:
-    """Record an offer: fresh chunks' ghost hits (ARC), accesses to fresh and held chunks."""
+    """Record a request's accesses to the chunks that it offers, and misses in ARC's ghost lists.
+
+    `count` chunks are listed in `offered`, `fresh` of them also in the list `fresh`. Fresh chunks
+    get the mark SEEN, held ones REUSED, too; chunks that are still being stored, or that the tier
+    does not admit, get none. With ARC, the request's first miss of a fresh chunk adapts the target.
+    """
     state, access = off.state[0], off.members[request].access
     for reverse in range(fresh - 1, -1, -1):
         mark = access + off.fresh[reverse]
@@ -373,7 +391,7 @@ def list_range(off: Offload, begin: int, end: int) -> int:
 
 @callable_in_kernels
 def pin_chunk(off: Offload, node: int) -> None:
-    """Keep a chunk while a load reads it."""
+    """Add one to the reads of a chunk, by loads or by writes to storage: it is not evicted."""
     chunk = off.chunks[node]
     if chunk.users == 0:
         off.state[0].evictable -= 1
@@ -382,7 +400,7 @@ def pin_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def unpin_chunk(off: Offload, node: int) -> None:
-    """End a chunk's store, else decrement the number of loads that read it."""
+    """End a chunk's store if it is being stored, else subtract one from the reads of it."""
     chunk = off.chunks[node]
     chunk.users = 0 if chunk.users == PENDING else chunk.users - 1
     if chunk.users == 0:

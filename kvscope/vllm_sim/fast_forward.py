@@ -58,7 +58,11 @@ def decode_steps(machine: Machine, coming: int) -> int:
 
 @callable_in_kernels
 def set_progress(machine: Machine, request: int, computed: int, coming: int) -> None:
-    """Set a decoding request's progress, given its `computed` tokens before the next step."""
+    """Set a decoding request's counters to `computed` tokens: those before the next step.
+
+    Sets the fields `computed`, `generated` (known outputs), `planned_step` and `computed_before`.
+    `coming` (0 or 1) of its tokens are in flight before that step, so not yet known.
+    """
     record, steps = machine.requests[request], machine.state[0].steps
     record.computed = computed
     record.generated = computed + 1 - coming - record.prompt
@@ -78,7 +82,10 @@ def decode_cost_s(machine: Machine, step: int) -> float:
 
 @callable_in_kernels
 def end_decodes(machine: Machine, coming: int, steps: int) -> None:
-    """Advance running requests by `steps` tokens from their computed tokens in row 1 of `batch`."""
+    """Advance running requests by `steps` tokens from their computed tokens in row 1 of `batch`.
+
+    Both rows of `batch` then list the running requests. `coming` as in `set_progress`.
+    """
     for at in range(machine.state[0].running):
         request = machine.running[at]
         if steps > 0:

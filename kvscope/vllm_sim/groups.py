@@ -136,7 +136,8 @@ def hash_planned(machine: Machine, request: int, tokens: int) -> None:
 def last_boundary(machine: Machine, tokens: int, unit: int) -> int:
     """Return the last multiple of `unit` within `tokens` tokens where a hit can end.
 
-    The last token is always computed again; with `drops` (a drafter's), a hit's last block, too.
+    The last token is always computed again; with `drops`, a field of `state` set for most drafters,
+    a hit's last block, too.
     """
     if machine.state[0].drops:
         return max(0, tokens // unit - 1) * unit
@@ -270,7 +271,10 @@ def note_release(machine: Machine, request: int, finished: bool) -> None:
 
 @callable_in_kernels
 def keep_table(machine: Machine, request: int, number: int) -> None:
-    """Copy an ended request's block table to entry `number`, for stores; free skipped blocks."""
+    """Copy an ended request's block table to entry `number` of `ended_table`, for its stores.
+
+    NONE stands for blocks that another request has got since. Skipped blocks are freed.
+    """
     off, record, groups = machine.offload, machine.requests[request], len(machine.groups)
     for group in range(groups):
         if machine.groups[group].kind == LINEAR:

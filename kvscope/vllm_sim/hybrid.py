@@ -10,6 +10,9 @@ earlier prompt: a step ends there, and each request that continues from there (t
 or one that hits) copies the block before it writes to it. Look-ups find such a block by its group's
 node at the prompt's end, and once the block is full by the node at the block's end, too.
 
+A step can also export a state: it writes a second, earlier state into a block of its own, the last
+one before the step's end at which a hit can end.
+
 Engines call these functions by their addresses (`GroupFunctions`), so that they are not compiled
 for models with layers of one kind, and only once for engines with and without a CPU tier.
 
@@ -60,7 +63,11 @@ from kvscope.vllm_sim.state import (
 
 
 def free_skipped(machine: Any, request: int, tokens: int) -> None:
-    """Free blocks that no token after the first `tokens` attends to; note the next time to free."""
+    """Free blocks that no token after the first `tokens` attends to.
+
+    The request's `skips_at` gets the number of computed tokens from which on more blocks can be
+    freed, `skipped_for` gets `tokens`.
+    """
     record = machine.requests[request]
     record.skips_at = ALWAYS
     for group in range(len(machine.groups)):
@@ -117,7 +124,7 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
 
 @callable_in_kernels
 def note_states(machine: Machine, request: int, at: int, written: int) -> None:
-    """Record `written` as the step of the states that a request holds in its blocks `at`."""
+    """Record step `written` for the states in block `at` of a request's linear groups."""
     slot = machine.requests[request].slot
     for group in range(len(machine.groups)):
         if machine.groups[group].kind != LINEAR or at < first_held(machine, request, group):
@@ -128,7 +135,10 @@ def note_states(machine: Machine, request: int, at: int, written: int) -> None:
 
 @callable_in_kernels
 def rehash_state(machine: Machine, request: int, filled: int, written: int) -> None:
-    """Record `written` for the last state before a prompt's end, if `filled` tokens end there."""
+    """Record step `written` for the last state of a prompt at which a hit can end.
+
+    Only while the request's first `filled` tokens fill no further block of states.
+    """
     size, prompt = max(1, machine.state[0].state_tokens), machine.requests[request].prompt
     if filled // size == last_boundary(machine, prompt, size) // size:
         note_states(machine, request, filled // size - 1, written)
@@ -152,7 +162,8 @@ def hashed_blocks(machine: Machine, group: int, tokens: int) -> int:
 def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
     """Hash the blocks of all groups that `tokens` tokens fill, for `hash_filled`.
 
-    With `rehashes_states`, the last state before a prompt's end gets the step `written` again.
+    `written` is the step to record for states. With `rehashes_states` in `state`, the last state of
+    a prompt at which a hit can end gets it a second time.
     """
     record, state = machine.requests[request], machine.state[0]
     filled, exported = tokens // state.hash_tokens * state.hash_tokens, NONE
@@ -191,9 +202,12 @@ def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
 def hash_prompt_end(
     machine: Machine, request: int, tokens: int, exported: int, written: int
 ) -> None:
-    """Hash a request's blocks in which hits on its prompt can end, after `tokens` tokens.
+    """Hash the blocks in which hits on a request's prompt can end, after a step up to `tokens`.
 
-    Block `exported` of linear attention gets the state that the step exports (NONE: none).
+    Full attention's block at the last such end is hashed. Of linear attention, it is block
+    `exported` of the row if the step exports a state to it; else (NONE) the block with the state at
+    that end, if the step ends there, and the request copies it before it writes on. `written` is
+    the step to record for states.
     """
     record, state = machine.requests[request], machine.state[0]
     boundary = (record.prompt - 1) // state.alignment_tokens * state.alignment_tokens
@@ -224,7 +238,7 @@ def hash_prompt_end(
 
 @callable_in_kernels
 def hash_exports(machine: Machine, request: int, tokens: int, exported: int, written: int) -> None:
-    """Hash the state that a step to `tokens` writes into block `exported` of each linear group."""
+    """Hash block `exported` of linear groups, to which a step up to `tokens` exports a state."""
     for group in range(len(machine.groups)):
         if machine.groups[group].kind == LINEAR:
             row = machine.requests[request].slot * len(machine.groups) + group
@@ -235,7 +249,11 @@ def hash_exports(machine: Machine, request: int, tokens: int, exported: int, wri
 def hash_export(
     machine: Machine, request: int, group: int, tokens: int, block: int, written: int
 ) -> None:
-    """Hash `block`, with the state that a step to `tokens` exports, if a hit can end there."""
+    """Hash `block`, to which a step up to `tokens` exports a state, if that state is to be kept.
+
+    Kept are states at the prompt's last end of a hit, at the junction, and before multiples of the
+    retention interval.
+    """
     record, size = machine.requests[request], machine.state[0].state_tokens
     unit = machine.state[0].alignment_tokens
     exported = last_boundary(machine, tokens, unit)
@@ -267,7 +285,11 @@ def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: 
 
 @called_by_kernels
 def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
-    """Return whether a step over [begin, end) can also write the last state up to `known`."""
+    """Return whether a step over [begin, end) can export the last state of `known` tokens.
+
+    That is the last state at which a hit on the first `known` tokens of the request can end; the
+    step always writes the state at its own end.
+    """
     state = machine.state[0]
     if state.export_tokens == 0:
         return False
@@ -283,7 +305,7 @@ def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
 
 @callable_in_kernels
 def exported_states(machine: Machine, request: int, begin: int, end: int) -> int:
-    """Return 1 if a step over [begin, end) takes a block to export the state before its last, or 0.
+    """Return 1 if a step over [begin, end) takes a block more to export a state, else 0.
 
     At a retention interval of 0, only the step that ends a prompt exports one.
     """
@@ -438,10 +460,10 @@ def take_cleared(machine: Machine, again: bool) -> int:
 
 @callable_in_kernels
 def copy_block(machine: Machine, request: int, group: int, admitted: bool) -> None:
-    """Plan a copy of the block in which a request's hit or prompt ends.
+    """Plan a copy of a request's block `copy_at`, in which its hit or prompt ends.
 
-    An admitted request writes to the copy. A request at the end of its prompt keeps the block, and
-    the copy keeps the hash for later requests.
+    A request that was `admitted` in this plan writes to the copy. A request at the end of its
+    prompt keeps the block, and the copy gets the hash for later requests.
     """
     record, layout = machine.requests[request], machine.groups[group]
     row = record.slot * len(machine.groups) + group
@@ -477,9 +499,9 @@ def pass_states(machine: Machine, request: int, group: int, end: int) -> int:
 
 
 def allocate(machine: Any, request: int, tokens: int, admitted: bool) -> None:
-    """Allocate blocks for `tokens` tokens in all groups, and copy a block in which a hit ends.
+    """Allocate blocks for `tokens` tokens in all groups, and copy the request's block `copy_at`.
 
-    `admitted` as in `copy_block`.
+    `admitted`: the request was not running before this plan.
     """
     record, again = machine.requests[request], False
     record.room = ALWAYS
@@ -509,7 +531,11 @@ def allocate(machine: Any, request: int, tokens: int, admitted: bool) -> None:
 
 @callable_in_kernels
 def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> None:
-    """Record that a request got blocks [begin, end) in this plan; NONE for those before `first`."""
+    """Record the number of this plan in `since` for blocks [begin, end) of a request's row.
+
+    The tier compares it with `taken`: a block that another request has got since is not stored.
+    Blocks before `first`, the first one still held, get NONE.
+    """
     off = machine.offload
     for at in range(begin, end):
         off.since[row, at] = off.state[0].plan if at >= first else NONE
@@ -585,7 +611,10 @@ def look_up_sliding(machine: Machine, spec: int, tokens: int, drops: int, ever: 
 
 @callable_in_kernels
 def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest cached prefix of `tokens`; of chunked attention, just its last chunk."""
+    """Return the longest cached prefix (tokens), at most `tokens`, of full or chunked attention.
+
+    Chunked attention needs no block before the chunk in which `tokens` lies: these count as cached.
+    """
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, at = layout.block_tokens, 0
     if layout.kind == CHUNKED:
@@ -612,7 +641,11 @@ def whole_tokens(machine: Machine) -> int:
 
 @callable_in_kernels
 def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: bool) -> int:
-    """Return the prefix (of `tokens`) that a spec's groups cache, less a drafter's `dropped`."""
+    """Return the prefix (tokens), at most `tokens`, that is a hit in all groups of a spec.
+
+    If a drafter computes the last block again, `dropped` has the block's tokens (else 0): the
+    prefix is that much shorter than what is cached. States ignore it.
+    """
     kind = machine.groups[machine.specs[spec].begin].kind
     if kind == SLIDING:
         return look_up_sliding(machine, spec, tokens, int(dropped > 0), ever)
@@ -623,7 +656,12 @@ def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: b
 
 @callable_in_kernels
 def note_verified(machine: Machine, spec: int, dropped: bool) -> None:
-    """Mark a spec whose drafter's block was `dropped`; else clear all marks, for a shorter hit."""
+    """Record that a drafter's block was `dropped` from a spec's hit, else that the hit shrank.
+
+    Such a spec is marked, so that later rounds of the look-up do not drop another block from the
+    same hit. If none was dropped, the hit has become shorter: all marks are cleared, as the last
+    block of the shorter hit is to be dropped, too.
+    """
     if dropped:
         machine.specs[spec].verified = 1
         return

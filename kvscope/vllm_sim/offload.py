@@ -115,7 +115,11 @@ def take_slot(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
-    """Return the record of a new transfer; its `nodes` chunks follow those of the previous one."""
+    """Return the record of a new transfer of `nodes` chunks, for the caller to list the chunks.
+
+    `jobs` is the ring `loads` or `stores`, and `number` the transfer's number in it, from 0. In the
+    ring of chunks (`load_nodes`, `store_nodes`) its chunks follow the previous transfer's.
+    """
     job, before = jobs[number % len(jobs)], jobs[(number - 1) % len(jobs)]
     job.request, job.submitted, job.done, job.flush, job.nodes = request, 0, 0, 0, nodes
     job.first = before.first + before.nodes if number else 0
@@ -126,7 +130,8 @@ def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
 def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
     """Begin to load a request's chunks between `hit` and `cached` tokens.
 
-    Return how many of the blocks to load were read from storage before.
+    Return how many of the blocks to load the request has had read from storage, the tier below,
+    into the CPU's memory.
     """
     off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
     member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk

@@ -54,7 +54,7 @@ def allocated_of(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fence_block(machine: Machine, request: int, block: int) -> None:
-    """Fence a block that the newest store reads: its user after `request` (ANY: any) must wait."""
+    """Fence a block that the newest store reads for `request` (or ANY), see FENCE."""
     off, state = machine.offload, machine.offload.state[0]
     fence = off.fences[state.fences % len(off.fences)]
     fence.job, fence.request, fence.older = state.stores, request, off.fence[block]
@@ -64,7 +64,10 @@ def fence_block(machine: Machine, request: int, block: int) -> None:
 
 @callable_in_kernels
 def fence_until_ended(machine: Machine, request: int, block: int) -> None:
-    """Fence a block; the step waits if `request` has ended and this plan has reused the block."""
+    """Fence a block that the newest store reads, for the time from the end of `request` on.
+
+    If the request has ended and this plan has already reused the block, the step waits at once.
+    """
     off, state = machine.offload, machine.offload.state[0]
     fence_block(machine, request, block)
     if off.taken[block] == state.plan and has_ended(machine, request):
@@ -138,10 +141,11 @@ def find_leading(machine: Machine, request: int, group: int, begin: int, end: in
 
 @callable_in_kernels
 def find_window(machine: Machine, group: int, begin: int, end: int, first: int) -> int:
-    """Return how many of the chunks [begin, end) precede the end of the tier's last whole window.
+    """Return the number of chunks from `begin` to the end of the last window that the tier holds.
 
-    A window at `end` needs `first` chunks. Chunks from `begin` without a gap are a window, too,
-    since the GPU has the blocks before them. SKIP if a chunk of the window is being stored.
+    A window that ends with chunk `end` - 1 needs `first` chunks, one that ends before the group's
+    `window_chunks`. Chunks from `begin` without a gap are a window, too, since the GPU has the
+    blocks before them. 0 without a window, SKIP if a chunk of the window is being stored.
     """
     off, wanted, run, pending = machine.offload, first, 0, False
     for at in range(end - 1, begin - 1, -1):
@@ -190,7 +194,9 @@ def is_loading(machine: Machine, hit: int, end: int) -> bool:
 
 @called_by_kernels
 def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
-    """Return how many tokens to load after the first `hit`, SKIP if the request waits for chunks.
+    """Return how many tokens of a request's `total` known ones to load after the first `hit`.
+
+    SKIP if the request waits for chunks, 0 if there is nothing to load.
 
     Full attention is looked up first, then windows, widest first; if a group has fewer tokens than
     earlier groups, these are looked up again. Windows leave the last token to compute, states all
@@ -279,11 +285,12 @@ def pass_over(machine: Machine, request: int, row: int, group: int, end: int) ->
 
 @callable_in_kernels
 def stores_block(
-    machine: Machine, request: int, group: int, at: int, last: int, horizon: int
+    machine: Machine, request: int, group: int, at: int, filled: int, horizon: int
 ) -> bool:
-    """Return whether a later load may need a group's block `at`, one of the first `last`.
+    """Return whether a later load may need a group's block `at`, of the request's `filled` ones.
 
-    `horizon`: blocks before the end of the request or of its prompt, NO_HORIZON if unknown.
+    `horizon` is the number of blocks, counted from the first, at whose end a load can end: that of
+    the request or of its prompt; NO_HORIZON without such an end.
     """
     off, state, layout = machine.offload, machine.state[0], machine.groups[group]
     size, needed = layout.block_tokens, layout.blocks_for_hit
@@ -295,7 +302,7 @@ def stores_block(
         if needed >= segment or at % segment >= segment - needed:
             return True
         rest = horizon % segment if horizon != NO_HORIZON else 0
-        if rest > 0 and max(horizon - rest, horizon - needed) <= at < min(last, horizon):
+        if rest > 0 and max(horizon - rest, horizon - needed) <= at < min(filled, horizon):
             return True
     if state.keeps_boundaries:
         record = machine.requests[request]
@@ -308,18 +315,18 @@ def stores_block(
 
 @callable_in_kernels
 def stores_chunk(
-    machine: Machine, request: int, row: int, group: int, at: int, last: int, horizon: int
+    machine: Machine, request: int, row: int, group: int, at: int, filled: int, horizon: int
 ) -> bool:
     """Return whether to offer a group's chunk `at`: a load may need it, and its blocks remain.
 
-    `last` and `horizon` as in `stores_block`, in chunks.
+    `filled` and `horizon` as in `stores_block`, in chunks.
     """
     bpc, needed = machine.offload.state[0].blocks_per_chunk, False
     if block_in(machine, request, row, group, (at + 1) * bpc - 1) == NONE:
         return False
     blocks = horizon * bpc if horizon != NO_HORIZON else NO_HORIZON
     for block in range(at * bpc, (at + 1) * bpc):
-        if stores_block(machine, request, group, block, last * bpc, blocks):
+        if stores_block(machine, request, group, block, filled * bpc, blocks):
             needed = True
             lost = block_in(machine, request, row, group, block) == NONE
             if lost and machine.offload.state[0].whole_chunks:
@@ -396,19 +403,22 @@ def advance(machine: Machine, request: int, row: int) -> None:
 
 @callable_in_kernels
 def stores_passed(
-    machine: Machine, request: int, group: int, at: int, last: int, prompt: int
+    machine: Machine, request: int, group: int, at: int, filled: int, prompt: int
 ) -> bool:
-    """Return whether a chunk was offered during its request's prefill of `prompt` chunks."""
+    """Return whether an ended request offered its chunk `at` during the prefill of its prompt.
+
+    The request has `filled` chunks, its prompt `prompt` chunks.
+    """
     bpc = machine.offload.state[0].blocks_per_chunk
     for block in range(at * bpc, (at + 1) * bpc):
-        if stores_block(machine, request, group, block, last * bpc, prompt * bpc):
+        if stores_block(machine, request, group, block, filled * bpc, prompt * bpc):
             return True
     return False
 
 
 @callable_in_kernels
 def list_states_of(machine: Machine, request: int, count: int) -> int:
-    """Append a request's states hashed in this plan to the first `count` entries of `states`.
+    """List a request's states hashed in this plan behind the first `count` entries of `states`.
 
     Return the new number of entries. Of a chunk of states, only the state at its end is stored.
     """
@@ -433,9 +443,10 @@ def list_states_of(machine: Machine, request: int, count: int) -> int:
 
 @called_by_kernels
 def list_states(machine: Machine) -> int:
-    """Write the states hashed in this plan to `states`; return their number.
+    """List the states of linear attention to offer in this plan; return their number.
 
-    Planned requests come first, then loaded requests for which the pool has no room yet.
+    They are those hashed in this plan. Entries of `states` are (request, place of the chunk), first
+    of planned requests, then of loaded requests for which the pool has no room yet.
     """
     off, planned, count = machine.offload, machine.state[0].planned, 0
     if machine.state[0].state_tokens == 0:

@@ -46,7 +46,8 @@ _FORM = f"write for example {_VLLM}{RELEASES[-1]} or {_VLLM}{RELEASES[-1]}:evict
 class OffloadSpec(Struct, frozen=True):
     """vLLM's CPU tier without its size; fields are vLLM's options, with its defaults.
 
-    `files`: a file tier (vLLM's `fs`) is below it; users replace PATH by its folder.
+    `files`: a file tier (vLLM's `fs`) is below it; in the arguments for vLLM, the text PATH stands
+    for its folder, which users put there.
     """
 
     release: Release

@@ -39,53 +39,63 @@ CHUNK = np.dtype(
 )
 """The chunk that ends at a node of the trie, or behind the last node the sentinel of a list.
 
-It is in list `place`, a ring through `after` and `before`, in order of `rank` where that is LRU's.
-`users` counts the loads that read it. `offers` counts how often it was offered, in the ring of
-`older` and `newer`; `offer` is the number of the last store that it was part of. `answer` is what
-storage said last to the `askers`, requests that have not ended, and is forgotten without them.
+It is in list `place` (T1, T2, B1, B2 or ABSENT), a ring through `after` and `before`, oldest first,
+in order of `rank` where that is LRU's. `users` counts the loads and the writes to storage that read
+it; PENDING while it is being stored. `loading`: 1 while a request loads it. With a
+`store_threshold`, `offers` counts how often it was offered, and chunks with offers are a ring
+through `older` and `newer`; `offer` is the number of the last offer that it was part of. `answer`
+is what storage has answered about it (UNKNOWN, ASKING, PRESENT or MISSING), until the last of the
+`askers` (requests that asked) has ended.
 """
 
 
 TRANSFER = record_type("request first nodes fences submitted done flush", "done_s")
-"""A load or store of chunks, `nodes` of them from `first` on in its ring of nodes.
+"""A load or store of `nodes` chunks, from `first` on in the ring of chunks of its direction.
 
-`fences` is the number of entries in the ring of fences at its end. `flush`: the step in front of
-which it is submitted waits for its end.
+It is for a `request`. Its copy begins once it is `submitted` and ends at `done_s`; then it is
+`done`. The step that is about to begin waits for that end if `flush` is set. A store's fences have
+numbers below `fences`, those of later stores do not. Of copies from and to storage, only `first`,
+`nodes` and `done_s` count.
 """
 
 FENCE = record_type("job request older")
-"""A GPU block that a store reads; `older` is the block's entry before.
+"""A GPU block that store number `job` reads: a step that reuses the block waits for the store.
 
-It may be given to another request once its own has ended; at any time where `request` is ANY.
+It counts once `request` has ended, at once where `request` is ANY; if the request is preempted, the
+step waits for its stores anyway. `older` is the number of the block's previous fence (0: none).
 """
 
 MEMBER = record_type("transfers stage access rank ranked external chunks read allocated")
-"""A request, with its transfers under way.
+"""What the tier knows of a request, which has `transfers` loads and stores under way.
 
-`stage` says how far a load is; `access` is where its marks begin, `rank` its provisional rank (0:
-none), which its chunk `ranked` got last. `external` tokens, in `chunks` chunks, were loaded when it
-was first admitted (-1 before); `read` of their blocks had been read from storage. `allocated` is
-the request's field of that name when it ended.
+`stage` is WAITING, LOADING, LOADED, READY or ENDED; `access` is where its marks begin in `marks`,
+`rank` its provisional rank (0: none), which its chunk `ranked` got last. `external` tokens, in
+`chunks` chunks, were loaded when it was first admitted (-1 before); `read` of their blocks had been
+read from storage for it. `allocated` is the request's field of that name when it ended.
 """
 
 LAYERS = record_type("chunk_tokens window_chunks")
-"""Chunks of a group of layers: their tokens, and how many of them its window takes (0: all)."""
+"""Chunks of a group of layers: `chunk_tokens` each, `window_chunks` in its window (0: all)."""
 
 FILE = np.dtype([("after", np.int32), ("before", np.int32), ("written_s", np.float64)])
-"""A chunk in storage, there from `written_s` on: infinity where it neither is nor is being written.
+"""A chunk in storage from `written_s` on (s); infinity where it is not there and not being written.
 
-Where some are evicted, those that are there are a ring through `after` and `before`, the last that
-was read or written in front of the sentinel behind the last node.
+If storage evicts, its chunks are a ring through `after` and `before`, least recently read or
+written first; the record behind the last chunk is the ring's sentinel.
 """
 
 POOL = record_type("capacity chunks evicts shared evictions full")
-"""What storage has room for, how many `chunks` it has or gets, and whether it `evicts`.
+"""Storage: room for `capacity` chunks, of which it has or is being written `chunks`.
 
-`full` counts chunks that it had no room for. `shared`: it is below several machines.
+`evicts`: the oldest make room, `evictions` so far; `full` counts chunks that found no room.
+`shared`: it is below several machines.
 """
 
 LINK = record_type("", "latency_s chunk_s free_s")
-"""One direction of copies from or to storage: the time that each takes, and when the last ends."""
+"""One direction of copies, from or to storage; the last one ends at `free_s`.
+
+A copy takes `latency_s`, and `chunk_s` for each chunk.
+"""
 
 OFFLOAD = record_type(
     "capacity blocks_per_chunk groups unit_nodes nodes_each full_groups alignment_tokens "
@@ -100,43 +110,54 @@ OFFLOAD = record_type(
 )
 """One record: the settings of the tier, and counts.
 
-Chunks end at multiples of `unit_nodes` nodes of a path. `restarts`: a request that starts over
-offers all its chunks again.
-`held` chunks are in it, `evictable` ones are read or written by nothing. `ranks`, `offers`,
-`loads`, `stores` and `fences` number what they name; those of the last three below `_done` are
-over. Stores before `planned_stores` were created in earlier plans. `ended` requests ended since the
-last plan, `loading` ones have blocks and do not run, `learned` ones did once. `t1` to `b2` and
-`target` are ARC's. The first `marked` requests have `marks_taken` marks. `waits`: nothing is left
-to compute until something comes, 2 after a preemption, with transfers that began by `begin_s`.
+The tier has room for `capacity` chunks, which end at multiples of `unit_nodes` nodes of a path.
+`arc`: eviction is by ARC, else by LRU; `provisional`: LRU ranks chunks at first access. `restarts`:
+a request that starts over offers all its chunks again. `prompt_only`, `threshold` and
+`tracker_size` are the settings `prompt_only`, `store_threshold` and `max_tracker_size`; the
+tracker counts the offers of `tracked` chunks.
+
+`held` chunks are in it or being stored, `evictable` ones are read or written by nothing. So far it
+had `evictions`, `refused` offers, and `stored` chunks. `plan`, `ranks`, `offers`, `loads`, `stores`
+and `fences` number what they name; loads, stores and fences with numbers below `_done` are over.
+Stores before `planned_stores` were created in earlier plans. `ended` requests ended since the last
+plan, `loading` ones have blocks and do not run; the policy learned from `learned` ones, at their
+first run. `t1` to `b2` are the lengths of ARC's lists, `target` is its target length of T1. The
+first `marked` requests have `marks_taken` marks. The planned step can begin at `begin_s`. `waits`:
+no step can be computed before an arrival or the end of a transfer; 2 after a preemption.
 
 There are `groups` of layers, of which `full_groups` cache all tokens. Windows are stored
 where they end at multiples of `alignment_tokens`, 0: all of them. `whole_chunks`: a chunk is stored
 only with all its blocks that a window needs. `reconsiders`: a request that has ended offers
 windows that it passed over before.
 
-The rest is of `storage`, if there is one. `polled`: it was asked for copies that ended since the
-last flush; `polls_late`: a store asks anyway, and the flush is behind all stores. `asked` chunks
-wait for an answer, `retry` says that a request does. `reads` and `writes` number its copies, as
-`loads`; `reread` chunks were read since the engine last moved on, and `stuck` says that it never
-will.
+The rest is of `storage`, if there is one. `polled`: copies that have ended were looked for since
+the last flush; `polls_late`: each store looks again, and the flush follows all stores. `asked`
+chunks get an answer at the next flush; `retry`: the last flush gave answers, so waiting requests
+look up again at once. `reads` and `writes` number its copies, as `loads`, and `reads_begun` those
+that have begun; `read_chunks` and `written_chunks` were copied. `reread` chunks were read since a
+step was last computed or a load begun; `stuck`: that never happens again.
 """
 
 
 class Offload(NamedTuple):
-    """A CPU tier of c chunks below an engine; without one all tables are empty.
+    """A CPU tier below an engine with R requests and G groups of layers; empty tables without one.
 
-    `chunks` (N + 1 + 5), `members` (R), `layers` (G) and `state` (1) are records as above; `marks`
-    are flags of what each request did with each of its chunks, `next_chunk` (R x G) the next chunk
-    of each group that a request offers. `loads` and `stores` are rings of transfers, whose chunks
+    `chunks`, `members` (R), `layers` (G) and `state` (1) are records of CHUNK, MEMBER, LAYERS and
+    OFFLOAD. `chunks` has N + 1 entries for each group, a node of the trie each, and five sentinels:
+    of the lists T1, T2, B1 and B2, and of the tracker of offers. `marks` are flags (SEEN to READ)
+    of what each request did with each of its chunks, `next_chunk` (R x G) the next chunk of each
+    group that a request offers. `loads` and `stores` are rings of TRANSFER records, whose chunks
     are in `load_nodes` and `store_nodes`. Per GPU block, `fence` is its last entry in `fences` and
     `taken` the last plan in which a request got it. `since` is the plan in which each entry of a
     block table was set, kept if running requests may free blocks. `order` lists groups in the order
     of look-ups, `loading` the requests that load, `ended` requests that ended in this plan, with
-    their blocks in `ended_table`, as in `table`. `reads` and `writes` are the copies from and to
-    storage, over `links`, `asked` the chunks that storage has yet to answer for. Storage holds
-    `files` (N + 1) in a `pool` (1); machines that share storage share `pool_links`, the limits of
-    its bandwidth. Scratch rows: `offered`, `fresh`, `ends`, `victims`, and `states` (request and
-    place of each state to offer).
+    their blocks in `ended_table`, as in `table`.
+
+    `reads` and `writes` are the copies from and to storage (TRANSFER), over `links` (LINK), with
+    their chunks in `read_nodes` and `write_nodes`; `asked` are the chunks that storage has yet to
+    answer for. Storage holds `files` (FILE; an entry per chunk, and a sentinel) in a `pool` (POOL);
+    machines that share storage share `pool_links`, the limits of its bandwidth. Scratch rows:
+    `offered`, `fresh`, `ends`, `victims`, and `states` (request and place of each state to offer).
     """
 
     chunks: Records

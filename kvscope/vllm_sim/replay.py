@@ -43,8 +43,10 @@ class EngineReplay(Struct, frozen=True):
     blocks: they were rejected, have no hits, and nan for times.
 
     With a CPU tier (else None), `loaded_blocks` follow the hits and were loaded from the tier,
-    `read_blocks` of them came from storage below it; loads copied `copied_blocks`. The tier stored
-    `stored_chunks` and evicted `chunk_evictions`. At least one prompt token is computed.
+    `read_blocks` of them came from storage below it. The load at the first admission copied
+    `copied_blocks`: as many, but for a hybrid model all blocks of its chunks in all groups, each
+    counted with the tokens of the smallest block. The tier stored `stored_chunks` and
+    evicted `chunk_evictions`. At least one prompt token is computed.
     """
 
     hit_blocks: Int32s

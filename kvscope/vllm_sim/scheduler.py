@@ -43,7 +43,10 @@ def plan(machine: Machine, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def begin_plan(machine: Machine) -> None:
-    """Begin to plan a step."""
+    """Empty the planned batch, and reset its token budget, prompt tokens and cost (s).
+
+    `plan` then adds requests, and `cost_plan` completes the cost.
+    """
     state = machine.state[0]
     state.planned = 0
     state.budget = state.max_num_batched_tokens
@@ -179,7 +182,11 @@ def compact_running(machine: Machine, before: int) -> None:
 
 @callable_in_kernels
 def start(machine: Machine) -> None:
-    """Begin the planned step."""
+    """Make the planned step the step in progress, from now on.
+
+    Sets when it ends (`end_s`), and when the next one can be planned (`ready_s`). The time does not
+    advance.
+    """
     state, batch, yields = machine.state[0], machine.batch, machine.yields
     for at in range(state.planned):
         batch[0, at] = batch[1, at]

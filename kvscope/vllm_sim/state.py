@@ -47,13 +47,14 @@ BLOCK = np.dtype(
 )
 """A block, or behind the last one the sentinel of a queue; all zeros as long as no request took it.
 
-`after` and `before` make a ring of the queue that it is in. `content` is the node that its hash
-stands for; blocks with the same content are a ring through `twin_after` and `twin_before`, oldest
-first. `users` counts the requests that use it. `lane` is where it went when it was freed, `freed_s`
-when, and `freed` its free-sequence number.
+`queue` is the queue that it is in, a ring through `after` and `before`; PINNED or PARKED where it
+is in none. `content` is what its hash stands for, a node of the trie in one group of layers; blocks
+with the same content are a ring through `twin_after` and `twin_before`, oldest first. `users`
+counts the requests that use it. It was last freed to lane `lane`, at `freed_s` (s), with the
+free-sequence number `freed`.
 
-Where hits end within blocks, a second record for each block follows the sentinels: a full block
-may also be found by the end of a prompt inside it, the second one's `content`.
+Where hits end within blocks, a second record for each block follows the sentinels, with a second
+`content`: the end of a prompt inside the block, by which look-ups find the full block, too.
 """
 
 REQUEST = record_type(
@@ -65,42 +66,49 @@ REQUEST = record_type(
 )
 """What a request needs, and how far it is.
 
-`prompt` and `outputs` are its tokens; `leaf` and `length` its path, of which the first look-up
-may find `look` blocks. `computed` tokens have their KV or get it in a planned step; `generated`
-outputs are known, `coming` ones will be after a planned step. It runs in `slot` (NONE: it waits or
-is done) with blocks for `allocated` tokens, whose content those of `hashed` tokens have; up to
-`room` tokens need no new block. `hits` are the blocks found when it was first admitted, NONE until
-then; `written` leading blocks had been held by then, evicted or not, and `kept` would have been
-hits had nothing been evicted. Its last planned step computed `drafted` tokens of a drafter, and the
-next one computes `drafts`; once it `reserves`, it has room ahead. Times are seconds, nan for "not
-yet".
+It has `prompt` and `outputs` tokens, and a path of `length` blocks that ends at `leaf`, of which
+its first look-up may find `look` blocks; `history_tokens`, `category` and `next_prompt_tokens` are
+those of `Traffic`. An `oversized` one needs more than the whole pool. `computed` tokens have their
+KV or get it in a planned step; `generated` outputs are known, `coming` ones will be when the
+planned steps have ended. It runs in `slot` (NONE: it waits or is done) with blocks for `allocated`
+tokens; those of its first `hashed` tokens have a hash, and up to `room` tokens need no new block.
+Times are seconds, nan for "not yet".
 
-Of a hybrid model, blocks are kept where its last look-up ended for part of the groups, the
-`junction`. Blocks that no token after the first `skipped_for` looks at are free, and more of them
-from `skips_at` on. It had `computed_before` tokens when its step `planned_step`, the last one, was
-planned. Before it writes into its block `copy_at`, which ends in the middle for a later request,
-that is copied (else NONE).
+At its first admission it had `hits` blocks (NONE until then); `written` leading blocks had been
+cached by then, evicted or not, and `kept` blocks would have been hits had nothing been evicted. It
+was preempted `preemptions` times. Its last planned step computes `drafted` tokens of a drafter, and
+the next one `drafts`; `reserves`: its blocks include the room for these (see GROUP).
+
+For hybrid models: at its last look-up only some of the groups had cached its first `junction`
+tokens (0: none), so blocks are kept there. Blocks that no token after the first `skipped_for`
+attends to have been freed; more can be from `skips_at` computed tokens on. `planned_step` is the
+number of the last step planned for it, which began after `computed_before` tokens. Its block
+`copy_at`, in which a hit or its prompt ends, is copied before it writes there; NONE without one.
 """
 
 GROUP = record_type(
     "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block blocks_per_node "
     "nodes first_content copied ahead_tokens scratch drafted"
 )
-"""A group of layers, with the fields of `KvGroup`.
+"""A group of layers; `kind` (an index in KINDS) and the next three fields are those of `KvGroup`.
 
-A block of it is `nodes_per_block` nodes of the trie deep; the content of a node in this group is
-its number plus `first_content`. Of a window's smaller blocks, `blocks_per_node` are one of the
-`nodes`: the content of each is by `nodes` more than that of the one before. A request holds at most
-`most_blocks` at a time. `copied` counts the blocks that are held because the step being planned
-copies them. For a drafter a request has room for `ahead_tokens` more, or `scratch` blocks for
-states of drafted tokens.
+A request holds at most `most_blocks` of its blocks at a time. A block spans `nodes_per_block` nodes
+of the trie; the content of a node in this group is the node's number plus `first_content`. Where
+blocks are smaller than nodes, each of the `nodes` has `blocks_per_node` of them, and the content of
+each is by `nodes` more than that of the block before it. `copied` counts the group's entries in
+`copies`: the blocks that the step being planned copies, and their copies.
+
+For a drafter, a request gets room for `ahead_tokens` more tokens, or `scratch` blocks for states of
+drafted tokens. `drafted` is 1 where a hit needs a window of one more block, which is computed
+again, else 0.
 """
 
 SPEC = record_type("begin end cached_tokens dropped_tokens verified")
-"""Groups begin..end that are looked up together.
+"""The groups from `begin` to before `end`, which are looked up together.
 
-Of what a drafter's groups have, the last `dropped_tokens` are computed again. `cached_tokens` and
-`verified` are scratch space of a look-up.
+For a drafter, the last `dropped_tokens` of the prefix that they have cached are computed again (0
+without one). `cached_tokens` is that prefix in the last look-up, NONE before; `verified` is scratch
+space of a look-up, see `note_verified`.
 """
 
 STATE = record_type(
@@ -116,24 +124,34 @@ STATE = record_type(
 )
 """One record: the settings of the engine, and counts.
 
-`free` blocks now, of which those from `fresh` on were never taken; `evictions`, `freed` blocks,
-`steps`, `finished` and `admitted` requests so far. `running` requests run and `preempted` ones wait
-to start over; `next` is the first one that was never admitted, of the `arrived` ones. The path of
-`front` is written out. `in_progress` and `planned` are the sizes of the two batches, `budget` the
-tokens that the latter may still get and `cost_s` its duration, with `prefill_tokens` of prompts;
-`end_s` is when the former ends, and from `ready_s` on the next one can be planned. `period` is the
-policy's table in force. Blocks get their hash every `hash_tokens` tokens, or `hashes_always` may
-change in a step. `hybrid`: not one group of full attention; then hits are multiples of
-`alignment_tokens`; windows are kept at every multiple of `segment_tokens` (0: at none) and, with
-`keeps_boundaries`, at those of requests. Steps end at multiples of `state_tokens` where it has
-linear attention, else it is 0; where that is more than `alignment_tokens`, hits end within blocks.
-With `export_tokens` a step that ends a prompt also writes the last state that a hit can end at, at
-a multiple of `export_tokens`. `rehashes_states` and `unhashed_last` as in `EngineSettings`. A
-drafter has `draft_tokens` computed with each token that is decoded; with `drops` the last block of
-a hit is computed again, else blocks get a hash once the next token is known. Of the policy, `leaf`:
-only leaves leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last
-block was taken from `taken_lane`; NONE if other lanes may have changed since. Of those the first
-block to leave is worth `second_worth`, with its free-sequence number `second_freed`.
+Settings: `overlapped` is `async_scheduling`; `reserve_full_prompt`, `rehashes_states` and
+`unhashed_last` are as in `EngineSettings`, the costs as in `StepCost`, and `ttl_s` is the policy's
+TTL (infinity without one). The pool has `blocks` blocks and `lanes` lanes.
+
+Counts: `free` blocks, of which those from `fresh` on were never taken; `evictions` of blocks so
+far, and `freed`, the last free-sequence number; `steps` planned; requests `finished` (or rejected)
+and `admitted`. `running` requests run and `preempted` ones wait to start over; `next` is the first
+of the `arrived` ones that was never admitted. The last row of `path` has the path of request
+`front` (NONE: of none). `in_progress` and `planned` are the numbers of requests in the step in
+progress, which ends at `end_s`, and in the planned one, which may get `budget` more tokens, takes
+`cost_s` and computes `prefill_tokens` of prompts. From `ready_s` on the next one can be planned.
+`period` is the policy's table in force.
+
+Hybrid models (`hybrid`: not one group of full attention): hits are multiples of `alignment_tokens`.
+Windows and states are kept before every multiple of `segment_tokens` (0: none) and, with
+`keeps_boundaries`, before the end of a prompt and a junction. Steps of prompts end at multiples of
+`state_tokens`, the block size of linear attention (0 without); where that is more than
+`alignment_tokens`, hits end within blocks. With `export_tokens` a step may export a state: it also
+writes, to a block of its own, the last state before its end at which a hit can end, if that is a
+multiple of `export_tokens` after its begin. Blocks get their hash every `hash_tokens` tokens; with
+`hashes_always`, any step may change hashes.
+
+A drafter has `draft_tokens` computed with each decoded token; with `drops` the last block of a hit
+is computed again, else blocks get a hash once the next token is known. Of the policy, `leaf`: it
+evicts leaves only; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last
+evicted block came from `taken_lane`; NONE if other lanes may have changed since. Of the other
+lanes' blocks, the next to be evicted has the worth `second_worth` and the free-sequence number
+`second_freed`.
 """
 
 
@@ -164,23 +182,24 @@ class StorageFunctions(NamedTuple):
 class Machine(NamedTuple):
     """An engine with n blocks and S slots that serves R requests over a trie of N nodes.
 
-    `blocks` (n and a sentinel for each queue), `requests` (R) and `state` (1) are records as above.
-    Per content, a node of the trie (N + 1): `holders` is 1 + the oldest block that holds it, 0 if
-    no block ever has and `LOST` if none does now; `parents` is its parent node, and `children`, if
-    the policy evicts leaves, how many of its child nodes are held. For a model with states,
-    `written` is the step in which each state was written. `busy` has a bit per lane, set if the
-    lane may have blocks; `cuts` (R x P) is as in `Traffic`. Row s of `table` lists the blocks of
+    `blocks` (n and a sentinel for each queue), `requests` (R) and `state` (1) are records of BLOCK,
+    REQUEST and STATE. Per content, a node of the trie (N + 1) in each group: `holders` is 1 + the
+    oldest block that holds it, 0 if no block ever has and `LOST` if none does now; `children`, if
+    the policy evicts leaves, how many of its child nodes are held; for a model with states,
+    `written` is the step in which the state was written. `parents` (N + 1) has each node's parent.
+    `busy` has a bit per lane, set if the lane may have blocks; `cuts` (R x P) are the P depths, in
+    blocks, that divide a request's path into parts. Row s of `table` lists the blocks of
     the request in slot s, row s of `path` the nodes that it fills; row S of `path` belongs to the
     front request of the waiting queue. `running` is in order of admission; `preempted` and the free
     `slots` are stacks. Row 0 of `batch` lists the requests that the step in progress computes, row
     1 those of the planned step, and `yields` which of them get a token. `recent`: uncached tokens
     of recent requests. The policy has parameters `p`, `functions`, and learned `tables`.
 
-    `groups` (G) are the groups of layers (one of full attention unless hybrid), and `specs` list
-    the groups looked up together. `table` has G rows per slot; each group has its own contents, and
-    `path` lists trie nodes; row g of `copies` lists the blocks that the planned step copies, each
-    before its copy. `grouped` holds the functions for hybrid models, `storage` those for storage
-    below a CPU tier (`offload`); with a tier, loading requests have slots, too.
+    `groups` (G) are records of GROUP (one, of full attention, unless hybrid), and `specs` of SPEC,
+    full attention first. `table` has G rows per slot; row g of `copies` lists the blocks that the
+    planned step copies, each before its copy. `grouped` holds the functions for hybrid models,
+    `storage` those for storage below a CPU tier (`offload`); with a tier, loading requests have
+    slots, too.
     """
 
     blocks: Records

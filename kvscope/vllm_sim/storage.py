@@ -46,7 +46,11 @@ from kvscope.vllm_sim.state import NONE, Machine, StorageFunctions
 
 @callable_in_kernels
 def add_copy(jobs: Any, number: int) -> Any:
-    """Return the record of a new, empty copy; its chunks follow the previous copy's chunks."""
+    """Return the record of a new copy without chunks yet.
+
+    `jobs` is the ring `reads` or `writes`, `number` the copy's number in it, from 0. In the ring of
+    chunks (`read_nodes`, `write_nodes`) its chunks follow the previous copy's.
+    """
     job, before = jobs[number % len(jobs)], jobs[(number - 1) % len(jobs)]
     job.first = before.first + before.nodes if number else 0
     job.nodes = 0
@@ -55,7 +59,10 @@ def add_copy(jobs: Any, number: int) -> Any:
 
 @callable_in_kernels
 def copy_end_s(off: Offload, direction: int, now_s: float, chunks: int) -> float:
-    """Add a copy of `chunks` chunks to its link and the shared link; return when it ends (s)."""
+    """Return when a copy of `chunks` chunks ends (s), behind the earlier ones of its `direction`.
+
+    Books the direction's link (READS or WRITES), and the shared link if that has a limit.
+    """
     link, pool = off.links[direction], off.pool_links[direction]
     end_s = max(now_s, link.free_s) + (link.latency_s + link.chunk_s * chunks)
     if pool.chunk_s > 0:

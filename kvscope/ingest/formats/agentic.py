@@ -111,7 +111,10 @@ class AgenticMooncake(RowFormat):
         )
 
     def _waits_for(self, row: _AgenticRow) -> _WaitsFor | None:
-        """Return, of the dependencies on the end of a request, that whose request ends last."""
+        """Return the dependency on a request's end whose request ends last; None without any.
+
+        Dependencies on another event (its trigger), such as the dispatch of a request, are ignored.
+        """
         ends = [each for each in row.dependencies or () if each.trigger == _AFTER_END]
 
         def ended_ms(dependency: _WaitsFor) -> float:

@@ -58,7 +58,7 @@ class Bailian(RowFormat):
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines carry a `chat_id` and are not sessions."""
+        """Return True if the lines have the key `chat_id`, but not a session's key `requests`."""
         keys = common_keys(head)
         return "chat_id" in keys and "requests" not in keys
 

@@ -67,8 +67,9 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     `parent_chat_id` is ROOT where the trace says that there is no parent, None where it says
     nothing. Hash ids of different `scope` (a session, a play) never match. Requests that
     differ in `model`, `adapter` (LoRA) or `cache_salt` share no blocks. A request without
-    `arrival_s` arrives `delay_s` after the answer of its predecessor in its session, or with the
-    line before it. Only times of the same `clock` are comparable; None is the trace's clock.
+    `arrival_s` arrives `delay_s` after the answer to its session's previous request; without
+    `delay_s`, with that request; in a new or no session, with the line before it. Only times of the
+    same `clock` are comparable; None is the trace's clock.
 
     Measured values: the `worker` (engine, replica) that served the request; from its arrival, the
     times to first token, to admission and to last token; prompt tokens found in the cache.
@@ -163,13 +164,13 @@ class Records(Struct):
         return cls(requests, list(range(first, first + count)), list(range(1, count + 1)))
 
     def add(self, line: int, requests: Sequence[Request]) -> None:
-        """Append a record and all of its requests."""
+        """Append the record of number `line`, with all of its requests."""
         self.requests += requests
         self.lines.append(line)
         self.ends.append(len(self.requests))
 
     def refuse(self, line: int, reason: str) -> None:
-        """Append a record that cannot be used."""
+        """Append the record of number `line`, which cannot be used for this `reason`."""
         self.refused.append((line, reason))
 
     def __iter__(self) -> Iterator[tuple[int, list[Request]]]:

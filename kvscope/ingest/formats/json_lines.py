@@ -54,7 +54,10 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
 
 
 class RowFormat(LineFormat):
-    """A format whose lines are decoded as the struct `row`, with `hash_ids` as JSON text."""
+    """A format whose lines are decoded as the struct `row`, with `hash_ids` as JSON text.
+
+    `redundant`: keys that are not read, as they repeat what other keys say.
+    """
 
     row: ClassVar[type[msgspec.Struct]]
     redundant: ClassVar[frozenset[str]] = frozenset()  # fields that repeat what others say
@@ -65,7 +68,7 @@ class RowFormat(LineFormat):
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:
-        """Return the keys in `head` that are neither in `row` nor redundant, in order of name."""
+        """Return the keys in `head` that are neither in `row` nor in `redundant`, by name."""
         known = {field.encode_name for field in msgspec.structs.fields(cls.row)}
         return sorted(common_keys(head) - known - cls.redundant)
 

@@ -106,7 +106,11 @@ class LengthsCsv(LineFormat):
         return line.count(b",") < len(self._header) - 1
 
     def _is_header(self, fields: list[str]) -> bool:
-        """Return True if a line names the length columns and its input field is no number."""
+        """Return True if a line within the trace is a header: it names both length columns.
+
+        Most lines are ruled out first, as they have the last header's number of columns, and a
+        whole number in its column of input tokens.
+        """
         if len(fields) == len(self._header) and _WHOLE.fullmatch(fields[self._inputs]):
             return False
         return _column(fields, _INPUTS) is not None and _column(fields, _OUTPUTS) is not None

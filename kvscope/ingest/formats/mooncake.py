@@ -116,7 +116,11 @@ class Mooncake(RowFormat):
         )
 
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:
-        """Refuse blocks of another size, except a shorter one at the prompt's end."""
+        """Raise BadLine unless `counts` (the row's `block_tokens`) has each hashed block's size.
+
+        All blocks have the row's `block_size` (else the option's, else 512), except a shorter last
+        one at the prompt's end.
+        """
         size = row.block_size or self.options.block_size or _BLOCK_SIZE
         hashes = len(decoded(_whole_prompt(row.hash_ids)) or ())
         if len(counts) != hashes:

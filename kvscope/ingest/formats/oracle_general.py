@@ -74,11 +74,13 @@ def _find_next_access(
     length: Int32s,
     following: Int64s,
 ) -> None:
-    """Fill `following`: for each access to a block, the number of the next access to it.
+    """Write to `following`, for each access to a block, the number of the next access to it.
 
-    Path k's accesses begin at following[starts[k]]. Runs runs[k] to before runs[k + 1] say what
-    touches its blocks next: request[run], the `length` blocks from `depth` on, at the same depths.
-    vtime[r] is the number of request r's first access.
+    Entries of blocks that are not accessed again stay as they are (NEVER). Path k's accesses begin
+    at following[starts[k]]. A run is a stretch of path k that a later request touches next: runs
+    runs[k] to before runs[k + 1], each with the later `request`, and `length` blocks from `depth`
+    on, which have the same depths in both paths. vtime[r] is the number of request r's first
+    access.
     """
     for k in range(len(starts) - 1):
         for run in range(runs[k], runs[k + 1]):

@@ -77,7 +77,11 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
-    """A span, with the fields that may describe a request."""
+    """A span, with the fields that may describe a request.
+
+    `written_by` is the name of the instrumentation scope, the library that wrote the span; empty if
+    the line does not name it, as for spans outside of export requests.
+    """
 
     trace_id: str | None = None
     start_time_unix_nano: int | str | None = None
@@ -115,7 +119,7 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
         )
 
     def facts(self, values: Values) -> dict[str, Any]:
-        """Return the fields of `service`, and the lengths of prompt and answer."""
+        """Return the fields of `service`, with `input_tokens` and `output_tokens` or None."""
         inputs, outputs = _count(values, _INPUTS), _count(values, _OUTPUTS)
         return {**self.service(values), "input_tokens": inputs, "output_tokens": outputs}
 
@@ -211,8 +215,10 @@ def _text(values: Values, names: Sequence[str]) -> str | None:
 class CachedBeside:
     """Providers whose instrumentation does not count cached tokens as input tokens.
 
-    A provider shows by a span with more cached than input tokens. Source: OpenTelemetry semantic
-    conventions for Anthropic (input_tokens excludes cached tokens in its API).
+    A span with more cached than input tokens shows that its provider is one of them.
+
+    Source: OpenTelemetry semantic conventions for Anthropic (input_tokens excludes cached tokens in
+    its API).
     """
 
     def __init__(self) -> None:

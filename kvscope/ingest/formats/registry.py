@@ -135,7 +135,11 @@ def _description(head: bytes) -> tuple[str, str]:
 
 
 def _nearest(names: list[str], candidates: Sequence[type[TraceFormat]]) -> str | None:
-    """Return a hint: text is not read, or what the nearest format needs; None without a hint."""
+    """Return a hint for a file with the keys or columns `names`; None without a hint.
+
+    Keys of text (such as `prompt`): text is not read. Else: the nearest of the `candidates`, and
+    the fields that the file lacks for it.
+    """
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):
         return f"kvscope reads block hashes, never text: {TEXT}"
