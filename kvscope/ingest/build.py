@@ -90,9 +90,9 @@ class Arranged:
     """The requests of a trace in order of arrival, with all columns that need no block paths.
 
     `rows` are columns in file order, as `Columns.arrays` returns them. The constructor empties it:
-    columns move to `requests`, which must be empty, except parent ids, sessions and tenants, which
-    `link` uses. `order` has the file's rows by arrival. `in_ms`: the format's times are in ms;
-    times in seconds since 1970, written by mistake, are corrected.
+    parent ids, sessions and tenants are set aside for `link`, all other columns move to `requests`,
+    which must be empty. `order` has the file's rows by arrival. `in_ms`: the format's times are in
+    ms; times in seconds since 1970, written by mistake, are corrected.
     """
 
     def __init__(

@@ -27,13 +27,14 @@ from kvscope.ingest.formats.base import TraceFormat, Turns
 from kvscope.ingest.limits import MAX_TOKENS
 
 _LEAST_FOLLOWING = 3
-"""Follow-up rows that a decision for rows of new tokens needs."""
+"""With fewer follow-up rows, rows count as whole prompts unless the user states otherwise."""
 _REPEATING = 0.01
-"""Share of follow-up rows that may repeat a block of their session where rows hold what is new."""
+"""Largest share of follow-up rows that begin with a known block, if rows hold only new tokens."""
 _MIXED = 0.1
-"""Above: rows are whole prompts. In between, the rows contradict both readings."""
+"""Least such share from which rows are whole prompts; between the two, rows contradict both."""
 _GROWING = 0.75
-"""Share of follow-up rows as long as any before, from which on they are whole prompts."""
+"""Rows are also whole prompts if this share of the other follow-up rows is at least as long as all
+earlier rows of their session."""
 
 _EPOCH_S = 946_684_800, 4_102_444_800
 """The years 2000 to 2100, in seconds since 1970."""
@@ -110,7 +111,7 @@ def complete_sessions(columns: Columns, where: str) -> str:
 
 
 def correct_epoch(rows: MutableMapping[str, NDArray[Any]]) -> list[str]:
-    """Correct arrivals that are in s since 1970 but were read as ms; return notes on it."""
+    """Correct arrivals in `rows` that are s since 1970 but were read as ms; return notes on it."""
     first = float(rows["arrival_s"].min()) * 1000
     if not _EPOCH_S[0] <= first < _EPOCH_S[1]:
         return []
@@ -120,8 +121,8 @@ def correct_epoch(rows: MutableMapping[str, NDArray[Any]]) -> list[str]:
 
 
 _STARTS = (0.5, 0, 1), (1, 0, 1), (1, 0, 2), (2, 4, 1), (4, 16, 1)
-"""Times the trace's rate, at least so many starts within a typical session, and the seed. Much
-rarer starts would take long: learners are refitted by time."""
+"""Of each alternative: the rate as a multiple of the trace's, the least number of starts within a
+median session, and the seed. Much rarer starts would take long: learners are refitted by time."""
 
 
 class SessionStarts(Struct, frozen=True):

@@ -467,7 +467,7 @@ class Columns:
     def _extend_values(self, name: str, values: list[str | None] | None) -> None:
         """Append the requests' values (None: no request has one) to the column `name`, as numbers.
 
-        `_extend_named` says which numbers. A missing column is filled up later.
+        `_extend_named` says which numbers. Where no value is appended, entries are filled up later.
         """
         if values is not None:
             self._extend_named(name, *_numbered(values))

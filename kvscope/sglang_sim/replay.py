@@ -37,7 +37,7 @@ from kvscope.sglang_sim.tree import (
 from kvscope.vllm_sim.settings import StepCost
 
 CHUNK_TOKENS = 8192
-"""Tokens of a prompt that are computed at once, as SGLang chooses on GPUs of 60 to 90 GiB."""
+"""Most prompt tokens of a batch, as SGLang chooses on GPUs of 60 to 90 GiB (chunked prefill)."""
 _POLICIES = {
     "lru": LRU, "fifo": FIFO, "lfu": LFU, "slru": SLRU, "tlru": TLRU, "priority": PRIORITY
 }  # fmt: skip

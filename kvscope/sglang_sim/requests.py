@@ -18,7 +18,7 @@ from kvscope.sglang_sim.cache import insert, load, look_up
 from kvscope.sglang_sim.tree import NONE, PrefixTree, lock
 
 LEAST_LOADED = 10
-"""Tokens that a request loads from the host at the least."""
+"""Fewest tokens that a request loads from the host; fewer are computed again."""
 REQUEST = record_type(
     "prompt outputs end look blocks node found shared inserted owned hit loaded "
     "computed generated batch rejected retracted retractions",

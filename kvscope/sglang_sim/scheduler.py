@@ -41,9 +41,9 @@ from kvscope.sglang_sim.tree import LRU, NONE, PrefixTree, lock
 
 LPM = WAITING_ORDERS.index("lpm")
 MOST_PREFILL = 16_384
-"""Tokens of a batch of prompts (`--max-prefill-tokens`)."""
+"""Most prompt tokens of a batch (`--max-prefill-tokens`)."""
 MOST_OUTPUTS = 4096
-"""Output tokens that are reserved for a request at the most."""
+"""Most output tokens for which memory is reserved for a request."""
 MOST_MATCHED = 128
 """The longest queue that is sorted by cached prefix; longer ones are first come, first served."""
 TOUCHED_EVERY = 32

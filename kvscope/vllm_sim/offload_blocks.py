@@ -196,11 +196,10 @@ def is_loading(machine: Machine, hit: int, end: int) -> bool:
 def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
     """Return how many tokens of a request's `total` known ones to load after the first `hit`.
 
-    SKIP if the request waits for chunks, 0 if there is nothing to load.
-
-    Full attention is looked up first, then windows, widest first; if a group has fewer tokens than
-    earlier groups, these are looked up again. Windows leave the last token to compute, states all
-    tokens after the last state's chunk.
+    SKIP if the request waits for chunks, 0 if there is nothing to load. Full attention is looked up
+    first, then windows, widest first; if a group has fewer tokens than earlier groups, these are
+    looked up again. Windows leave the last token to compute, states all tokens after the last
+    state's chunk.
     """
     off, groups = machine.offload, len(machine.groups)
     windows, loadable, waits, begin = off.state[0].full_groups, 0, False, 0
@@ -258,7 +257,8 @@ def list_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
 def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> int:
     """Return block `at` of a request, NONE if it was freed and another request has taken it.
 
-    For blocks of passed chunks, the answer is the one recorded by `pass_over`.
+    `row` is its slot, or its index in `ended` after its end. For blocks of chunks before the next
+    one to offer, the answer is the one that `pass_over` recorded.
     """
     off, number = machine.offload, row * len(machine.groups) + group
     ended = has_ended(machine, request)

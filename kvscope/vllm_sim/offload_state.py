@@ -117,13 +117,14 @@ a request that starts over offers all its chunks again. `prompt_only`, `threshol
 tracker counts the offers of `tracked` chunks.
 
 `held` chunks are in it or being stored, `evictable` ones are read or written by nothing. So far it
-had `evictions`, `refused` offers, and `stored` chunks. `plan`, `ranks`, `offers`, `loads`, `stores`
-and `fences` number what they name; loads, stores and fences with numbers below `_done` are over.
-Stores before `planned_stores` were created in earlier plans. `ended` requests ended since the last
-plan, `loading` ones have blocks and do not run; the policy learned from `learned` ones, at their
-first run. `t1` to `b2` are the lengths of ARC's lists, `target` is its target length of T1. The
-first `marked` requests have `marks_taken` marks. The planned step can begin at `begin_s`. `waits`:
-no step can be computed before an arrival or the end of a transfer; 2 after a preemption.
+had `evictions`, `refused` offers, and `stored` chunks (those read from storage, too). `plan`,
+`ranks`, `offers`, `loads`, `stores` and `fences` number what they name; loads, stores and fences
+with numbers below `_done` are over. Stores before `planned_stores` were created in earlier plans.
+`ended` requests ended since the last plan, `loading` ones have blocks and do not run; the policy
+learned from `learned` ones, at their first run. `t1` to `b2` are the lengths of ARC's lists,
+`target` is its target length of T1. The first `marked` requests have `marks_taken` marks. The
+planned step can begin at `begin_s`. `waits`: no step can be computed before an arrival or the end
+of a transfer; 2 after a preemption.
 
 There are `groups` of layers, of which `full_groups` cache all tokens. Windows are stored
 where they end at multiples of `alignment_tokens`, 0: all of them. `whole_chunks`: a chunk is stored

@@ -101,8 +101,8 @@ def replay_in_flight(
     """Run a trace as clients that keep `in_flight` requests on the engine.
 
     Requests come in the trace's order, each `between_s` seconds after a finished request makes
-    room, and never before its previous turn has finished. The trace's arrival times only decide
-    which policy table of `tables` applies.
+    room, and never before the previous turn of its conversation has finished. The trace's arrival
+    times only decide which policy table of `tables` applies.
     """
     machine = idle_machine(prompts, policy, settings, cost, tables=tables)
     run = runner(machine)

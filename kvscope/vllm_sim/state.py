@@ -107,8 +107,8 @@ SPEC = record_type("begin end cached_tokens dropped_tokens verified")
 """The groups from `begin` to before `end`, which are looked up together.
 
 For a drafter, the last `dropped_tokens` of the prefix that they have cached are computed again (0
-without one). `cached_tokens` is that prefix in the last look-up, NONE before; `verified` is scratch
-space of a look-up, see `note_verified`.
+without one). `cached_tokens` is these groups' hit in the last look-up, NONE before; `verified` is
+scratch space of a look-up, see `note_verified`.
 """
 
 STATE = record_type(

@@ -33,7 +33,7 @@ _FROM_PREFIXES = "block ids follow from cached prefixes: nothing is shared betwe
 
 
 class _Rounds(RowFormat):
-    """Agent rounds without hashes: each prompt begins as the previous one of its session does."""
+    """Agent rounds without hashes: each prompt begins like the previous prompt of its session."""
 
     default_block_size = BLOCK_SIZE
 
@@ -48,7 +48,8 @@ class _Rounds(RowFormat):
     ) -> Request:
         """Return the request: the first `repeated` of `total` tokens repeat the previous prompt.
 
-        Raises BadLine for a prompt that is empty or too long.
+        `outputs` are its output tokens, `others` further fields of `Request`. Raises BadLine for a
+        prompt that is empty or too long.
         """
         if not 1 <= total <= MAX_TOKENS:
             raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")

@@ -56,7 +56,7 @@ _TELLING = re.compile(
     re.IGNORECASE,
 )
 _LONGEST_REASON = 300
-"""Characters: a reason repeats values, which may be as long as their line."""
+"""Most characters of a reason, which may quote values as long as their line."""
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True):

@@ -33,7 +33,7 @@ _PROMPTED = frozenset({
     "generate_content_stream", "pass_through_endpoint", "allm_passthrough_route",
     "llm_passthrough_route", "_aresponses_websocket",
 })  # fmt: skip
-"""Kinds of calls that are a prompt; those of asynchronous clients have an "a" before."""
+"""Call types with a prompt; asynchronous calls have the same names with an "a" before them."""
 _UNCACHED = frozenset({"", "none", "false"})
 
 

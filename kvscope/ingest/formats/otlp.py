@@ -34,7 +34,7 @@ from kvscope.ingest.source import Source
 _NS = 1_000_000_000
 _BEYOND = 2**64
 SPANS = ("resourceSpans", "spanId attributes")
-"""The keys of lines that are export requests, or spans."""
+"""Keys of lines, as `marks` of a format: of an export request, or of a span."""
 INPUT_MESSAGES = "gen_ai.input.messages"
 
 _INPUTS = (

@@ -77,7 +77,7 @@ ENGINE_LOGS = (
         "start vLLM with KVSCOPE_RECORD, or export spans with --otlp-traces-endpoint",
     ),
 )
-"""Lines of engines' logs: what they hold, what such a log is, what to do about it."""
+"""Logs of engines: a text that each contains, a description of the log, and the remedy."""
 
 
 def by_name(name: str) -> type[TraceFormat]:
