@@ -103,7 +103,7 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
         return {each.key: _plain(each.value) for each in (*events, *self.attributes)}
 
     def service(self, values: Values) -> Service:
-        """Return times (s), ids and cached tokens. Raises BadLine for invalid times."""
+        """Return the times (s), ids and cached tokens of a `Request`; BadLine for invalid times."""
         start_s = _seconds(self.start_time_unix_nano)
         end_s = _seconds(self.end_time_unix_nano)
         duration_s = _number(values, _DURATION)
@@ -119,7 +119,10 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
         )
 
     def facts(self, values: Values) -> dict[str, Any]:
-        """Return the fields of `service`, with `input_tokens` and `output_tokens` or None."""
+        """Return the fields of `service`, and `input_tokens` and `output_tokens` (or None).
+
+        Readers of chat logs set these as fields of a request. Raises BadLine for invalid times.
+        """
         inputs, outputs = _count(values, _INPUTS), _count(values, _OUTPUTS)
         return {**self.service(values), "input_tokens": inputs, "output_tokens": outputs}
 
