@@ -108,7 +108,11 @@ def open_trace(
 ) -> OpenTrace:
     """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name.
 
-    Several paths are read as one trace.
+    `source` None is the trace last used in the store `db`; several paths are read as one trace.
+    The other arguments are options of `kvscope ingest` for a new trace. `session_arrivals`: the
+    arrival process of sessions that have no common clock, such as "poisson:0.5/s". `turns`: each
+    row of a session holds its "whole" prompt, or only what is new ("delta"); None: as the rows
+    show. `max_bad`: the largest share of bad lines; with `strict` the first one raises.
     """
     reading = parsed(Reading, locals())
     from kvscope.app.traces import TraceSource
@@ -141,7 +145,8 @@ def hash_logs(
 ) -> int:
     """Write logs with prompts as a trace of hashes, lengths and times; return the request count.
 
-    Without `force`, raises UsageError if `output` exists and is no report or settings of kvscope.
+    Without `force`, raises UsageError if `output` is a file with other content than an HTML report
+    or TOML settings that kvscope wrote: an earlier trace is not replaced.
     """
     from kvscope.app.hash_logs import HashOptions
     from kvscope.app.hash_logs import hash_logs as run
@@ -214,7 +219,10 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
 
 
 def _reads(arguments: Mapping[str, Any], writes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments that may name input files: all but those in `writes`."""
+    """Return the arguments that may name input files, by name: all but those in `writes`.
+
+    `writes` has the paths of output files by the name of their argument.
+    """
     return {
         name: fspath(value) if isinstance(value, PathLike) else value
         for name, value in arguments.items()
@@ -224,7 +232,11 @@ def _reads(arguments: Mapping[str, Any], writes: Mapping[str, str]) -> dict[str,
 
 @contextmanager
 def _subject(source: Any, db: str, writes: Mapping[str, str]) -> Iterator[Opened]:
-    """Yield the opened trace, or the store alone; raise UsageError if `writes` names either."""
+    """Yield the store `db` with the opened trace `source`.
+
+    For `...`, of a use case that takes no trace, yield the store alone. `writes` has the paths of
+    output files by the name of their argument: raise UsageError if one is the trace or the store.
+    """
     if source is ...:
         from kvscope.store.file import StoreFile
 

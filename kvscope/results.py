@@ -98,7 +98,11 @@ class UseCaseResult:
         LogMonitor().note(file.write(self._answer, target, force=force))
 
     def to_polars(self, table: str | None = None) -> pl.DataFrame:
-        """Return a table of the JSON document as a frame, with a column for each nested field."""
+        """Return a table of the JSON document as a frame, with a column for each nested field.
+
+        `table` is the key of a list of objects in `to_dict()`; None: the main one of the command.
+        Raises UsageError, which names all tables, for another key.
+        """
         import polars as pl
 
         table = table or self._case.table

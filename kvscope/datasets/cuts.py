@@ -31,7 +31,7 @@ from kvscope.ingest.trie import Trie
 from kvscope.replay.sampling import subtree_roots, uniform
 
 TRUNK = 0
-"""The number of the trunk's shard; those of the subtrees follow it."""
+"""The number of the shard that is the trunk; those of the subtrees count from 1."""
 SHARE = 1 / 64
 _SAMPLE_REQUESTS = 20_000
 _SAMPLE_FILES = 16
@@ -40,7 +40,7 @@ _SAMPLE_FILES = 16
 class Places(NamedTuple):
     """Where each of K paths lies: the first `split` blocks in the trunk, the rest in `shard`.
 
-    `shard` is TRUNK for paths that end in the trunk.
+    `shard` is 0 (`TRUNK`) for paths that end in the trunk.
     """
 
     split: Int32s
@@ -48,7 +48,7 @@ class Places(NamedTuple):
 
 
 class Cuts:
-    """The trunk of a dataset; the path to its k-th leaf is ids[starts[k]:starts[k + 1]]."""
+    """The trunk of a dataset; the path to leaf k has the hash ids ids[starts[k]:starts[k + 1]]."""
 
     def __init__(self, starts: Int64s, ids: Int64s) -> None:
         self.starts, self.ids = starts, ids
@@ -66,7 +66,11 @@ class Cuts:
         return self._trunk.count - 1
 
     def places(self, starts: Int64s, ids: Int64s, shards: int) -> Places:
-        """Return how many blocks of each path are in the trunk, and the shard of the rest."""
+        """Return how many blocks of each path are in the trunk, and the shard of the rest.
+
+        Path k has the hash ids ids[starts[k]:starts[k + 1]]. Blocks below the trunk are in shard 1
+        to `shards`, by a hash of the first of them and its prefix.
+        """
         node, split = self._trunk.match(starts, ids)
         rest = np.flatnonzero(split < np.diff(starts))
         shard = np.full(len(split), TRUNK, dtype=np.int32)
@@ -156,9 +160,10 @@ _PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
 
 
 class Pieces(NamedTuple):
-    """K paths in one shard, of the requests in file rows `row`: `length` hash ids each, in `ids`.
+    """K paths in one shard: path k is that of the request in file row `row[k]`.
 
-    The first `split` blocks are copies of the trunk's; 0 in the trunk's shard, where paths are cut.
+    It has `length[k]` hash ids, and `ids` has those of all paths, one after the other. The first
+    `split[k]` blocks are copies of the trunk's; 0 in the trunk's own shard, where paths are cut.
     """
 
     row: Int32s
@@ -168,7 +173,11 @@ class Pieces(NamedTuple):
 
 
 class Spill:
-    """An `Interner` that writes paths to files in `folder`, some tens of megabytes at a time."""
+    """Takes the paths of a trace while it is read, and writes them by shard to files in `folder`.
+
+    It replaces the `Trie` of `kvscope.ingest.columns`, which numbers blocks in memory (both are an
+    `Interner`): here blocks get no numbers. Paths are written some tens of megabytes at a time.
+    """
 
     count, request_bytes = 1, 100  # no blocks in memory
 
@@ -240,7 +249,10 @@ class Spill:
 
 
 def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map the array in a file into memory and unlink the file; the array then owns its space."""
+    """Return the array in a file, mapped into memory, and unlink the file.
+
+    The file's space on disk is free once nothing refers to the array any more.
+    """
     size = file.tell()
     file.flush()
     values = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)
@@ -250,7 +262,7 @@ def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def shard_sizes(folder: Path, shards: int) -> Int64s:
-    """Return two rows: the paths in each shard, the trunk's first, and their blocks in total."""
+    """Return the paths (row 0) and blocks (row 1) in each shard, in numbers, the trunk's first."""
     index: Int64s = np.load(folder / _INDEX).reshape(-1, 2, shards + 1)
     sizes: Int64s = index.sum(axis=0)
     return sizes

@@ -37,7 +37,8 @@ class FileState(Struct, frozen=True):
 class Plan(Struct, frozen=True):
     """Sources and options of a dataset, written before its ingest; an equal plan resumes it.
 
-    `reading` is a text that identifies the options of reading.
+    `version` is that of the dataset's files, `name` the trace's name (None: by its path), `shards`
+    their number without the trunk's. `reading` is a text that identifies the options of reading.
     """
 
     version: int
@@ -55,7 +56,11 @@ class Versioned(Struct, frozen=True):
 
 
 class ShardEntry(Struct, frozen=True):
-    """A shard in the manifest: `blocks` of its own (no trunk copies), accesses, files' digest."""
+    """A shard in the manifest.
+
+    `blocks` counts its own blocks, without copies of the trunk's, `accesses` the blocks of all its
+    paths, copies included. `digest` is that of its files.
+    """
 
     blocks: int
     accesses: int
@@ -66,6 +71,8 @@ class Manifest(Struct, frozen=True):
     """The manifest of a finished dataset.
 
     `content` is a digest of the bytes that were read, `columns` of the columns of all requests.
+    `kvscope` is the version that wrote it. The trunk has `cut_prefixes` leaves; `shards` begins
+    with the trunk's.
     """
 
     version: int
@@ -78,14 +85,19 @@ class Manifest(Struct, frozen=True):
 
 
 LEAST_LEFT = 384 * MIB
-"""What the store and the runs of a stretch of time take at least."""
+"""Bytes that the store and the runs of reuse in a stretch of time take at least."""
 _PROGRAM_BYTES = 350 * MIB
 _REQUEST_BYTES = 80  # arrival, category, live blocks; three columns that a shard looks up
 _BLOCK_BYTES, _PATH_BYTES, _RUN_BYTES = 12, 120, 200  # of a shard, and of a stretch; measured
 
 
 class AnalysisBudget(Struct, frozen=True):
-    """Memory of an analysis: runs of reuse (`ReusedRuns`) loaded at once, bytes for the store."""
+    """How the memory of an analysis is divided between runs of reuse and the store.
+
+    `runs_at_once` is how many runs (of `ReusedRuns`) may be loaded at a time. `store_bytes` is what
+    DuckDB may use for its queries on the dataset's store, which has the trace's summary, requests
+    and reuse.
+    """
 
     runs_at_once: int
     store_bytes: int

@@ -107,8 +107,8 @@ _RUNS_AT_ONCE = 4_000_000
 class DatasetOptions(Struct, frozen=True):
     """How to make a dataset: memory (bytes), number of shards (None: chosen by the files' size).
 
-    Results depend on neither, nor on `cut_share`: a prefix is cut if more than this share of the
-    requests have it.
+    Results depend on neither, nor on `cut_share`: a prefix belongs to the trunk if more than this
+    share of the requests have it. `read` has the options of reading.
     """
 
     memory_bytes: int
@@ -325,7 +325,7 @@ class DatasetBuild:
         )
 
     def _run(self, label: str, step: Callable[[ShardTask], None], tasks: list[ShardTask]) -> None:
-        """Run the tasks whose folders are missing; the others were done before."""
+        """Run `step` on the tasks whose folders are missing; the others were done before."""
         todo = [task for task in tasks if not Path(task.folder).is_dir()]
         alone = [task for task in todo if self._trunk_alone and task.shard == TRUNK]
         with self.progress.steps(label, len(tasks)) as advance:
@@ -410,11 +410,19 @@ class DatasetBuild:
         return shard_folders(self.folder, self._plan.shards + 1)
 
     def reduced(self) -> list[Path]:
-        """Return the folders that `reduce_shard` writes, the trunk's first."""
+        """Return the folders that `reduce_shard` writes, one for each shard, the trunk's first.
+
+        They hold what `build` and `store` add up over the shards: runs of reuse, groups of blocks,
+        the owners of blocks and the ideal hits of requests.
+        """
         return [self.work / f"reduced-{number:04}" for number in range(self._plan.shards + 1)]
 
     def store(self, built: BuiltRequests) -> None:
-        """Write the store: requests, runs of reuse, the trie's branch points, groups of blocks."""
+        """Write the store: requests, runs of reuse, the trie's branch points, groups of blocks.
+
+        A group has the number of blocks with the same first request, last request and number of
+        reuses: lifetimes follow from these.
+        """
         plan, reduced = self._plan, self.reduced()
         reading = self._read.read.fingerprint(places_sessions=self._format.places_sessions)
         draft = self.work / STORE

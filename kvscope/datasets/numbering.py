@@ -25,8 +25,8 @@ _CARRIED = ("carried_request", "carried_owner", "carried_depth")
 class NumberedPaths(NamedTuple):
     """Last blocks of R prompts (`leaf`) and of their cached paths (`carried_leaf`), in one trie.
 
-    `blocks` are the first new blocks of requests, `parents` their parents; the parent of any other
-    block is the previous number.
+    `blocks` has the first new block of each request that adds any, in order of the files, and
+    `parents` its parent; the parent of any other block is the previous number.
     """
 
     leaf: Int32s
@@ -38,11 +38,13 @@ class NumberedPaths(NamedTuple):
 def owned_blocks(
     block_parent: Int32s, own: Bools, member: Int32s, leaf: Int32s, row: Int32s
 ) -> tuple[Int32s, Arrays]:
-    """Return the owner of each block of a shard, and the arrays for `number_blocks`; -1: no owner.
+    """Return the owner of each block of a shard, and the arrays by name for `number_blocks`.
 
-    The root and the trunk's copies have none. Arrays cover K paths to `leaf`, of requests `member`
-    in file rows `row`: how many `new` blocks each owns, the owner of the block `above` these, and
-    that of the `last` block.
+    A block's owner is the request that has it first in the order of the files; -1 for the root and
+    for copies of the trunk's blocks, whose entry in `own` is False. The shard has K paths: path k
+    ends at `leaf[k]`, and is that of request `member[k]` (a number by arrival), in row `row[k]` of
+    the files. Arrays (K): "new", the number of blocks that the request owns here; "above", the
+    owner of the block above these; "last", the owner of the path's last block.
     """
     owner = np.full(len(block_parent), -1, dtype=np.int32)
     new, above = np.zeros((2, len(leaf)), dtype=np.int32)
@@ -61,7 +63,11 @@ def _find_owners(
     new: Int32s,
     above: Int32s,
 ) -> None:
-    """Fill each block's `owner` (its first path); per path, `new` blocks and the owner `above`."""
+    """Fill each block's `owner`: the first path with it in `order`, -1 where `own` is False.
+
+    Per path, also fill the number of `new` blocks that it owns, and the owner of the block `above`
+    these.
+    """
     for k in order:
         block = leaf[k]
         while own[block] and owner[block] < 0:
@@ -74,9 +80,12 @@ def _find_owners(
 def number_blocks(
     folders: list[Path], reduced: list[Path], blocks: Int32s, order: Int64s
 ) -> NumberedPaths:
-    """Return the ends of R paths in one trie of all blocks; all 0 beyond INT32_MAX blocks.
+    """Return the ends of R paths in one trie of all blocks; all 0 for more than 2^31 - 1 blocks.
 
-    `blocks` are the prompts' lengths in blocks, `order` the file rows, both by arrival.
+    `folders` are those of the shards (see `build_shard`) and `reduced` those that `reduce_shard`
+    wrote, with the arrays of `owned_blocks`: both with the trunk's first, then the others by
+    number. `blocks` (R) has the prompts' lengths in blocks and `order` (R) the row of each request
+    in the files, both in order of arrival.
     """
     # How many blocks of each request are in the trunk, and new in it or below it.
     in_trunk, new_in_trunk, new_below = np.zeros((3, len(blocks)), dtype=np.int32)

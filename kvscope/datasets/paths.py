@@ -115,9 +115,10 @@ class Progress(Protocol):
 class DatasetPaths(Struct, frozen=True):
     """The paths of R requests, in shards of which each worker has one at a time in memory.
 
-    `columns` is the folder with the columns of all requests. `runs_at_once` bounds the runs of
-    reuse in memory. `digests` of the shard `folders` are checked if given; results too large for
-    memory are written to `work`.
+    `columns` is the folder with the columns of all requests. `folders` are those of the shards, the
+    trunk's first; their `digests` are checked if given. `runs_at_once` bounds the runs of reuse in
+    memory; results too large for memory are written to `work`. `kept` is the temporary folder that
+    contains `columns` if `in_order` wrote them, else None: it is removed once nothing refers to it.
     """
 
     columns: Path
@@ -184,7 +185,12 @@ class DatasetPaths(Struct, frozen=True):
         return self.progress.steps(label, total) if self.progress else nullcontext(lambda _: None)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Count lookups by the tenths of earlier prompts with the block, see `decile_histogram`."""
+        """Return counts of lookups of blocks (2 × 1024), as `decile_histogram` does for one trie.
+
+        Rows: the request is a first turn (0) or, by `multi_turn` (R), a later one (1). Columns: the
+        tenths of earlier prompts in which the block was, as a mask: bit k is set if an earlier
+        request had the block in the tenth k of its prompt.
+        """
         counts = np.zeros((2, 1 << DECILES), dtype=np.int64)
         for folder, digest in self._shards():
             shard = load_shard(folder, self.columns, digest)
@@ -227,7 +233,11 @@ def _is_running(process: str) -> bool:
 
 
 class FollowTask(Struct, frozen=True):
-    """A shard to find reuse in: `walks` are for curves and misses, `looks` for ideal hit rates."""
+    """A shard to find reuse in: `walks` are for curves and misses, `looks` for ideal hit rates.
+
+    `shard` is its folder and `digest` that of its files (empty: not checked), `columns` the folder
+    with the columns of all requests, `into` the folder to write.
+    """
 
     shard: str
     columns: str
@@ -320,9 +330,11 @@ class FollowedShards:
     def distances(
         self, definition: HitDefinition
     ) -> Iterator[tuple[int, PromptLengths, LruDistances]]:
-        """Yield the first request, prompt lengths and LRU stack distances of each stretch of time.
+        """Yield (first request, prompt lengths, LRU stack distances) of each stretch of time.
 
-        Request numbers start from 0 in each stretch.
+        A stretch has about `DatasetPaths.runs_at_once` requests and runs. Its first request is a
+        number in the trace; the distances number the stretch's requests from 0. In the lengths,
+        `parent` is a number in the trace.
         """
         key = self._walks.index(walked(definition))
         if key not in self._measured:
@@ -349,7 +361,10 @@ class FollowedShards:
             yield file
 
     def novelty(self, definition: HitDefinition, begin: int, lengths: PromptLengths) -> Novelty:
-        """Return the new blocks of each prompt in a stretch: requests from `begin` on."""
+        """Return the new blocks of each prompt in a stretch of requests, from `begin` on.
+
+        `lengths` are those of the stretch's requests.
+        """
         key = self._walks.index(walked(definition))
         part = slice(begin, begin + len(lengths.blocks))
         seen = self.most(f"seen{key}", part)
@@ -361,7 +376,12 @@ class FollowedShards:
         return Novelty(seen, look, start, np.maximum(seen, end))
 
     def most(self, name: str, part: slice) -> Int32s:
-        """Return per request of `part` the largest value of array `name` in any shard, or 0."""
+        """Return per request of `part` the largest value of array `name` in any shard, or 0.
+
+        `name` is that of an array of leading blocks from `follow_shard`: "seen", "start" or "ideal"
+        with the number of the definition. A shard has only a part of some paths and counts blocks
+        from their heads, so the largest number in any shard is that of the whole path.
+        """
         most = np.zeros(min(part.stop, self._paths.requests) - part.start, dtype=np.int32)
         for shard in self._shards:
             member = load_array(shard, "member")

@@ -25,8 +25,14 @@ _FACTS, _COLUMNS, _TREE = "facts.json", "columns", "prompt_parts"
 class ReadFacts(Struct, frozen=True):
     """Facts of a trace besides its columns. `content` is a digest of its decompressed bytes.
 
-    `lines` are the first unusable ones with reasons, `places` the file and line number of each;
-    `spans` the first and last arrival (s) by file, `cut` a note if the end is missing, else empty.
+    `gaps` counts requests that lack optional values. `names` has the distinct texts of a column by
+    its name, such as "type" or "model", in the order of their numbers. `tenants` counts the
+    combinations of model, adapter and cache salt, which share no blocks.
+
+    `accepted` and `rejected` count the usable and unusable lines, `reasons` the latter by reason.
+    `lines` has (line number, reason) of the first unusable ones, `places` the (file, line number)
+    of each. `left_out` counts usable lines that are no request, by reason. `spans` has the first
+    and last arrival (s) by file, `cut` a note if the end is missing, else it is empty.
     """
 
     content: str

@@ -123,7 +123,11 @@ def _among(numbers: Int32s, requests: Int64s) -> Int32s:
 
 
 def _laid_out(prompts: Prompts, last: Int32s) -> Prompts:
-    """Return the sample with its stretches expanded to blocks, without blocks on no path."""
+    """Return the sample with its stretches expanded to blocks.
+
+    In `prompts`, block numbers are those of stretches, and `last` has the last block of each.
+    Blocks that are on no path of the sample are dropped, and the others numbered anew.
+    """
     every = np.arange(len(prompts.leaf))
     blocks = np.diff(last, prepend=np.int32(-1))[needed_blocks(prompts, every)]
     inside = select(prompts, every)

@@ -49,10 +49,13 @@ GROUPS = ("first_request", "last_request", "reuses", "blocks")
 
 
 class ShardTask(Struct, frozen=True):
-    """A shard to write to `folder`: built from read `paths`, or reduced from a shard in `paths`.
+    """A shard to build (`build_shard`) or to reduce (`reduce_shard`), into `folder`.
 
-    `columns` is a folder with columns of all requests: to build, their number by file row and their
-    full blocks; to reduce, their lengths. To reduce, `rows` has the file row of each request, too.
+    To build is to make its trie, from the paths in the folder `paths`. To reduce is to find the
+    reuse in the built shard, which is then the folder `paths`, and to write what the dataset's
+    store needs of it. `columns` is a folder with columns of all requests: to build, their number by
+    file row and their full blocks; to reduce, their lengths. To reduce, the folder `rows` has the
+    file row of each request, too.
     """
 
     shard: int
@@ -99,7 +102,12 @@ def build_shard(task: ShardTask) -> None:
 def _find_nearest_ends(
     block_parent: Int32s, node: Int32s, request: Int32s, first: Int32s, nearest: Int32s
 ) -> None:
-    """Fill per block the first request that ends there, and that of the nearest end at or above."""
+    """Fill, per block, the first request that ends there, and the request of the `nearest` end.
+
+    K paths end: that of `request[k]` at block `node[k]`. `first` has the lowest request that ends
+    at a block. `nearest` has the `first` of the closest block with one, up from the block itself.
+    Both are -1 on entry, and stay so where there is none.
+    """
     for k in range(len(node) - 1, -1, -1):
         first[node[k]] = request[k]
     for block in range(1, len(block_parent)):  # parents have lower numbers
@@ -109,8 +117,8 @@ def _find_nearest_ends(
 def path_ends(folders: list[Path], full_blocks: Int32s) -> PathEnds:
     """Return the last full block of each request, in a tree that has only these blocks.
 
-    A node's number is 1 + the first request that ends there. `folders` are the shards', the trunk's
-    first.
+    A node's number is 1 + the first request that ends there. `folders` are those of the built
+    shards, the trunk's first; `full_blocks` has the full blocks of all requests.
     """
     requests = len(full_blocks)
     full_leaf = np.zeros(requests, dtype=np.int32)
@@ -151,7 +159,10 @@ class ShardPaths(Struct, frozen=True):
 class Carriers(NamedTuple):
     """The request whose prompt contains the cached path of each of R requests, and the inverse.
 
-    Request k's prompt contains the paths of carried[begin[k]:begin[k + 1]], in ascending order.
+    A cached path is the blocks of a request that stay cached after it: those of its prompt, and of
+    its output as far as a later prompt contains them. `carrier` (R) is the later request, or where
+    none contains output the request itself. The prompt of request k contains the cached paths of
+    the requests carried[begin[k]:begin[k + 1]], in ascending order.
     """
 
     carrier: Int32s
@@ -174,7 +185,7 @@ class Carriers(NamedTuple):
 
 
 COLUMNS = (*LENGTHS, *Carriers._fields)
-"""The files of what is known of all requests, a number each; `begin` has one more."""
+"""Names of the arrays with a number for each request (`begin` has one more), a file each."""
 
 
 def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int) -> Int64s:
@@ -188,9 +199,9 @@ def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int)
 def load_shard(folder: Path, columns: Path, digest: str = "") -> ShardPaths:
     """Return a shard's paths; time and memory grow with the requests in it alone.
 
-    `columns` has the columns of all requests, and a file `NUMBER` if `in_order` renumbered them.
-    Raises DamagedDatasetError if the files do not match the `digest` (if any), and for values that
-    are invalid as indices.
+    `columns` is the folder with the columns of all requests. If `DatasetPaths.in_order` made it, it
+    has an array "number", too: the new number of each request. Raises DamagedDatasetError if the
+    files do not match the `digest` (if any), and for values that are invalid as indices.
     """
     block_parent, member, leaf, length, split = (load_array(folder, name) for name in SHARD)
     carriers = Carriers(*(load_array(columns, name) for name in Carriers._fields))
@@ -308,7 +319,11 @@ def _are_columns(of: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def clipped(runs: ReusedRuns, first: Int32s, request: Int64s) -> ReusedRuns:
-    """Return the parts of runs from depth first[r] on, with request r renumbered request[r]."""
+    """Return the parts of runs from depth `first` of their request on, with requests renumbered.
+
+    `first` and `request` have an entry for each request of a shard: the depth from which its blocks
+    count there, and its number in the trace, which replaces that in the shard.
+    """
     depth = np.maximum(runs.depth, first[runs.request])
     blocks = runs.depth + runs.blocks - depth
     kept = blocks > 0
@@ -317,7 +332,11 @@ def clipped(runs: ReusedRuns, first: Int32s, request: Int64s) -> ReusedRuns:
 
 
 def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
-    """Return the runs of all shards by request and depth, rejoined where a cut divided them."""
+    """Return the runs of reuse of all shards, in order of request and depth.
+
+    A run is consecutive blocks of a path that the same earlier request touched last. Where a path
+    leaves the trunk, the shards have a run in two pieces: they are joined again.
+    """
     request, previous, depth, blocks = (
         np.concatenate([np.zeros(0, dtype=np.int32), *(getattr(part, name) for part in parts)])
         for name in _RUNS
@@ -336,7 +355,16 @@ def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
 
 
 def reduce_shard(task: ShardTask) -> None:
-    """Find the reuse in a shard; write its runs, groups of blocks, block owners and ideal hits."""
+    """Find the reuse in a shard, and write its arrays to the task's folder, with a file "digest".
+
+    - "run_...": the runs of reuse, see `runs_by_name`.
+    - "group_...": columns (`GROUPS`) of groups of the shard's cacheable blocks. A group has the
+      number of blocks with the same first request, last request and number of reuses.
+    - "new", "above", "last": see `owned_blocks`.
+    - "carried_...": of each request whose cached path ends here, the owner and depth of its end.
+    - "ideal_...": of each request, the leading blocks that hit in an infinite cache.
+    - "own_blocks": the number of blocks that are not copies of the trunk's.
+    """
     folder, columns = Path(task.folder), Path(task.columns)
     shard = load_shard(Path(task.paths), columns)
     paths = shard.paths
@@ -376,7 +404,10 @@ def reduce_shard(task: ShardTask) -> None:
 
 
 def own_blocks(folder: Path) -> Bools:
-    """Return which blocks of a shard are not copies of the trunk's (N + 1 entries, root first)."""
+    """Return which blocks of a shard are not copies of the trunk's (N + 1 entries).
+
+    The first entry, the root's, is False.
+    """
     block_parent, _, leaf, length, split = (load_array(folder, name) for name in SHARD)
     own = np.ones(len(block_parent), dtype=np.bool_)
     own[0] = False

@@ -210,7 +210,11 @@ class ProfileFit(Struct, frozen=True):
     request_s: float | None = None
 
     def profile(self, name: str, source: str, measured_tokens: int) -> LatencyProfile:
-        """Return the latency profile of these parameters and intervals."""
+        """Return the latency profile of these parameters and intervals.
+
+        `source` says where they come from. `measured_tokens` is the longest prompt measured; the
+        profile states it, so that use cases can note prompts beyond it.
+        """
         steps = self.decoding.parameters if self.decoding else {}
         return LatencyProfile(
             name=name,
@@ -245,12 +249,12 @@ class ProfileFit(Struct, frozen=True):
 
     @property
     def linear_is_enough(self) -> bool:
-        """Return whether the linear model's relative error is at most ENOUGH in every cell."""
+        """Return whether the linear model is off by at most 10 % (`ENOUGH`) in every cell."""
         return abs(self.linear_worst.linear_off) <= ENOUGH
 
     @property
     def is_enough(self) -> bool:
-        """Return whether the fit's relative error is at most ENOUGH in every cell."""
+        """Return whether the fit is off by at most 10 % (`ENOUGH`) in every cell."""
         return abs(self.worst.off) <= ENOUGH
 
 
@@ -402,7 +406,8 @@ class UncachedPrefix(Struct, frozen=True):
 class Calibration(Struct, frozen=True):
     """The measurements of `kvscope calibrate`, and the profile that fits them.
 
-    `measurements` of `wanted` were made; `ended` is why it ended early.
+    In its document, `measurements` of the `wanted` ones were made: `count` and `planned` of its
+    run. `ended` is why it ended early, or null.
     """
 
     DOCUMENT: ClassVar[str] = (

@@ -185,7 +185,10 @@ def _clock_s(arrival_s: Float64s) -> float:
 
 
 def _lone(start_s: Float64s, end_s: Float64s, worker: NDArray[np.integer], clock_s: float) -> Bools:
-    """Return a mask of prefills of which others on their worker overlap at most `_SHARED`."""
+    """Return a mask of the prefills of whose time at most 2 % overlap with others on their worker.
+
+    Each lasts from `start_s` to `end_s`; times are known to `clock_s`, which counts as overlap.
+    """
     lone = np.zeros(len(start_s), dtype=bool)
     order = np.lexsort((start_s, worker))
     for mine in np.split(order, np.flatnonzero(np.diff(worker[order])) + 1):

@@ -34,8 +34,10 @@ ENDS = -1  # stands for "no next turn" where the tokens of a next prompt are exp
 class Turn(NamedTuple):
     """One served request, as far as a policy may see it.
 
-    `history_tokens` is L: input and output. `category` counts from 0. `next_prompt_tokens` is the
-    tokens that the next turn really adds, or ENDS without one: for hindsight policies alone.
+    `request` is its number, from 0 in order of arrival. `history_tokens` is L: input and output.
+    `category` counts from 0; where learned tables tell more classes apart, it is the class.
+    `next_prompt_tokens` is for hindsight policies alone: the tokens that the next turn really
+    adds, or -1 (`ENDS`) if there is none.
     """
 
     request: int
@@ -48,8 +50,8 @@ class Turn(NamedTuple):
 class Block(NamedTuple):
     """One cached block, as far as a policy may see it.
 
-    `uses` counts touches since it was inserted. `clock` is the key of the last evicted block at the
-    time of this block's last touch.
+    `depth` counts from 0. `uses` counts touches since the block was inserted, that one included.
+    `clock` is the key of the block that had been evicted last when this block was last touched.
     """
 
     depth: int
@@ -58,16 +60,17 @@ class Block(NamedTuple):
 
 
 class Policy:
-    """The declarations of a policy, and the values of its parameters.
+    """Declarations of a policy (class attributes), and its parameter values (`values`, by name).
 
     `leaves` names the blocks that may be evicted: "leaf" only those without a cached child, so that
-    look-ups can reach every cached block; "any" all. `offers` lists other values that are allowed.
-    `makes_room` policies evict other blocks before a request's own, as an engine that makes room
-    before it inserts; under other policies a request's new blocks may be evicted at once.
-    `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
-    `scales`: a sample of the trace in a smaller cache behaves like the whole. `learner` names the
-    folder of kvscope/learning that fits the policy's table, None without a table. `refit` is the
-    parameter that sets the interval between fits.
+    look-ups can reach every cached block; "any" all. `offers` has the other value of the two if a
+    user may choose it; `evicts` is the value chosen. `makes_room` policies evict other blocks
+    before a request's own, as an engine that makes room before it inserts; under other policies a
+    request's new blocks may be evicted at once. `hindsight` marks oracles, which know the future
+    and are never recommended, optimal or not. `scales`: a sample of the trace in a smaller cache
+    behaves like the whole. `learner` names the folder of kvscope/learning that fits the policy's
+    table, None without a table. `parameters` are those that the policy has; `refit` is the one of
+    them that sets the interval between fits.
     """
 
     DOCUMENT: ClassVar[str] = "name summary source aliases hindsight leaves"
@@ -113,7 +116,10 @@ class Policy:
         return self.guarded if self.learner == REVERTING else self.learner is not None
 
     def settings(self) -> Float64s:
-        """Return the values in the order of `parameters`: the array `p` of every method."""
+        """Return the parameter values as the array `p` of every method, in order of `parameters`.
+
+        `parameters` is the class attribute that declares them.
+        """
         return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
 
     @property
@@ -175,7 +181,7 @@ class PathPolicy(Policy):
 
     @staticmethod
     def admits(turn: Turn, p: Float64s, table: Table) -> bool:
-        """Return whether a request's new blocks enter the cache."""
+        """Return whether the new blocks of a request, `turn`, enter the cache."""
         return True
 
 
@@ -195,7 +201,8 @@ class LanePolicy(PathPolicy):
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
         """Return (begin, lane): blocks of a path from depth `begin` to before `end` have this lane.
 
-        The scores must not rank a request's shallow blocks below its deep ones.
+        The path is that of the prompt and output of `turn`. The scores must not rank a request's
+        shallow blocks below its deep ones.
         """
         return 0, 0
 
@@ -203,39 +210,55 @@ class LanePolicy(PathPolicy):
     def score(lane: int, idle_s: float, p: Float64s, table: Table) -> float:
         """Return the score of a lane's oldest block, idle for `idle_s`; ties evict the older block.
 
-        `table` is the learner's, with a row for each category.
+        `table` is what the policy's learner has fitted. Each learner defines its rows and columns.
         """
         return 0.0
 
     @staticmethod
     def next_step_s(idle_s: float) -> float:
-        """Return the idle time at which the score changes next, for `stepwise` policies."""
+        """Return the idle time at which the score of a block idle for `idle_s` changes next.
+
+        It is only called for policies with the class attribute `stepwise`; scores of the others may
+        change at any time.
+        """
         return idle_s
 
     @staticmethod
     def adapts(p: Float64s) -> bool:
-        """Return whether an `adaptive` policy adapts with these parameters."""
+        """Return whether the policy adapts with these parameter values.
+
+        It is only called for policies with the class attribute `adaptive`. If it is True, the
+        caller collects the uncached tokens of recent requests, and calls `adapt` with them.
+        """
         return True
 
     @staticmethod
     def adapt(uncached_tokens: NDArray[np.int64], p: Float64s) -> None:
-        """Change `p` of an `adaptive` policy by the sorted uncached tokens of recent requests."""
+        """Change `p` of an `adaptive` policy by the uncached tokens of recent requests, ascending.
+
+        It is called after every 256 requests (`ADAPT_EVERY`), with the latest 1,024 (`RECENT`).
+        """
 
 
 class NextUsePolicy(PathPolicy):
     """An oracle: evicts blocks that are never hit, then those that the next hit does not need.
 
     Among needed and among unneeded blocks, the one with the latest next hit goes first; among
-    blocks never hit, the older request's. A touch that cannot hit is no reason to keep a block,
-    for the request inserts it again anyway. Only leaves are evicted, and everything is admitted:
-    blocks that no request hits are evicted at once.
+    blocks never hit, the older request's. A touch that cannot hit, as of a block that the
+    last-token rule computes again, is no reason to keep a block: the request inserts it again
+    anyway. Only leaves are evicted, and everything is admitted: blocks that no request hits are
+    evicted at once. `needed` returns which blocks a request needs: here all that it can hit.
     """
 
     hindsight = True
     leaves = "leaf"
 
     def needed(self, input_tokens: Int32s, look: Int32s, block_size: int) -> Int32s:
-        """Return how many leading blocks each request needs, of the `look` that it can hit."""
+        """Return how many leading blocks each of R requests needs to find cached.
+
+        `look` (R) has the number of leading blocks that each can hit, and so the most that it can
+        need: those are evicted after blocks that the next hit does not need.
+        """
         return look
 
 
@@ -260,8 +283,10 @@ class QueuePolicy(Policy):
     """A published algorithm on queues of blocks, without knowledge of prefixes.
 
     A request's blocks are passed to `hit` or `insert` from head to tail; after that, `evict` is
-    called until the cache is small enough. `links` holds the queues of blocks, `lists` or
-    `rings` in number (kvscope/core/block_queues.py); `numbers` holds other state, at first 0.
+    called until the cache is small enough. `links` holds the queues of blocks as described in
+    kvscope/core/block_queues.py: as many ring buffers as the class attribute `rings` says, or if
+    that is 0 as many linked lists as `lists` says. `numbers` holds other state: as many numbers as
+    the class attribute of that name says, at first 0.
     """
 
     lists: ClassVar[int] = 1

@@ -40,7 +40,11 @@ class TailBelady(NextUsePolicy):
     parameters = (XI_TOKENS, TTL)
 
     def needed(self, input_tokens: Int32s, look: Int32s, block_size: int) -> Int32s:
-        """Return how many blocks that each request can hit start before token I - xi."""
+        """Return how many leading blocks each of R requests needs: those before token I - xi.
+
+        A block is needed if it starts before this token and is among the first `look` (R), which
+        are those that can hit. `input_tokens` (R) are the I.
+        """
         beyond_xi = np.maximum(input_tokens - self.values["xi_tokens"], 0)
         blocks: Int32s = np.minimum(look, np.ceil(beyond_xi / block_size)).astype(np.int32)
         return blocks

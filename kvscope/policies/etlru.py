@@ -16,10 +16,12 @@ class Etlru(KeyPolicy):
     """Score a block by the expected tokens of it that the next turn needs, times the turn's rate.
 
     Key: the turn rate after the idle time tau, times the sum of P(Q > xi - (L - x)) over the
-    block's tokens x: the next turn needs those to stay within xi. The rate is pi * lambda with 1 /
-    pi = 1 + mu / (lambda + mu) * (exp((lambda + mu) tau) - 1). As the rates are common, dividing
+    block's tokens x: the next turn needs those to stay within xi. The rate is pi * lambda: lambda
+    (`turn_rate_per_s`) is that of a conversation that is alive, pi the probability that it still is
+    after tau, which falls by deaths at the rate mu (`death_rate_per_s`): 1 / pi = 1 + mu / (lambda
+    + mu) * (exp((lambda + mu) tau) - 1). As all conversations have the same lambda and mu, dividing
     every key by exp(-(lambda + mu) now) keeps the order and makes the keys grow with time, as
-    `rising` promises. The table has a row per category, of equally likely next prompts.
+    `rising` promises. The table has a row per category: equally likely values of Q.
     Source: Tail-Optimized Caching for LLM Inference, Definition 1.
     """
 

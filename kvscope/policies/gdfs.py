@@ -13,9 +13,10 @@ class Gdfs(KeyPolicy):
     """Score a block by its frequency times the cost of recomputing a token, plus an ageing clock.
 
     Key clock + uses * cost / size. The clock is the key of the last evicted block at this block's
-    last touch; the cost is a block's marginal prefill time, which grows with depth where attention
-    does. Only leaves are evicted: as published, a cheap head would go before an expensive tail that
-    is useless without it. At a constant cost both are the same.
+    last touch; the cost is a block's marginal prefill time, which grows with depth if
+    `per_token_pair_s` is above 0. Only leaves are evicted: by the published rule, which knows no
+    leaves, a cheap head would go before an expensive tail that is useless without it. If all
+    depths cost the same, the published rule evicts the same blocks.
     Source: Cherkasova, HPL-98-69R1 (1998); libCacheSim spells it GDSF.
     """
 

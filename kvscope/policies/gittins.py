@@ -41,9 +41,11 @@ class Gittins(LanePolicy):
     (`kvscope.learning.returns.formulas.ages_of`).
     Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
     one that starts x tokens later only by a turn of Q > x: P(Q > x) = (1 + x / mean)^-2, the tail
-    of a Pareto distribution of the second kind (Lomax) with shape 2: next prompts are mostly short
-    and at times very long. Such blocks are in three lanes, each with the need of its last block:
-    0.5, 0.1 and 0.01, but never below P(Q > xi). At xi = 0 all blocks are needed: plain hits.
+    of a Pareto distribution of the second kind (Lomax) with shape 2 whose mean is the parameter
+    `next_prompt_tokens`: next prompts are mostly short and at times very long. A class has four
+    lanes: one for the blocks with need 1, and three for the others, each with the need of its last
+    block: 0.5, 0.1 and 0.01, but never below P(Q > xi). At xi = 0 all blocks are needed: plain
+    hits.
     Within a lane only the oldest block is scored: exact as long as the index falls with age.
     Source: Gittins, Bandit processes and dynamic allocation indices (1979); need as in
     Tail-Optimized Caching for LLM Inference, section 3 and Definition 1. The product is our own.
@@ -68,7 +70,10 @@ class Gittins(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return (begin, lane) of the block before `end`: a lane per class and level of need."""
+        """Return (begin, lane): the lane of the block before `end`, and the depth where it begins.
+
+        A class (the turn's category) has a lane for each of the four levels of need.
+        """
         needed, begin, level = turn.history_tokens - p[_XI], 0, 0
         beyond = first_safe_depth(needed, block_size)
         while end > beyond and level < LEVELS - 1:
@@ -78,7 +83,7 @@ class Gittins(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
-        """Return index times need."""
+        """Return index times need of a lane's oldest block; `table` has a row of indices a lane."""
         index, level = float(table[lane, _age(idle_s)]), lane % LEVELS
         if level == 0 or p[_XI] <= 0.0:
             return index

@@ -110,7 +110,7 @@ class TLru(LanePolicy):
 
     @staticmethod
     def adapts(p: Float64s) -> bool:
-        """Return whether a percentile is set."""
+        """Return whether `xi_percentile` is above 0: then xi follows recent requests."""
         return bool(p[PERCENTILE] > 0.0)
 
     @staticmethod

@@ -7,7 +7,7 @@ from kvscope.core.trace import DEFAULT_PRIORITY
 from kvscope.policies.base import TTL, LanePolicy, Turn
 
 TTL_S, PRIORITY = 0, 1
-"""Columns of the table, a row a class of requests."""
+"""Columns of the table, which has a row for each category: time to live (s) and priority."""
 _LONGEST_S = 1e9  # that a wait in a queue counts; scores resolve 10 microseconds
 
 
@@ -16,9 +16,10 @@ class TrtllmPriority(LanePolicy):
 
     Key (priority, time at which the block joined its priority's queue, r, -d): the time of its last
     touch, or when its time to live ended, with the default priority from then on. A touch begins
-    the time to live anew, with the priority of the touching request. A priority below the default
-    does not expire: raised, a lane's oldest block would hide others. Only leaves are evicted.
-    TensorRT-LLM counts from the release of a block, not from its request.
+    the time to live anew, with the priority of the touching request. Simplified here: a priority
+    below the default does not expire. A lane is judged by its oldest block, and one that had
+    expired to the default priority would hide younger blocks of the lower one behind it. Only
+    leaves are evicted. TensorRT-LLM counts from the release of a block, not from its request.
     Source: TensorRT-LLM, cpp/tensorrt_llm/batch_manager/evictionPolicy.cpp.
     """
 
@@ -32,7 +33,11 @@ class TrtllmPriority(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return (0, lane): the turn's category is that of its directives and prompt part."""
+        """Return (0, lane): all blocks of a prompt's part are in the lane of the turn's category.
+
+        It is called for each part of the prompt on its own, with a `turn` whose category stands for
+        the request's directives and the part. Parts end where the directives change.
+        """
         return 0, turn.category
 
     @staticmethod

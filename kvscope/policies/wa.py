@@ -19,8 +19,9 @@ class Wa(LanePolicy):
 
     Key (p_w (F_w(t + life_w) - F_w(t)), r, -d): w the category of the last touch, t the time since,
     F_w the category's distribution of reuse gaps (exponential), p_w the share of touches that are
-    followed by another. Within a category an older block never has a higher key, so one recency
-    queue a category suffices. The table has a row a category, see `reuse_rows`.
+    followed by another, life_w the mean lifetime (s) of its blocks. Within a category an older
+    block never has a higher key, so one recency queue a category suffices. The table has a row a
+    category, see `reuse_rows`.
     With `given_silence`, the probability given no reuse until now: divided by 1 - p_w F_w(t).
     With `guard` all categories score the same, which is LRU, unless a shadow cache shows that
     the order above computes fewer tokens. The guard is our own.
@@ -53,7 +54,10 @@ class Wa(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
-        """Return the logarithm of the probability of a reuse in the next `life_w` seconds."""
+        """Return the logarithm of the probability of a reuse within the mean lifetime from now.
+
+        Of the row of `table`, the lane's category, this is the value LIFE_S.
+        """
         since = table[lane, RATE_PER_S] * idle_s
         chance = table[lane, LOG_CHANCE] - since
         if p[_GIVEN_SILENCE] > 0.0:
@@ -64,10 +68,12 @@ class Wa(LanePolicy):
 
 
 def reuse_rows(p: Float64s, rate_per_s: Float64s, life_s: Float64s) -> Float64s:
-    """Return the table's rows (`...` × 4) of categories with these p, rates and lives (`...`).
+    """Return the table's rows (... × 4), one a category: p, rate, life, and a logarithm.
 
-    The last column, computed here once, is the logarithm of the probability of a reuse within
-    `life` right after a touch: for an exponential F, F(t + life) - F(t) = (1 - F(t)) F(life).
+    The arguments have the same shape (...): the probability of reuse, the rate of the exponential
+    distribution of reuse gaps, and the mean lifetime of blocks. The last column, computed here
+    once, is the logarithm of the probability of a reuse within `life_s` right after a touch: for
+    an exponential F, F(t + life) - F(t) = (1 - F(t)) F(life).
     """
     with np.errstate(divide="ignore"):  # no chance is minus infinity
         log_chance = np.log(p) + np.log(-np.expm1(-rate_per_s * life_s))

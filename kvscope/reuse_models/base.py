@@ -34,8 +34,10 @@ class ReuseModel:
     A subclass defines F: `log_density`, `wait_survival`, the start of the search, and the meaning
     of its free parameters (unbounded). Learned: `reuse_probability_` p; `params_` of F; `interval_`
     of p and each of them at 95 %, or None where the data do not identify it; `n_` touched blocks,
-    `censored_` of them not seen reused; `log_likelihood_` in blocks; `aic_` 2 K - 2 log L, scaled
-    to the `effective_n_` independent blocks; `ks_`, see KaplanMeier; `converged_`.
+    `censored_` of them not seen reused; `log_likelihood_`, the sum over all touched blocks; `aic_`,
+    2 K - 2 log L with K counting p, log L scaled from `n_` to the `effective_n_` independent
+    blocks; `ks_`, the distance from the Kaplan-Meier curve (`KaplanMeier.distance`); `converged_`.
+    `free_` are the free parameters, logit of p first, and `covariance_` is theirs, or None.
     """
 
     name: ClassVar[str]
@@ -56,11 +58,17 @@ class ReuseModel:
     covariance_: Float64s | None
 
     def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """Return log f(t) and its derivatives by the free parameters, K × N."""
+        """Return log f(t) at N times `t`, and its derivatives by the free parameters, K × N.
+
+        `free` has the K parameters of F, without the logit of p.
+        """
         raise NotImplementedError
 
     def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """Return 1 - F(t) and its derivatives by the free parameters, K × N."""
+        """Return 1 - F(t) at N times `t`, and its derivatives by the free parameters, K × N.
+
+        `free` has the K parameters of F, without the logit of p.
+        """
         raise NotImplementedError
 
     def start(self, of: Observations) -> Float64s:
@@ -68,11 +76,17 @@ class ReuseModel:
         raise NotImplementedError
 
     def natural(self, free: Float64s) -> Float64s:
-        """Return the values of `parameters`; each increases with its own free parameter alone."""
+        """Return the values of F's `parameters`; each increases with its own free parameter alone.
+
+        Neither `free` nor the result includes p.
+        """
         return np.exp(free)
 
     def ordered(self, free: Float64s) -> Float64s:
-        """Return the free parameters with exchangeable components in a fixed order."""
+        """Return the free parameters, logit of p first, with exchangeable parts of F in one order.
+
+        Otherwise a sum of two distributions could be written in two ways.
+        """
         return free
 
     def fit(
@@ -165,7 +179,10 @@ def logit(p: float) -> float:
 
 
 def scores(model: ReuseModel, of: Observations, free: Float64s) -> tuple[Float64s, Float64s]:
-    """Return the log-likelihood of a block of each run (N), and its derivatives, (1 + K) × N."""
+    """Return the log-likelihood of one block of each run (N), and its derivatives, (1 + K) × N.
+
+    `free` has 1 + K parameters, logit of p first.
+    """
     p = expit(free[0])
     value, slope = np.empty(len(of.weight)), np.empty((len(free), len(of.weight)))
     hit, waiting, soon = of.reused & ~of.at_once, ~of.reused, of.at_once
@@ -186,7 +203,10 @@ def scores(model: ReuseModel, of: Observations, free: Float64s) -> tuple[Float64
 
 
 def maximize(model: ReuseModel, of: Observations, start: Float64s, bounds: Float64s) -> Maximum:
-    """Return the likelihood's maximum, sought from `start` within `bounds` of F's K parameters."""
+    """Return the likelihood's maximum, sought from `start` within the `bounds` of free parameters.
+
+    `start` has the logit of p first; `bounds` (K × 2) are those of F's K parameters alone.
+    """
     from scipy.optimize import minimize
 
     box = np.vstack(([[-_LOGIT_BOUND, _LOGIT_BOUND]], bounds))
@@ -212,7 +232,11 @@ def maximize(model: ReuseModel, of: Observations, start: Float64s, bounds: Float
 
 
 def _polished(model: ReuseModel, of: Observations, free: Float64s, box: Float64s) -> Float64s:
-    """Return parameters after Newton steps that raise the likelihood; unchanged at a bound."""
+    """Return the free parameters after Newton steps that raise the likelihood.
+
+    `box` has the lowest and highest value of each, (1 + K) × 2. If one of them is at a bound, all
+    stay as they are; steps end before one would reach a bound.
+    """
     if np.any((free <= box[:, 0]) | (free >= box[:, 1])):
         return free
     value = float(of.weight @ scores(model, of, free)[0])

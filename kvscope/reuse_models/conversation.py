@@ -130,7 +130,11 @@ def turn_and_death_rates(turns: Observations) -> Rates | None:
 def _by_logarithm(
     waits: Exponential, turns: Observations, value: float, by_logit: float
 ) -> Interval | None:
-    """Return the interval of a rate; `by_logit` is the derivative of its logarithm by logit p."""
+    """Return the 95 % interval of a rate estimated as `value`, None if `waits` has no covariance.
+
+    `waits` is the exponential fitted to `turns`. `by_logit` is the derivative of the rate's
+    logarithm by the logit of p.
+    """
     if waits.covariance_ is None:
         return None
     slope = np.array([by_logit, 1.0])

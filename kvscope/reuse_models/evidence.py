@@ -49,8 +49,9 @@ class Evidence:
 
     A touched block waits, in the category of its request, until another prompt touches it. Blocks
     are the full ones of prompt and output. Output that no later turn carries is never reused and
-    counts as waiting; blocks touched again only by another request's output are left out. Runs of
-    one conversation are a cluster.
+    counts as waiting. A touch counts neither as reused nor as waiting if the block's next touch is
+    by another request's output: the wait then begins anew with that touch. Runs of one conversation
+    are a cluster.
     """
 
     def __init__(
@@ -140,7 +141,8 @@ class Evidence:
 def tick_s(arrival_s: Float64s) -> float:
     """Return the resolution in seconds of the clock of these arrivals (ascending).
 
-    The smallest difference if there are many distinct times, as clocks jitter; at least 1 ms.
+    It is the smallest difference between two distinct times, at least 1 ms; 1 ms also if there are
+    fewer than 100 distinct times, whose differences need not show the clock's tick.
     """
     times = np.unique(arrival_s)
     if len(times) < _MANY_TIMES:

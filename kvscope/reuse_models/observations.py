@@ -95,9 +95,11 @@ class Observations(Struct, frozen=True, dict=True):
         return self.reused & (self.waited_s <= self.resolution_s * (1 + 1e-9))
 
     def merged(self) -> Observations:
-        """Return the runs binned by wait (`BIN_WIDTH`), at each bin's mean wait; without clusters.
+        """Return the runs in bins of waits that differ by at most 1 %, so that fits are faster.
 
-        A likelihood is smooth within a bin, so the change is of the second order: about 1e-5.
+        Reused and waiting runs have bins of their own. A bin is one run with the mean wait of its
+        blocks, and its own cluster. A likelihood is smooth within a bin, so the change is of the
+        second order: about 1e-5.
         """
         place = np.floor(np.log(self.waited_s / _LEAST_S) / BIN_WIDTH).astype(np.int64)
         key = np.where(self.at_once, 1, 2 * (place + 1) + self.reused)

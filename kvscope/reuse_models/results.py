@@ -51,7 +51,12 @@ class Curve(Struct, frozen=True):
 
 
 class CategoryFit(Struct, frozen=True):
-    """The model to use for a category, None if its gaps are too few, and the reason (`verdict`)."""
+    """The model to use for a category, None if its gaps are too few, and the reason (`verdict`).
+
+    `n` touched blocks, `censored` of them not seen reused, in `runs` runs of reuse; `effective_n`
+    is the equivalent in independent blocks. `fits`: the model's KS distance from the observed reuse
+    is at most `tolerance`, a share of the reuse. Both, and `curve`, are None without a model.
+    """
 
     category: str
     n: int
@@ -122,7 +127,10 @@ class WindowFits(Struct, frozen=True):
 class Conversation(Struct, frozen=True):
     """The conversation model: births per second, and turns and deaths per second while alive.
 
-    `ks` is the distance between the observed waits for a next turn and the model.
+    `next_turn_probability` is that of another turn after any turn, and `turns` the mean number of
+    turns of a conversation that follows from it. The fit is to `births` conversations begun and
+    to `requests`, the waits of which for their next turn are at a distance of `ks` from the model;
+    `fits` says whether that is within the tolerance. `interval` has 95 % intervals by field.
     """
 
     birth_rate_per_s: float

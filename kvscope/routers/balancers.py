@@ -127,9 +127,10 @@ class VllmDp(Router):
 
     score = max(in flight, waiting + running) + 6 * waiting * max(0, KV usage - 0.5), the lowest
     wins; of equals the first from engine k mod N on, for request k. In flight is the front-end's
-    own count; waiting, running and KV usage are the coordinator's, published every scrape_s, and
-    waiting grows by one with each request sent since. Caches play no part. One front-end process.
-    Earlier releases used 4 * waiting + running.
+    own count; waiting, running and KV usage are the coordinator's, published every `scrape_s`
+    seconds (a parameter of this router), and waiting grows by one with each request sent since.
+    Caches play no part. One front-end process is assumed. Earlier releases used 4 * waiting +
+    running.
     Source: vLLM 0.32.0, vllm/v1/engine/core_client.py (DPLBAsyncMPClient), coordinator.py.
     """
 
@@ -174,9 +175,10 @@ def _requests_of(view: View, rank: int) -> int:
 class SglangDp(Router):
     """Send each request to the rank with the fewest requests; of equals to the first.
 
-    A rank's requests are those running and waiting at its last report, and those sent since.
-    Reports are taken to be as old as the balancer's own reading, which it repeats after 20 ms at
-    the earliest; a rank reports at every prefill, and at every 15th decode step.
+    A rank's requests are those running and waiting at its last report, and those sent since. Here
+    all ranks report at the same times, every `scrape_s` seconds (a parameter of this router). In
+    SGLang a rank reports at every prefill and every 15th decode step, and the balancer reads the
+    reports again after 20 ms at the earliest: the default of `scrape_s`.
     Source: SGLang 0.5.23, srt/managers/data_parallel_controller.py (DPBudget, total_requests).
     """
 
@@ -207,8 +209,9 @@ class SglangDp(Router):
 class SglangDpTokens(Router):
     """Send each request to the rank with the fewest tokens; of equals, the fewest requests.
 
-    A rank's tokens are those of running requests in its pool and of waiting prompts at its last
-    report, and of the prompts sent since. Requests and reports are as in `SglangDp`.
+    A rank's tokens are those in its pool that running requests use and those of waiting prompts,
+    both at its last report, and those of the prompts sent since. Requests and reports are as in
+    `SglangDp`.
     Source: SGLang 0.5.23, srt/managers/data_parallel_controller.py (DPBudget, total_tokens),
     scheduler_components/load_inquirer.py (num_total_tokens).
     """

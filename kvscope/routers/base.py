@@ -35,9 +35,9 @@ _WORD = 0xFFFFFFFF
 class Prompt(NamedTuple):
     """One request, as a router may see it.
 
-    `request` counts arrivals from 0. `key` stands for its session: the same for all turns of a
-    conversation, at least 0. Its path has `blocks` entries, of which the first `full_blocks` are
-    full.
+    `request` is its number, from 0 in order of arrival. `key` (at least 0) stands for its session:
+    it is the same for all turns of a conversation. The path of its prompt has `blocks` blocks, of
+    which the first `full_blocks` are full.
     """
 
     request: int
@@ -55,9 +55,11 @@ class ReplicaLoad(NamedTuple):
     and `running` ones. `processed` counts all requests sent so far, `sent_tokens` their prompt
     tokens. Of requests in flight without a first token, `prompt_tokens` sums whole prompts and
     `uncached_tokens` the part that their replica has to compute, by the router's own estimate if it
-    has one (`View.expected_blocks`). `used_blocks` counts the distinct blocks in use: by all
-    prompts in flight, or on a simulated engine by running requests; there `waiting_tokens` are the
-    tokens of waiting prompts.
+    has one (`View.expected_blocks`).
+
+    A replica is a latency profile, or with `--time-model engine` a simulated engine. `used_blocks`
+    counts the distinct blocks in use: by all prompts in flight, or on a simulated engine by running
+    requests. `waiting_tokens` sums the prompts of waiting requests on a simulated engine; else 0.
     """
 
     in_flight: Int64s
@@ -74,9 +76,10 @@ class ReplicaLoad(NamedTuple):
 class Truth(NamedTuple):
     """What would happen to this request on each of N replicas; every array has N entries.
 
-    `cached_blocks` are the leading blocks of the prompt that the replica holds and a look-up may
-    hit, `new_blocks` those of its blocks that no request in flight there uses. Its prefill would
-    take `prefill_s`, after `wait_s` behind the requests before it.
+    `cached_blocks` is the number of leading blocks of the prompt that the replica holds and a
+    look-up may hit, `new_blocks` that of the prompt's blocks that no request in flight there uses.
+    The request would wait for `wait_s` seconds behind earlier ones; its prefill would then take
+    `prefill_s`.
     """
 
     cached_blocks: Int32s
@@ -100,10 +103,11 @@ class View(NamedTuple):
     """A fleet of N replicas of `capacity_blocks` blocks each, as seen when a request arrives.
 
     `own` is the router's own count, up to date. `scraped` are the metrics of the replicas, read
-    every `scrape_s` seconds; without that parameter the same as `own`. `reported_blocks` (N) are
-    the `Truth.cached_blocks` by KV events: as of `event_lag_s` seconds ago; without that parameter
-    the same as in `truth`. A router may write `expected_blocks` (1): the leading blocks that it
-    expects the chosen replica to hold; -1 unless set.
+    every `scrape_s` seconds (a router's parameter); the same as `own` for a router without it.
+    `reported_blocks` (N) are the `Truth.cached_blocks` by KV events: as of `event_lag_s` seconds
+    ago (a router's parameter); the same as in `truth` for a router without it. A router may write
+    `expected_blocks` (1 entry): the number of leading blocks that it expects the chosen replica to
+    hold; -1 unless set.
     """
 
     replicas: int
@@ -118,7 +122,12 @@ class View(NamedTuple):
 
 
 class MemorySizes(NamedTuple):
-    """Sizes for a router's memory: `blocks` of the trie and its root, the `longest` path + 1."""
+    """Sizes of a fleet and its requests, for a router's memory.
+
+    `blocks` counts the trie's blocks and its root, which is block 0. `block_parent` (`blocks`
+    entries) has each block's parent, for the root 0. `longest` is 1 more than the blocks of the
+    longest path. Each of `replicas` holds `capacity_blocks` blocks of `block_size` tokens.
+    """
 
     replicas: int
     requests: int
@@ -136,13 +145,14 @@ class Dice(NamedTuple):
 
 
 class Router:
-    """Declarations of a router, and its parameter values.
+    """Declarations of a router (class attributes), and its parameter values (`values`, by name).
 
-    `name` includes the version of the program whose rule it is. `needs` says what a trace must
-    have: "text" is approximated by `characters_per_token` characters a token. `reference` marks
-    routers that no program offers, `draws` those that draw random numbers; with some parameter
-    values they may not. `copies` marks a router that writes `View.fetch`. `counts_blocks` requests
-    `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost time.
+    `name` includes the version of the program whose rule it is. `parameters` are those that it has.
+    `needs` says what a trace must have: "nothing", "keys" (sessions, for `Prompt.key`), or "text",
+    which is approximated by the blocks of a prompt and a number of characters per token.
+    `reference` marks routers that no program offers, `draws` those that draw random numbers; with
+    some parameter values they may not. `copies` marks a router that writes `View.fetch`.
+    `counts_blocks` requests `ReplicaLoad.used_blocks` and `Truth.new_blocks`, which cost time.
     """
 
     DOCUMENT: ClassVar[str] = "name summary source aliases sees needs draws reference"
@@ -175,11 +185,17 @@ class Router:
         return hash(repr(self))
 
     def settings(self) -> Float64s:
-        """Return the values in the order of `parameters`: the array `p` of `choose`."""
+        """Return the parameter values as the array `p` of `choose`, in the order of `parameters`.
+
+        `parameters` is the class attribute that declares them.
+        """
         return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
 
     def memory(self, sizes: MemorySizes, seed: int) -> Any:
-        """Return an empty memory, a NamedTuple of arrays, for one replay."""
+        """Return an empty memory for one replay: a NamedTuple of arrays, of a type of the router's.
+
+        `seed` starts its random numbers.
+        """
         return Dice(new_dice(seed))
 
     def among(self, memory: Any, replicas: int, seed: int) -> Any:

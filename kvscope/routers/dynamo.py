@@ -61,7 +61,10 @@ def cost(prompt: Prompt, view: View, replica: int, overlap_blocks: int, p: Float
 
 
 def pick(costs: Float64s, temperature: float, dice: Int64s) -> int:
-    """Return the replica of the lowest cost; above temperature 0 draw it by a softmax of costs."""
+    """Return the replica of the lowest of N `costs`; above `temperature` 0 draw it by a softmax.
+
+    The lower a cost, the more often its replica is drawn; equal costs are drawn evenly.
+    """
     lowest, highest, ties, best = costs[0], costs[0], 0, 0
     for replica in range(len(costs)):
         lowest, highest = min(lowest, costs[replica]), max(highest, costs[replica])
@@ -90,16 +93,17 @@ class Dynamo(Router):
     """Send each request to the replica of the least cost, caches known from KV events.
 
     cost = prefill_load_scale * max(0, (prefill tokens / B) - credit * cached blocks) + blocks in
-    use + decode_active_request_weight * requests in flight; prefill tokens are those of this prompt
-    plus the uncached tokens of requests without a first token, as reported by events when each was
-    sent; blocks in use are distinct and include this prompt's. credit = overlap_score_credit / (1 +
-    decay * prefill blocks beyond the least loaded replica's / blocks of the prompt). Equal costs:
-    drawn evenly. Events come at once unless `event_lag_s` is set, as in Dynamo's own simulator
-    (kv_event_lag_ms). Left out: output blocks and entries for prompts that were sent but not yet
-    reported (--router-predicted-ttl-secs), both off by default, and host and disk caches. Left out
-    too, and off by default: the router's queue (--router-queue-threshold, deprecated in 1.6), in
-    which requests wait, first come, first served, while every replica has more prefill tokens than
-    this threshold times max_num_batched_tokens.
+    use + decode_active_request_weight * requests in flight; B is the block size. Prefill tokens
+    are all tokens of this prompt, plus the uncached tokens of the replica's earlier requests
+    without a first token: of each as many as events reported when it was sent. Blocks in use are
+    distinct and include this prompt's. credit = overlap_score_credit / (1 +
+    overlap_score_credit_decay * prefill blocks beyond the least loaded replica's / blocks of the
+    prompt). Equal costs: drawn evenly. Events come at once unless `event_lag_s` is set, as in
+    Dynamo's own simulator (kv_event_lag_ms). Left out: output blocks and entries for prompts that
+    were sent but not yet reported (--router-predicted-ttl-secs), both off by default, and host and
+    disk caches. Left out too, and off by default: the router's queue (--router-queue-threshold,
+    deprecated in 1.6), in which requests wait, first come, first served, while every replica has
+    more prefill tokens than this threshold times max_num_batched_tokens.
     Source: ai-dynamo 1.6.1, lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
     minimum_cost_index, softmax_sample_index); defaults of KvRouterConfig in ai-dynamo-runtime
     1.6.1.
@@ -157,9 +161,11 @@ _TTL = len(PARAMETERS)
 
 
 class SentBlocks(NamedTuple):
-    """When (s) each block of the trie was last sent to each of N replicas, and random state.
+    """When each block of the trie was last sent to each of N replicas, and random state.
 
-    `overlap_blocks` and `costs` (N) are for the current request.
+    `sent_s` (N x blocks) has the time in seconds, minus infinity for a block never sent to the
+    replica. `overlap_blocks` (N) counts the current request's leading blocks that a replica is
+    taken to hold, `costs` (N) is what the request would cost there.
     """
 
     sent_s: Float64s
@@ -169,11 +175,12 @@ class SentBlocks(NamedTuple):
 
 
 class DynamoApprox(Router):
-    """`dynamo@1.6` that assumes a block to stay cached for ttl_s after it was sent to a replica.
+    """`dynamo@1.6` that assumes a block to stay cached for `ttl_s` after it was sent to a replica.
 
     A request's prefill load is its uncached tokens by this assumption. Nothing limits the number of
     blocks: the limit of earlier releases, 2^20, cut to 80 %, is not in 1.6.1. Left out:
-    --router-approximate-cache-policy lru, which replaces ttl_s (experimental), and the queue.
+    --router-approximate-cache-policy lru, which replaces the time to live (experimental), and the
+    router's queue.
     Source: ai-dynamo 1.6.1, lib/kv-router/src/indexer/pruning.rs (WorkerPruneManager, PruneConfig),
     scheduling/queue.rs (admit_one), selector/default.rs.
     """

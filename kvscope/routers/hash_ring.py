@@ -15,14 +15,17 @@ PLACES = 150
 
 
 class HashRing(NamedTuple):
-    """Hashes of all `places` on the ring in order, and the replica of each."""
+    """The `places` on a ring, ascending: hashes from 0 to 2^32 - 1, and the replica of each."""
 
     places: Int64s
     replicas: Int32s
 
 
 def new_ring(replicas: int, seed: int) -> HashRing:
-    """Return a ring with PLACES hashes of each replica's number (real rings: of its URL)."""
+    """Return a ring with 150 places (`PLACES`) for each replica, at hashes of seed and number.
+
+    Real rings hash a replica's URL.
+    """
     count = replicas * PLACES
     hashes = np.array([mix32(mix32(seed) + place) for place in range(count)], dtype=np.int64)
     order = np.argsort(hashes, kind="stable")

@@ -27,7 +27,10 @@ def weights(prefix: float, queue: float, kv: float) -> tuple[Parameter, ...]:
 
 
 class PickerMemory(NamedTuple):
-    """The blocks sent to each of N replicas, their scores for this request, and random state."""
+    """The blocks `sent` to each of N replicas, the replicas' `scores` (N) for the current request.
+
+    `dice` is the state of random numbers.
+    """
 
     sent: LruIndex
     scores: Float64s
@@ -82,7 +85,8 @@ class LlmD(Router):
     so heads are evicted first, unlike in an engine; a replica scores for each of its blocks up to
     the first block that no replica has. Scores of queue and KV usage are as of the last scrape.
     Four characters count as a token. Prompts that differ within a block of the trace count as
-    different from its first token on. The lists change at once, not after the pick.
+    different from its first token on. Here the lists have a request's blocks before the next
+    request is routed; the real picker adds them some time after its choice.
     Source: llm-d-inference-scheduler 0.8.0 with gateway-api-inference-extension 1.5.0,
     pkg/epp/framework/plugins (approximateprefix, queuedepth, kvcacheutilization, picker/maxscore);
     weights of its Helm chart, config/charts/epplib/templates/_config.yaml.

@@ -15,9 +15,12 @@ _FREE = -1
 class LruIndex(NamedTuple):
     """N LRU lists of up to C blocks each, and a hash table from (block, replica) to list place.
 
-    List `replica` has the places from replica * (C + 1) on; the last of them is its sentinel, whose
-    `older` is the most recent block and whose `newer` the least recent one. `table` has the place
-    of each (block, replica), at the index of its hash or behind it; its size is a power of 2.
+    List `replica` has the C + 1 places from replica * (C + 1) on, and `sizes` (N) has its number of
+    blocks. Per place: its block in `blocks`, -1 for a free place, and the neighbouring places in
+    the list, `newer` and `older`. The last place of a list is its sentinel, whose `older` is the
+    most recent block's place and whose `newer` the least recent one's. `table` has the place of
+    each (block, replica) at the index of its hash or behind it, -1 where free; its size is a power
+    of 2.
     """
 
     table: Int32s

@@ -18,11 +18,17 @@ EPOCH, _NODES, _FREE, _EVICTIONS = 0, 1, 2, 3  # entries of `counters`
 class Tree(NamedTuple):
     """A radix tree of texts; node 0 is the root, any other node stands for the edge above it.
 
-    Per block of the trie: `node_of`, the node whose edge contains it, or 0. Per node: `parent` (the
-    next free node, once freed), blocks `above` its edge, `blocks` on it and the `bottom` one, its
-    `tokens`, and the `tail_tokens` of them in no whole block. Per node and replica: `stamps`. Per
-    replica: `replica_tokens`, and `searched`: up to this epoch, the search for its oldest node has
-    read `stamped`, the node of each epoch.
+    Epochs are a clock that counts: a router adds one or two for every request. A stamp says that a
+    replica has a node, and in which epoch the replica was last sent it.
+
+    Per block of the trie: `node_of`, the node whose edge contains the block, or 0. Per node:
+    `parent` (of a freed node: the next free one), the number of blocks `above` its edge and of
+    `blocks` on it, the `bottom` one of these, the edge's `tokens`, and the `tail_tokens` of them
+    that are in no block of the trie. Per node and replica: `stamps` (ABSENT, TIMELESS, or FIRST
+    plus an epoch). Per replica: `replica_tokens`, the tokens of its nodes, and `searched`: the
+    search for its oldest node continues at this epoch. Per epoch: `stamped`, the node that got a
+    stamp in it, or 0. `counters`: the present epoch, the nodes ever made, the first free node (0:
+    none), and the intervals that had ended at the last eviction.
     """
 
     block_parent: Int32s
@@ -41,9 +47,10 @@ class Tree(NamedTuple):
 
 
 def new_tree(sizes: MemorySizes, begin: int, epochs: int) -> Tree:
-    """Return an empty tree that begins at epoch `begin`, with room for `epochs` per request.
+    """Return an empty tree whose first epoch is `begin`, with room for `epochs` per request.
 
-    Each request adds at most two nodes.
+    A real router may have counted epochs before its first request, so `begin` can be above 0. Each
+    request adds at most two nodes.
     """
     replicas, nodes = sizes.replicas, 2 * sizes.requests + 2
     return Tree(
@@ -64,7 +71,7 @@ def new_tree(sizes: MemorySizes, begin: int, epochs: int) -> Tree:
 
 
 def forget_replicas(tree: Tree, replicas: int) -> None:
-    """Remove all but the first `replicas` from the tree."""
+    """Remove the stamps of all but the first `replicas`, and nodes that no replica has then."""
     left = np.flatnonzero(tree.stamps[:, replicas:].any(axis=1))
     tree.stamps[:, replicas:], tree.replica_tokens[replicas:] = ABSENT, 0
     for node in left[left > 0].tolist():
@@ -72,7 +79,10 @@ def forget_replicas(tree: Tree, replicas: int) -> None:
 
 
 def eviction_is_due(tree: Tree, now_s: float, interval_s: float) -> bool:
-    """Return whether an interval has ended since the last eviction, and record it; 0: never."""
+    """Return whether an interval of `interval_s` has ended since the last eviction, and record it.
+
+    Always False for an `interval_s` of 0.
+    """
     evictions = int(now_s / interval_s) if interval_s > 0 else 0
     if evictions <= tree.counters[_EVICTIONS]:
         return False

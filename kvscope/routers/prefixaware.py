@@ -19,10 +19,13 @@ _OLDEST, _NEXT = 0, 1  # entries of `window`
 
 
 class Sent(NamedTuple):
-    """The prompts sent to each replica: `had` has flags by block and replica (_PASSED and _ENDED).
+    """The prompts sent to each replica, and the requests of the recent past.
 
-    `arrivals_s` and `replicas` have every request; those from `window[_OLDEST]` to `window[_NEXT]`
-    are recent, and `recent` counts them by replica.
+    `had` (blocks x replicas) has two flags: 1 if whole chunks of a prompt sent to the replica reach
+    into or beyond the block, 2 if such a prompt ends in the block with a chunk that is not whole.
+    `arrivals_s` and `replicas` have the time and the replica of every request so far. `window`: the
+    first recent request, and the number of the next one; `recent` counts the requests between these
+    by replica. `dice` is the state of random numbers.
     """
 
     had: Uint8s
@@ -40,7 +43,8 @@ class Prefixaware(Router):
     `prefix_min_match_length` characters match, the replica with the fewest requests of the last
     `request_stats_window_s` gets it; with the default of 0, load plays no part.
 
-    A token is `characters_per_token` characters; blocks differ from their first character on.
+    A token is `characters_per_token` characters. Prompts that differ within a block of the trace
+    count as different from its first character on.
     Source: vllm-project/production-stack, vllm-stack-0.1.12, src/vllm_router/prefix/hashtrie.py and
     routers/routing_logic.py (PrefixAwareRouter), stats/request_stats.py, parsers/parser.py.
     """
@@ -130,7 +134,10 @@ def _blocks_of(chunks: int, block_characters: float) -> int:
 
 
 def _matching_chunks(had: Uint8s, path: Int32s, chunks: int, width: float) -> int:
-    """Return how many of a prompt's leading `chunks` were sent to any replica."""
+    """Return how many of a prompt's leading `chunks` were sent to any replica.
+
+    `had` is that of `Sent`; `width` is the number of characters in a block.
+    """
     low, high = 0, chunks
     while low < high:
         middle = (low + high + 1) // 2
@@ -142,7 +149,7 @@ def _matching_chunks(had: Uint8s, path: Int32s, chunks: int, width: float) -> in
 
 
 def _having(had: Uint8s, block: int, flag: int) -> int:
-    """Return how many replicas have this flag set for a block."""
+    """Return how many replicas have this flag of `Sent.had` for a block."""
     count = 0
     for replica in range(had.shape[1]):
         count += int(had[block, replica] & flag > 0)
@@ -150,7 +157,7 @@ def _having(had: Uint8s, block: int, flag: int) -> int:
 
 
 def _one_having(had: Uint8s, block: int, flag: int, skipped: int) -> int:
-    """Return replica number `skipped`, from 0, of those with this flag for a block."""
+    """Return the replica number `skipped`, from 0, among those with this flag for a block."""
     for replica in range(had.shape[1]):
         if had[block, replica] & flag > 0:
             if skipped == 0:

@@ -57,9 +57,10 @@ class RayPrefixAware(Router):
     requests at a time. A new replica has no characters, so it gets all prompts that match too
     little, until it has as many as the others.
 
-    A token counts as `characters_per_token` characters; blocks differ from their first character
-    on. One proxy routes all requests and knows each queue. Left out: replicas near the proxy,
-    multiplexed models, and a limit of requests in flight, which Ray Serve LLM sets to 10^9.
+    A token counts as `characters_per_token` characters. Prompts that differ within a block of the
+    trace count as different from its first character on. One proxy routes all requests and knows
+    each queue. Left out: replicas near the proxy, multiplexed models, and a limit of requests in
+    flight, which Ray Serve LLM sets to 10^9.
     Source: ray 2.60.0, llm/_internal/serve/routing_policies/prefix_aware/prefix_aware_router.py and
     prefix_tree.py, serve/_private/request_router/pow_2_router.py and request_router.py.
     """
@@ -148,7 +149,10 @@ class RayPrefixAware(Router):
 def _insert(
     tree: Tree, prompt: Prompt, path: Int32s, matching: int, block_size: int, replica: int
 ) -> None:
-    """Add a prompt, whose first `matching` blocks are in the tree, as a replica's newest."""
+    """Add a prompt, whose first `matching` blocks are in the tree, as a replica's newest.
+
+    All nodes on its path get the replica's stamp of this epoch.
+    """
     node = node_at(tree, path, matching, block_size)
     leaf = add_leaf(tree, node, prompt, path, matching, block_size)
     above = leaf
@@ -163,7 +167,9 @@ def _insert(
 def _evict(tree: Tree, replicas: int, threshold_tokens: float, target_tokens: float) -> None:
     """Cut every replica above `threshold_tokens` to `target_tokens`, oldest epochs first.
 
-    All nodes of an epoch go at once, from its stamped node up: ancestors are as new or newer.
+    An epoch is a request; its nodes are those on the path of its prompt that no later request of
+    the replica touched. They go at once, from the lowest node up to the first ancestor that a
+    later request touched, which stays.
     """
     for replica in range(replicas):
         if tree.replica_tokens[replica] <= threshold_tokens:

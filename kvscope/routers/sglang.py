@@ -29,8 +29,10 @@ from kvscope.routers.prefix_tree import (
 class OwnedTree(NamedTuple):
     """A tree of prompts, of which each node has an owner.
 
-    Per node: its `owner`, the replica that gets matching requests. Per node and replica: how many
-    `children` the replica has. Per replica: `oldest`, a leaf from epochs already searched, or 0.
+    Per node: its `owner`, the replica that gets matching requests. Per node and replica: `children`
+    counts the node's child nodes that the replica has. Per replica: `oldest`, the node to evict
+    next, or 0. The search for the oldest leaf passes nodes with children and never returns to
+    them; `oldest` keeps such a node once its last child is evicted.
     """
 
     tree: Tree
@@ -43,15 +45,15 @@ class Sglang(Router):
     """Send a request to the owner of its longest matching prefix, unless load is imbalanced.
 
     One radix tree has the texts sent to all replicas. If more than `cache_threshold` of a prompt
-    matches, the request goes to the replica that got the deepest matched text first. Otherwise, and
-    whenever the busiest replica exceeds the least busy one by both balance thresholds, it goes to
-    the replica with the fewest requests in flight, the first of equals. Every `eviction_interval_s`
-    the tree drops the oldest leaves of replicas with more than `max_tree_chars`, whatever engines
-    evict.
+    matches, the request goes to the replica that got the deepest matched text first. Otherwise it
+    goes to the replica with the fewest requests in flight, the first of equals; also whenever the
+    busiest replica exceeds the least busy one both by more than `balance_abs_threshold` requests
+    and by more than the factor `balance_rel_threshold`. Every `eviction_interval_s` the tree drops
+    the oldest leaves of replicas with more than `max_tree_chars`, whatever engines evict.
 
-    A token counts as `characters_per_token` characters; blocks differ from their first character
-    on. If a text was evicted from its owner, another replica that has it becomes the owner: here
-    one by a hash of the node.
+    A token counts as `characters_per_token` characters. Prompts that differ within a block of the
+    trace count as different from its first character on. If a text was evicted from its owner,
+    another replica that has it becomes the owner: here one by a hash of the node.
     Source: sglang-router 0.3.2 (sgl-project/sglang, release commit of #17168),
     sgl-model-gateway/src/policies/cache_aware.rs and tree.rs; defaults of its launcher,
     sglang_router/router_args.py.
@@ -89,7 +91,11 @@ class Sglang(Router):
     )
 
     def memory(self, sizes: MemorySizes, seed: int) -> OwnedTree:
-        """Return an empty tree: each request uses one epoch to match, and one to be inserted."""
+        """Return an empty tree with room for two epochs, counts of its clock, per request.
+
+        A request takes one when it is matched, whether or not that stamps a node, and one when it
+        is inserted, which stamps its leaf.
+        """
         replicas = sizes.replicas
         # Each replica that registers adds an epoch for every one registered so far and itself. As
         # they register at the same time, the real number may be anything up to their square.
@@ -144,7 +150,10 @@ class Sglang(Router):
 
 
 def _match(memory: OwnedTree, node: int, replicas: int) -> int:
-    """Return the replica that owns a node, and refresh its stamp in every 8th epoch."""
+    """Return the replica that owns a node, and begin a new epoch.
+
+    In every 8th epoch, this stamps the node (unless it is the root) as the owner's newest.
+    """
     tree, owner = memory.tree, int(memory.owner[node])
     if node and tree.stamps[node, owner] == ABSENT:
         owner = (mix32(node) * replicas) >> 32
@@ -186,8 +195,9 @@ def _insert(
 def _evict(memory: OwnedTree, replicas: int, most_tokens: float) -> None:
     """Remove the oldest leaves of every replica that has more than `most_tokens`.
 
-    A replica's leaf is a node without children of that replica. Stamps only grow, so a leaf of
-    epochs already searched has just lost its last child: there is at most one, the next to go.
+    A replica's leaf is a node without children of that replica. Nodes older than the epochs yet to
+    be searched have such children, except perhaps the parent of the leaf just removed: it then
+    goes next.
     """
     tree = memory.tree
     for replica in range(replicas):
@@ -208,7 +218,10 @@ def _is_old_leaf(memory: OwnedTree, node: int, replica: int) -> bool:
 
 
 def _search(memory: OwnedTree, replica: int) -> int:
-    """Return a replica's oldest leaf, searching on from its last searched epoch."""
+    """Return a replica's oldest leaf, searching on from its last searched epoch.
+
+    Call it only for a replica with tokens in the tree: then there is a leaf.
+    """
     tree = memory.tree
     while True:
         epoch = tree.searched[replica]

@@ -199,7 +199,7 @@ class Store:
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def row(self, name: str, /, **parameters: Any) -> dict[str, Any]:
-        """Return the first row of the query `name`."""
+        """Return the first row of the query `name` as a dict; IndexError if it has no row."""
         return self.rows(name, **parameters)[0]
 
     def columns(

@@ -42,7 +42,11 @@ _DAMAGE = (
 
 
 class Waiting(Struct, frozen=True):
-    """How long to wait for a busy store (None: `PATIENCE_S`); `note` is called with a message."""
+    """How to wait for a store that another process has open.
+
+    `patience_s` bounds the wait (None: 20 s, `PATIENCE_S`). After a second, `note` is called once
+    with a message that names the other process.
+    """
 
     patience_s: float | None = None
     note: Callable[[str], None] = lambda _: None

@@ -138,8 +138,10 @@ def remove_runs(store: Store, trace: Trace, which: Callable[[Run], bool]) -> int
 def add_fit(store: Store, trace: Trace, about: Mapping[str, Any], parts: Mapping[str, Rows]) -> int:
     """Store a fit in place of those with the same warm-up and windows; return its id.
 
-    `about` has columns of the table `fits`, except the store's own; `parts` has the rows of each of
-    `FIT_PARTS`. Columns that map names to numbers are dicts.
+    `about` has the columns of the table `fits` that the store does not fill itself: `warmup`,
+    `window_s`, `start_s`, `end_s` and `conversations`. `parts` has rows under the keys "models",
+    "windows", "next_prompts" and "next_turns"; the columns of each are those of
+    queries/fits/add_models.sql and so on. Columns that map names to numbers are dicts.
     """
     with store.transaction():
         for older in all_fits(store, trace):
@@ -153,12 +155,20 @@ def add_fit(store: Store, trace: Trace, about: Mapping[str, Any], parts: Mapping
 
 
 def all_fits(store: Store, trace: Trace) -> list[dict[str, Any]]:
-    """Return the fits of `trace`, the latest first."""
+    """Return the results of `kvscope fit` on `trace`, the latest first, without their parts.
+
+    Keys: `fit_id`, `kvscope` (version), `created_at` (UTC), `warmup` (share of the first requests
+    left out), `window_s` (None: no windows), `start_s`, `end_s`, and `conversations`: a dict of the
+    conversation model, None for too few turns.
+    """
     return store.rows("fits/fits", trace_id=trace.trace_id)
 
 
 def fit_models(store: Store, fit_id: int) -> list[dict[str, Any]]:
-    """Return the models of one fit."""
+    """Return the models of one fit, by category.
+
+    Keys are the fields of `kvscope.reuse_models.results.ModelFit`, with `intervals` for `interval`.
+    """
     return store.rows("fits/models", fit_id=fit_id)
 
 
@@ -180,20 +190,33 @@ def add_validation(store: Store, trace: Trace, validation: Any) -> int:
 
 
 def all_validations(store: Store, trace: Trace) -> list[dict[str, Any]]:
-    """Return the validations of `trace`, the latest first."""
+    """Return the validations of `trace`, the latest first, without their runs.
+
+    Keys: `validation_id`, `kvscope` (version), `created_at` (UTC), and fields of `ValidationFacts`:
+    `engine` (a dict), `pace`, `forced_outputs`, `latency`, `tolerance`, `slo_s`, `verdict`,
+    `ended`, `deployment` (a dict, None if none was stated).
+    """
     rows = store.rows("validate/validations", trace_id=trace.trace_id)
     return [row | {"deployment": _from_json(row["deployment"])} for row in rows]
 
 
 def validation_runs(store: Store, validation_id: int) -> list[dict[str, Any]]:
-    """Return the runs of one validation, in the order of running."""
+    """Return the runs of one validation, in the order of running.
+
+    Keys are fields of `kvscope.validate.result.RunFacts`, whose arrays are lists here, with the
+    counted requests only: `policy`, `leaves`, `params`, `repeat`, `flags`, `predicted`, `measured`,
+    `mismatched_requests`, `mismatched_tokens`, `ended`, `predicted_hit_tokens`,
+    `measured_hit_tokens`, `predicted_ttft_s`, `measured_ttft_s`. Also `failed_requests`, a number,
+    and `request_numbers`, the counted requests' numbers in the trace (None: not kept).
+    """
     return store.rows("validate/runs", validation_id=validation_id)
 
 
 def add_report(store: Store, trace: Trace, **columns: Any) -> int:
-    """Store a report from columns of its table; return its id.
+    """Store a report, and remove all but the latest 50 of the trace; return its id.
 
-    The latest MOST_REPORTS of each trace are kept.
+    Columns: `command`, `summary`, `duration_s`, `sections`, `file`, `question`, `settings` and
+    `document`, as in the table `reports` of the store's schema.
     """
     with store.transaction():
         row = store.row("reports/add_report", trace_id=trace.trace_id, **_stamp(), **columns)
@@ -214,7 +237,11 @@ def remove_reports(store: Store, trace: Trace) -> int:
 
 
 def report_content(store: Store, report_id: int) -> dict[str, Any] | None:
-    """Return the sections and the file of a report, None where there is no such report."""
+    """Return the content of a report, None where there is no such report.
+
+    Keys: `sections` (JSON text of titles, sentences, tables and figures), `file` (the text of its
+    recommendation.toml, None without one) and `document` (JSON text as `--json` prints it).
+    """
     return next(iter(store.rows("reports/report", report_id=report_id)), None)
 
 

@@ -28,7 +28,10 @@ if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
 _ALIKE = 0.75
 """From 0 to 1: how similar a name must be to be suggested."""
 MOST_CATEGORIES = 2**15 - 1
-"""Categories that 16 bits tell apart; what policies learn of each takes memory, too."""
+"""The most categories of a trace: their numbers fit into 16 bits.
+
+What policies learn of each takes memory, too.
+"""
 
 
 def all_traces(store: Store) -> list[Trace]:
@@ -73,9 +76,10 @@ def find_content(store: Store, content_hash: str) -> Trace | None:
 
 
 def find_reading(store: Store, content: str, options: str) -> Trace | None:
-    """Return a trace read from this content: with these options, else the last used; None if none.
+    """Return a stored trace that was read from this content, None if there is none.
 
-    `content` and `options` are the beginning and the end of a content hash.
+    Of several, it is one that was read with these options; if none was, the one last used, so that
+    its options differ. `content` and `options` are the beginning and the end of a content hash.
     """
     rows = store.rows("ingest/readings", content=content, options=options)
     return _trace(rows[0]) if rows else None
@@ -133,10 +137,11 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
 
 
 def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) -> dict[str, Any]:
-    """Return the fields of a trace's `Prompts` except the trie; with `requests`, only their rows.
+    """Return the fields of a trace's `Prompts` by name, all but `block_parent`.
 
-    Numbers, such as those of nodes, requests, users and conversations, stay those of the whole
-    trace. Raises DamagedStoreError, and InputError for more than MOST_CATEGORIES categories.
+    With `requests` (ascending numbers), arrays have only their rows. Numbers, such as those of
+    blocks, requests, users and conversations, stay those of the whole trace. Raises
+    DamagedStoreError, and InputError for more than 32,767 categories (`MOST_CATEGORIES`).
     """
     require_sound(store, trace)
     columns = _columns_of(store, "prompts", trace, requests)
@@ -152,7 +157,10 @@ def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) ->
 
 
 def require_few_categories(trace: Trace, count: int) -> None:
-    """Raise InputError for more than MOST_CATEGORIES categories."""
+    """Raise InputError if the `count` of a trace's categories is above 32,767 (`MOST_CATEGORIES`).
+
+    Arrays number categories in 16 bits.
+    """
     if count > MOST_CATEGORIES:
         raise InputError(
             f"{count:,} categories of requests, by type and turn, and {MOST_CATEGORIES:,} can"
@@ -194,9 +202,10 @@ def _load_measurements(store: Store, trace: Trace, requests: Int64s | None) -> M
 
 
 def load_repeated_tokens(store: Store, trace: Trace) -> Int32s | None:
-    """Return the tokens of its previous turn's prompt that each request repeats, 0 for none.
+    """Return for each request how many tokens of the previous turn's prompt it repeats.
 
-    None where the trace does not say. Raises DamagedStoreError.
+    0 for requests of which the trace does not say; None if it says so of no request. Raises
+    DamagedStoreError.
     """
     import numpy as np
 
@@ -227,9 +236,10 @@ def load_parts(store: Store, trace: Trace) -> PromptParts | None:
 
 
 def load_tenants(store: Store, trace: Trace) -> Tenants | None:
-    """Return the tenant of each request; None if there is only one tenant.
+    """Return the tenant of each request: its model, LoRA adapter and cache salt together.
 
-    Raises InputError for a dataset's trace of several tenants.
+    Requests of different tenants share no blocks. None if the trace has only one tenant. Raises
+    InputError for a dataset's trace of several tenants.
     """
     import numpy as np
 

@@ -64,10 +64,15 @@ def predict(
     """Return the prediction for `sent`, whose prompts are in the engine's own blocks.
 
     Pace "sequential": requests take no time and arrive at the trace's times, which the policy's
-    clock follows; TTFT is the profile's for the uncached tokens. "recorded": simulated steps decide
-    which requests overlap. "in-flight": the end of an answer triggers the next request, after the
-    client's own delay; TTFT is that of the simulated engine, and so depends on the profile. Hits
-    come from a replay at the `measured` send times, scaled to the engine's speed in that run.
+    clock follows; TTFT is the profile's for the uncached tokens.
+
+    "recorded": requests arrive at the trace's times, and simulated steps decide which overlap.
+
+    "in-flight": TTFT is from a simulation in which the end of an answer triggers the next request,
+    after the client's own delay; it depends on the profile. Hits are from another simulation, in
+    which requests arrive at the `measured` send times, with the profile's costs scaled to the speed
+    that the engine had in that run. Without `measured`, all is as for "recorded".
+
     `fitted` is the table of the policy's file. Sequential runs have the plugin's classes, fits and
     guard; other paces approximate them, as their clock and order of answers differ.
     """
@@ -117,7 +122,10 @@ def _client_s(measured: Measurement, in_flight: int) -> float:
 def _tables(
     sent: Prompts, policy: Policy, settings: EngineSettings, fitted: FittedTable | None
 ) -> Tables:
-    """Return the tables that the plugin would use for these requests, at their arrival times."""
+    """Return the tables that the plugin would use for the requests `sent`, at their arrival times.
+
+    `fitted` is the table of the policy's file, if any.
+    """
     known = traffic(sent, standard())
     served = fits(known, settings)
     fit = partial(plugin_tables, policy=policy, fitted=fitted)
@@ -148,9 +156,11 @@ def _as_fast(
 ) -> LatencyProfile:
     """Return the profile with its costs per step and per token scaled to the measured speed.
 
-    The first criterion: as few turns as possible arrive before the answer to the previous turn (on
-    the engine none did). The second: answers end between the same two arrivals as measured, which
-    decides the hits. Both factors are searched together first, then one after the other.
+    `simulate` replays `sent` with the step costs that it is called with. Of all factors tried,
+    those win with which the fewest turns arrive before the answer to their previous turn ends (on
+    the engine none did). Of equals, those win with which answers end between the same two arrivals
+    as measured, or closest to that: this decides the hits. Both factors are searched together
+    first, then one after the other.
     """
     answered = measured.answered
     ended = np.searchsorted(sent.arrival_s, measured.finish_s[answered])

@@ -121,7 +121,11 @@ class Check(Struct, frozen=True):
 
 
 class GainComparison(Struct, frozen=True):
-    """The recommended policy's gain over LRU, predicted and measured (95 % intervals)."""
+    """The recommended policy's gain over LRU, predicted and measured, by figure.
+
+    Figures are TTFT percentiles, such as "p95", "violations" (requests beyond the SLO) and "tel".
+    A gain is the relative reduction of a figure, with its 95 % interval.
+    """
 
     predicted: Mapping[str, Gain]
     measured: Mapping[str, Gain]
@@ -130,6 +134,8 @@ class GainComparison(Struct, frozen=True):
 class ValidationFacts(Struct, frozen=True, kw_only=True):
     """The facts of a validation that the store keeps; `ended` is why it ended early, or empty.
 
+    `latency` is the name of the latency profile. `tolerance` is the share of the predicted TTFT by
+    which the measured one may differ. `forced_outputs`: the engine generates the trace's outputs.
     `deployment` has the options stated for the engine's deployment, as in `Run`.
     """
 
@@ -146,7 +152,11 @@ class ValidationFacts(Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(Struct, frozen=True):
-    """Requests of the trace: `sent` (`warmup` of them not judged), left out by sample or limit."""
+    """Counts of requests: `of` in the whole trace, `sent`, and left out for each reason.
+
+    The first `warmup` of those sent are not judged. `not_drawn`: conversations outside the sample.
+    `later`: after the limit of time or of requests. `too_long`: more tokens than the engine takes.
+    """
 
     of: int
     sent: int
@@ -241,9 +251,14 @@ def judge(
 ) -> tuple[tuple[Check, ...], GainComparison | None, Verdict]:
     """Return the checks, the gain over `baseline` where two policies ran, and the verdict.
 
-    A TTFT passes within `tolerance` of the prediction; it fails if its whole 95 % interval lies
-    outside, which takes `FEWEST` conversations. A gain passes if its interval lies above 0, and
-    fails if it lies below. Without a latency profile of the engine (`profiled`), no TTFT is judged.
+    Hits must be exactly those predicted in `sequential` runs, and may differ by 1 % else. A TTFT
+    passes within `tolerance` of the prediction (a share); it fails if its whole 95 % interval lies
+    outside, for which ten conversations are needed (`FEWEST`). A gain passes if its interval lies
+    above 0, and fails if it lies below. Without a latency profile of the engine (`profiled`), no
+    TTFT is judged. Judged are p50 and the figure that `target` ranks by (None: p95); a share of
+    violations passes if it differs from the predicted one by at most `tolerance`.
+
+    `conversation` has the conversation of each request of a run: intervals resample whole ones.
     """
     goal = target or Target(_NO_SLO_S)
     by_policy: dict[str, list[RunFacts]] = {}

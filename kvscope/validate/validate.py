@@ -147,7 +147,10 @@ def own_vllm(
 ) -> EngineOpener:
     """Return an opener that starts a vLLM for each run.
 
-    `state_tokens`: tokens of a block with linear attention, else it raises EngineError; 0: any.
+    The opener raises EngineError if the vLLM that it started does not run the policy. For a model
+    with linear attention, `state_tokens` is the block size in tokens that vLLM has on a GPU, where
+    a block takes up a state: the opener also raises EngineError if the vLLM reports another one.
+    0: not checked.
     """
 
     @contextmanager
@@ -190,7 +193,11 @@ def _check_policy_runs(log: str) -> None:
 
 
 def running_server(endpoint: Endpoint, model: ModelCard) -> EngineOpener:
-    """Return an opener of a server that is already running, with any blocks in its cache."""
+    """Return an opener of a server that is already running.
+
+    Its cache may hold anything, as each opening has a random `seed`: no token of a run was sent
+    before.
+    """
 
     @contextmanager
     def open_engine(run: PolicyRun) -> Iterator[RunningEngine]:

@@ -54,8 +54,9 @@ _REQUIRED = (
 def check_version() -> None:
     """Raise EngineError for a vLLM of an unknown version, or without the methods that are wrapped.
 
-    Known are the releases of `PLUGIN`, patches and local builds included. Pre-releases (0.33.0rc1,
-    0.33.1.dev4) are unknown: they may have the code of the release before, or of neither release.
+    Known are the versions in `kvscope.deployment.engines.PLUGIN`, such as 0.32, with their patches
+    and local builds. Pre-releases (0.33.0rc1, 0.33.1.dev4) are unknown: they may have the code of
+    the release before, or of neither release.
     """
     missing = [name for kind, names in _REQUIRED for name in names if not hasattr(kind, name)]
     if not _is_known(vllm.__version__) or missing:
@@ -78,7 +79,11 @@ def _is_known(text: str) -> bool:
 
 
 class _Observed:
-    """Mixin of both schedulers: observers are notified of every event."""
+    """Mixin of both schedulers: the observers in `kvscope` are notified of every event.
+
+    `deferred_frees` is the scheduler's own deque of frees that it has put off, the newest last, as
+    tuples whose second entry lists the blocks. It shows whether a request's blocks are freed later.
+    """
 
     kvscope: tuple[Observer, ...] = ()
     deferred_frees: Any
@@ -225,7 +230,11 @@ def block_size(scheduler: Any) -> int:
 def control_evictions(
     scheduler: Any, policy: Policy, fitted: FittedTable | None = None, *, trace_clock: bool = False
 ) -> EvictionController:
-    """Replace vLLM's queue of free blocks by kvscope's; return its controller."""
+    """Replace vLLM's queue of free blocks by one that `policy` orders; return its controller.
+
+    `fitted` is a table fitted offline, if any. With `trace_clock`, the policy's time is the one
+    that requests state, see `EvictionController`.
+    """
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
     own, free = type(pool.free_block_queue), pool.free_block_queue.get_all_free_blocks()
@@ -251,7 +260,11 @@ def control_evictions(
 
 
 def _report_losses(pool: Any, controller: EvictionController) -> None:
-    """Notify `controller` of blocks that lose their hashes while they may be free."""
+    """Wrap `pool`'s methods to notify `controller` of blocks that lose hashes without eviction.
+
+    These are the blocks that vLLM removes from the cache by their ids ("emptied"), and all blocks
+    when it resets the cache ("cleared"). Such blocks may be free: then they move to the front.
+    """
     evict, reset = pool.evict_blocks, pool.reset_prefix_cache
 
     def evict_blocks(block_ids: set[int]) -> None:
@@ -268,7 +281,10 @@ def _report_losses(pool: Any, controller: EvictionController) -> None:
 
 
 def _report_hashes(pool: Any, controller: EvictionController) -> None:
-    """Wrap `pool`'s methods to notify `controller` of hashes that enter and leave the cache."""
+    """Wrap `pool`'s methods to notify `controller` of each hash that enters or leaves the cache.
+
+    Only a policy that evicts leaves needs these events, to know which blocks have cached children.
+    """
     cache = pool.cache_full_blocks
     uncache = pool._remove_cached_block_hashes  # noqa: SLF001  (the one way out of the cache)
 

@@ -25,7 +25,11 @@ from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 
 
 class RequestState(Struct):
-    """A request being served, as far as the policy needs it; `memo` is the learner's data."""
+    """A request being served, as far as the policy needs it.
+
+    `number` counts arrivals from 0. `hit_blocks` is -1 until the request is admitted. `memo` is
+    what the learner wants to know again when the request ends.
+    """
 
     number: int
     arrival_s: float
@@ -37,10 +41,11 @@ class RequestState(Struct):
 class EvictionController(Observer):
     """Chooses the lane of each freed block, and scores lanes; call `attach` first.
 
+    `free` has the free blocks (a FreeBlocks; None before `attach`). Of the constructor's arguments,
     `clock` returns seconds and is read twice a step; times of requests count from the first
     arrival, as in the simulator. With `trace_clock`, the time is the one stated by requests
     (`kvscope_arrival_s`), so that a trace can be replayed faster than it was recorded; nothing is
-    learned from requests without it. `fitted` is a table fitted offline.
+    learned from requests without it. `fitted` is a table fitted offline, if any.
     """
 
     free: Any = None
@@ -121,7 +126,11 @@ class EvictionController(Observer):
         return Turn(state.number, state.arrival_s, request.num_tokens, category, ENDS), cuts
 
     def end(self, request: Request, state: RequestState) -> bool:
-        """Learn from a request that ends; return whether it was served."""
+        """Learn from a request that ends; return whether it was served: admitted at least once.
+
+        A request that is aborted after its admission counts as served. The learner drops what it
+        knows of one that was never admitted.
+        """
         del self._requests[request.request_id]
         served = state.hit_blocks >= 0
         if self.learner is not None:
@@ -193,13 +202,17 @@ class EvictionController(Observer):
                     self._forget(block)
 
     def put_off(self, blocks: list[Block]) -> None:
-        """Keep the planned lanes of the request's blocks: vLLM frees them later."""
+        """Assign the request's blocks to their planned lanes: vLLM frees them later."""
         if self.free.plan is not None:
             for block in blocks:
                 self.free.assigned[block.block_id] = planned(self.free.plan, block)
 
     def released(self) -> None:
-        """End the request's plan: blocks freed without a plan go to the usual lane."""
+        """End the request's plan.
+
+        Blocks freed from now on go to the lanes that `put_off` assigned to them, else to
+        `FreeBlocks.usual`: the lane of a prompt's head.
+        """
         self.free.plan = None
 
     def cached(self, blocks: list[Block], start: int, end: int) -> None:

@@ -37,18 +37,31 @@ class Ring:
 
 
 def planned(plan: LanePlan, block: Block) -> int:
-    """Return the lane of a block in a plan whose depths count tokens."""
+    """Return the lane of a block in `plan`: pairs of a depth in tokens and a lane, deepest first.
+
+    A block is in the lane of the first pair whose depth it ends beyond. It ends where its own hash
+    does, after `block_hash_num_tokens` tokens of the prompt (None counts as 0).
+    """
     return lane_at(plan, block.block_hash_num_tokens or 0)[1]
 
 
 class FreeBlocks:
     """The blocks of vLLM's FreeKVCacheBlockQueue, in the order of a policy.
 
-    `score` returns the score of a lane's oldest block after a number of idle seconds. Before a
-    request frees its blocks, `plan` (in tokens) names their lanes; without a plan they go where
-    they are `assigned`, or to the lane `usual`. `prefixes`, for policies that evict leaves, tracks
-    cached blocks; `forget` is then called at once for each block taken. `next_step_s` belongs to
-    `stepwise` policies. Errors leave this in an inconsistent state: `GuardedQueue` then drops it.
+    The constructor takes the free `blocks`, the `total` of the pool, and `score`, which returns the
+    score of a lane's oldest block after a number of idle seconds. `next_step_s` is a stepwise
+    policy's method (else None). `prefixes` tracks cached blocks for a policy that evicts leaves
+    (else None); `forget` removes a block's hash, and is then called at once for each block taken.
+
+    The owner of this object sets three attributes. Before a request frees its blocks, `plan` (in
+    tokens, see `planned`) names their lanes; while it is None, blocks go to the lanes that
+    `assigned` has for them by block id, else to the lane `usual`.
+
+    For a policy that evicts leaves, blocks that come to the front of a lane while cached children
+    depend on them are set aside: kept out of the lanes, free but taken last, until the children are
+    gone or another block has the same hash.
+
+    Errors leave this in an inconsistent state: `GuardedQueue` then drops it.
     """
 
     def __init__(
@@ -88,7 +101,7 @@ class FreeBlocks:
         self._heap.at(now_s)
 
     def score_anew(self) -> None:
-        """Drop all scores, since the table has changed."""
+        """Drop all scores, since the policy's table has changed."""
         self._heap.anew()
 
     def popleft_n(self, count: int) -> list[Block]:
@@ -105,7 +118,7 @@ class FreeBlocks:
     def _evict(self, taken: list[Block], count: int) -> None:
         """Append to `taken` the block with the lowest score, then those of its lane freed with it.
 
-        Ends with `count` blocks taken, or earlier once the next choice may differ.
+        Ends once `taken` has `count` blocks, or earlier if another block may have to go next.
         """
         block, limit = self._choose()
         heap, prefixes, freed, freed_s = self._heap, self._prefixes, self._freed, self._freed_s
@@ -240,7 +253,10 @@ class FreeBlocks:
         return [self.unhashed, *self.lanes, self.set_aside]
 
     def _oldest(self, lane: int) -> tuple[int, float] | None:
-        """Return the free-sequence number and time of a lane's oldest block."""
+        """Return (number, time) of when a lane's oldest block was freed; None for an empty lane.
+
+        The number counts all frees so far, the time is in seconds.
+        """
         block = self.lanes[lane].next_free_block
         if type(block) is Ring:  # it is empty
             return None
@@ -250,7 +266,9 @@ class FreeBlocks:
     def _choose(self) -> tuple[Block, float]:
         """Return the block to evict: of the lanes' oldest, the lowest score, of equals the oldest.
 
-        Also return the free-sequence number below which blocks of its lane and score come next.
+        Also return a limit: as long as the lane's next block has the same score and a
+        free-sequence number (`_oldest`) below the limit, it goes before the blocks of other lanes,
+        so the caller may take it without another choice.
         """
         heap = self._heap
         if self._prefixes is not None:
@@ -267,8 +285,8 @@ class FreeBlocks:
     def _oldest_set_aside(self) -> Block:
         """Return the oldest of the blocks that were set aside, for when no other block is free.
 
-        A block is set aside while cached children depend on it. A running request can use such a
-        child although its own block in the parent's place has lost its hash.
+        The cached blocks below it on its paths are then set aside, too, or in use by requests that
+        hold another block in its place, one without a hash.
         """
         block = min(self.set_aside, key=lambda each: self._freed[each.block_id])
         del self._parked[block.block_hash]
@@ -286,7 +304,10 @@ class FreeBlocks:
                 block = ring.next_free_block
 
     def _unpark(self, key: Key | None) -> None:
-        """Move a block that was set aside back to its lane, in order of its time of freeing."""
+        """Move the block with hash `key` back to its lane, in order of its time of freeing.
+
+        Does nothing if no block that was set aside has this hash, or for None.
+        """
         block = self._parked.pop(key, None) if self._parked and key is not None else None
         if block is None:
             return

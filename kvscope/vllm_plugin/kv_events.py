@@ -87,10 +87,12 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 
 class _Chain(Struct):
-    """A chain of blocks that may still grow.
+    """A chain of blocks that may still grow: a request, as far as events show it.
 
-    `was_cached`: it began with cached blocks alone, and has not grown since. It last grew in event
-    batch number `batch`, and `cut` says whether that step may have cut its prompt.
+    `path` has the hashes from the prompt's head on: `prompt_blocks` of the prompt, and then
+    `output_blocks`, the first of these stored at `output_start_s`. It began at `start_s` and last
+    grew at `last_s`, in event batch number `batch`; `cut` says whether that step may have cut its
+    prompt. `was_cached`: it began with cached blocks alone, and has not grown since.
     """
 
     path: list[Hash]
@@ -116,9 +118,19 @@ class _Chain(Struct):
 class BlockChains(Struct):
     """Assembles requests from events; its counts show how many requests it may have missed.
 
-    Of `stored` blocks, `unknown` ones follow a block that no event named. `reported` requests began
-    with their cached blocks. `unsure` counts first output blocks of chains, each of which may be a
-    short turn. `outputs_at_end`: outputs are stored when their request has ended, as by SGLang.
+    A chain ends if it has not grown for `quiet_s` seconds. At most `most_known` blocks are
+    remembered, the latest. `outputs_at_end`: outputs are stored when their request has ended, as by
+    SGLang.
+
+    Counts: of `stored` blocks, `unknown` ones follow a block that no event named. `reported`
+    requests began with their cached blocks. `unsure` counts first output blocks of chains, each of
+    which may be a short turn.
+
+    State: `_above` has the block before each known one, `_growing` the chains by their last block.
+    `_group` is (index, whether it keeps whole prefixes) of the KV group that is followed, None
+    until an event names one. `_start_s` is the time of the first batch, `_batch` the number of
+    batches, `_ended` that of requests that ended. `_distances_s` are the latest times between two
+    output blocks of a chain, over all chains, and `_pace_s` is their median, infinite at first.
     """
 
     quiet_s: float = QUIET_S
@@ -271,7 +283,10 @@ class BlockChains(Struct):
         return [self._line(chain) for chain in sorted(chains, key=lambda chain: chain.start_s)]
 
     def _path(self, tip: Hash | None) -> list[Hash] | None:
-        """Return the blocks from the first one to `tip`, None if some are unknown."""
+        """Return the hashes of the blocks from a prompt's first one to `tip`.
+
+        None if one of them is unknown; an empty list where `tip` is None.
+        """
         path = []
         while tip is not None:
             if tip not in self._above:

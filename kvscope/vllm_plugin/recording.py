@@ -121,7 +121,10 @@ class Hashes:
 
 
 class _RecordedRequest(Struct):
-    """A request being served, and its record so far."""
+    """A request being served, and its record so far; `parent` is the session's previous request.
+
+    `cached_tokens` is -1 until it is admitted, `ttft_s` None until its first token.
+    """
 
     number: int
     request: Request
@@ -134,7 +137,11 @@ class _RecordedRequest(Struct):
 
 
 class Recording(Observer):
-    """Records each finished request as a line in files in `folder`."""
+    """Records each finished request as a line in files in `folder`.
+
+    `model` is the name of the served model, if known. `clock` returns seconds since 1970. `lines`
+    replaces the writer of the files.
+    """
 
     what = "kvscope's recording has failed"
 
@@ -160,7 +167,10 @@ class Recording(Observer):
         self._warned = False
 
     def arrived(self, request: Request) -> None:
-        """Note the request's hints and its session's previous request; ignore kvscope's probes."""
+        """Note the request's hints and its session's previous request.
+
+        Probes are ignored: requests that `kvscope calibrate` sends, marked with `kvscope_probe`.
+        """
         if request.request_id in self._requests:  # more input of one that streams it
             return
         hints = read_hints(request)
@@ -253,7 +263,8 @@ class Recording(Observer):
 def _content_hashes(request: Request) -> list[Any]:
     """Return the hashes that the blocks would have without the request's salt and adapter.
 
-    A line has separate fields for these. If vLLM's hasher does not work, the request's own hashes.
+    A line has separate fields for these. If vLLM's hasher is missing or fails, return the hashes
+    that the blocks have, with salt and adapter in them.
 
     Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
     """
