@@ -109,10 +109,11 @@ def open_trace(
     """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name.
 
     `source` None is the trace last used in the store `db`; several paths are read as one trace.
-    The other arguments are options of `kvscope ingest` for a new trace. `session_arrivals`: the
-    arrival process of sessions that have no common clock, such as "poisson:0.5/s". `turns`: each
-    row of a session holds its "whole" prompt, or only what is new ("delta"); None: as the rows
-    show. `max_bad`: the largest share of bad lines; with `strict` the first one raises.
+    The arguments after `db` are options of `kvscope ingest` for a new trace. `session_arrivals`:
+    the arrival process of sessions that have no common clock, such as "poisson:0.5/s" (None: back
+    to back). `turns`: each row of a session holds its "whole" prompt, or only what is new
+    ("delta"); None: as the rows show. `max_bad`: the largest share of bad lines; with `strict` the
+    first one raises.
     """
     reading = parsed(Reading, locals())
     from kvscope.app.traces import TraceSource

@@ -72,9 +72,10 @@ def read_files(
     folder: Path,
     advance: Callable[[int], None],
 ) -> None:
-    """Read the trace at `path` into a folder; `spill` are the cuts and the number of shards.
+    """Read the trace at `path`, in the format `chosen`, into a folder.
 
-    `advance` is called with each number of bytes read.
+    `spill` is (cuts, number of shards without the trunk's). `advance` is called with each number of
+    bytes read.
     """
     with (
         whole_folder(folder) as draft,

@@ -38,7 +38,8 @@ class Stretches(NamedTuple):
     """A trie as S stretches of blocks with consecutive numbers, each below its `parent` stretch.
 
     Stretch k ends with block `last[k]` and begins after last[k - 1]; stretch 0 is the root, and
-    parents come first. R prompts end with stretches `leaf`, cached paths with `carried_leaf`.
+    parents come first. `leaf` has the stretch with which each of R prompts ends, `carried_leaf`
+    that of each cached path.
     """
 
     last: Int32s

@@ -440,7 +440,7 @@ def some_lengths(folder: Path, which: slice | Int32s | Int64s) -> PromptLengths:
 
 
 def runs_by_name(runs: ReusedRuns, name: str = "run") -> Arrays:
-    """Return runs of reuse as arrays for `load_runs`, whose names begin with `name`."""
+    """Return the fields of `runs` as arrays for `load_runs`, by names that begin with `name`."""
     return {f"{name}_{each}": getattr(runs, each) for each in _RUNS}
 
 
@@ -454,7 +454,11 @@ def load_runs(folder: Path, begin: int, end: int, name: str = "run") -> ReusedRu
 def run_stretches(
     folders: list[Path], requests: int, at_once: int, name: str = "run"
 ) -> Iterator[tuple[int, int]]:
-    """Yield stretches [begin, end) of requests, each with about `at_once` requests plus runs."""
+    """Yield (begin, end) of stretches of requests, each with about `at_once` requests plus runs.
+
+    A stretch is the requests from number `begin` to before `end`. The runs are those called `name`
+    in all `folders`, see `runs_by_name`; `requests` is the number of all requests.
+    """
     cell = -(-requests // _CELLS)
     runs = np.full(-(-requests // cell) + 1, cell, dtype=np.int64)
     runs[0] = 0

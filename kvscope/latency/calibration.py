@@ -317,9 +317,11 @@ def _terms(cells: Sequence[Cell]) -> Float64s:
 
 
 def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, float]:
-    """Return the best terms and parameters, and the tokens up to which the floor holds.
+    """Return (terms, parameters, tokens): the best fit, with a floor where it explains enough.
 
-    The tokens are 0 where a floor explains too little.
+    `terms` are the factors of β, α and γ for each cell (cells × 3), `times` the medians (s). The
+    floor holds up to the returned tokens: α counts at least as many. They are 0 for no floor, which
+    leaves the terms as they are.
     """
     best = terms, least_squares(terms, times), 0.0
     least = _criterion(*best[:2], times)
@@ -337,7 +339,10 @@ def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, f
 
 
 def _criterion(terms: Float64s, values: Float64s, times: Float64s) -> float:
-    """Return n log of the mean square of the relative errors, without the cost of parameters."""
+    """Return the Bayesian information criterion of a fit, without the cost of its parameters.
+
+    It is n log of the mean square of the relative errors of n `times`.
+    """
     errors = terms @ values / times - 1
     return len(times) * math.log(max(float(np.mean(errors**2)), _EXACT))
 
@@ -406,8 +411,8 @@ class UncachedPrefix(Struct, frozen=True):
 class Calibration(Struct, frozen=True):
     """The measurements of `kvscope calibrate`, and the profile that fits them.
 
-    In its document, `measurements` of the `wanted` ones were made: `count` and `planned` of its
-    run. `ended` is why it ended early, or null.
+    Of `wanted` measurements (`run.planned`), `measurements` (`run.count`) were made. `ended` is why
+    it ended early, null if it did not.
     """
 
     DOCUMENT: ClassVar[str] = (

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 ENOUGH = 90
 """The least number of lone requests: 60 to fit, 30 held out."""
 LEAST_RANGE = 4.0
-"""Least ratio of the 95th to the 5th percentile of uncached tokens: b and a are told apart."""
+"""Least ratio of the 95th to the 5th percentile of uncached tokens.
+
+A narrower range does not tell β, the cost of a request, from α, that of a token.
+"""
 WORST_P90 = 0.35
 """Largest p90 error on held-out requests: a roofline, without any measurement, reaches it."""
 _SHARED = 0.02  # of a prefill may overlap with others: clocks are rounded

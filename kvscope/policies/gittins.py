@@ -22,7 +22,10 @@ REFIT_REQUESTS = Parameter(
 _THIRD, _TWO_THIRDS = 2.0 ** (-2 / 3), 2.0 ** (-1 / 3)
 _XI, _NEXT_PROMPT = 0, 1
 NEEDS = (0.5, 0.1, 0.01)
-"""Blocks that only a long next prompt needs are in one lane with others down to these chances."""
+"""The need of the last block in each lane but a class's first.
+
+Need is the probability that the next prompt is long enough to need the block.
+"""
 LEVELS = len(NEEDS) + 1  # of need, and so lanes of a category: the first has what any turn needs
 _BEYOND = tuple(need**-0.5 - 1.0 for need in NEEDS)  # times the mean next prompt: where they end
 

@@ -54,9 +54,9 @@ class Wa(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
-        """Return the logarithm of the probability of a reuse within the mean lifetime from now.
+        """Return the logarithm of the probability of a reuse within one mean lifetime from now.
 
-        Of the row of `table`, the lane's category, this is the value LIFE_S.
+        The lane is a category, and so the row of `table`, whose columns are those of `reuse_rows`.
         """
         since = table[lane, RATE_PER_S] * idle_s
         chance = table[lane, LOG_CHANCE] - since

@@ -259,7 +259,10 @@ def _polished(model: ReuseModel, of: Observations, free: Float64s, box: Float64s
 
 
 def information(model: ReuseModel, of: Observations, free: Float64s) -> Float64s:
-    """Return minus the second derivatives of the log-likelihood, by central differences."""
+    """Return minus the second derivatives of the log-likelihood by the free parameters (square).
+
+    They are central differences of the first ones.
+    """
     columns = []
     for at in range(len(free)):
         step = np.zeros(len(free))

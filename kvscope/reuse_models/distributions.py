@@ -100,7 +100,10 @@ class Hyperexponential(ReuseModel):
 
 
 def _expected(of: Observations, p: float, a: float, u: float, v: float) -> tuple[float, Float64s]:
-    """Return log-likelihood and free parameters after some rounds of EM."""
+    """Return (log-likelihood, free parameters) after 25 rounds of expectation maximization.
+
+    It begins with p and the parameters of `Hyperexponential`: share `a`, rates `u` and `v`.
+    """
     hit, t = of.reused, of.waited_s
     for _ in range(_ROUNDS):
         fast = np.where(hit, u, 1.0) * a * np.exp(-u * t)

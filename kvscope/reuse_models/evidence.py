@@ -132,7 +132,10 @@ class Evidence:
         return int(np.count_nonzero(self._roots[first:last]))
 
     def next_prompts(self, span: Span) -> tuple[Float64s, Int64s]:
-        """Return the tokens added by turns within `span`, and the category of the previous turn."""
+        """Return (tokens, category) for each turn within `span` that has a previous turn.
+
+        The tokens are those that it adds to the history; the category is the previous turn's.
+        """
         at_s = self.arrival_s[self.child]
         inside = (at_s >= span.start_s) & (at_s < span.end_s)
         return self.added[inside], self.category[self.parent[inside]]

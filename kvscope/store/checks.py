@@ -32,7 +32,7 @@ TABLES = {
     "parts": None,
     "traces": None,
 }
-"""The tables of a trace, and the column of `traces` that counts their rows."""
+"""The tables of a trace, and the column of `traces` that counts their rows (None: no column)."""
 CHANGED = "its checksum is another"
 UNREADABLE = (KvscopeError, duckdb.Error, msgspec.MsgspecError, ValueError)
 _MOST_KNOWN = 256

@@ -29,7 +29,7 @@ _RESULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "validations": ("validation_id", ("validation_runs",)),
     "reports": ("report_id", ()),
 }
-"""The results over a trace: table, id, and the tables of their parts."""
+"""The tables of results over a trace: each one's id column, and the tables of the parts."""
 _ATTACHED = "damaged"
 
 

@@ -21,7 +21,7 @@ from kvscope.store.db import MEMORY, Store, check_new, open_store
 from kvscope.store.failures import Waiting
 
 CANNOT_STORE = (StoreBusyError, ReadOnlyStoreError, DiskFullError)
-"""Why a result may not get into the store though it is whole: show it all the same."""
+"""Errors after which a result that is complete cannot be stored: it is shown all the same."""
 
 
 class Stores(Protocol):

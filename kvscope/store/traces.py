@@ -111,7 +111,11 @@ def free_name(store: Store, path: str) -> str:
 
 
 def add(store: Store, **columns: Any) -> Trace:
-    """Add a trace's own row; the caller holds a transaction and writes the rest."""
+    """Add a trace's row to the table `traces`, from its columns; return the trace.
+
+    The caller holds a transaction and writes the other tables. Raises InputError if the name is
+    taken.
+    """
     if any(trace.name == columns["name"] for trace in all_traces(store)):
         raise InputError(
             f"a trace called {columns['name']!r} is already there",

@@ -54,7 +54,8 @@ class Measurement(Struct, frozen=True):
 
     Times are in seconds, `sent_s` and `finish_s` since the first request was sent; nan without an
     answer. `hit_tokens` are -1 without an answer, or where the server does not report them.
-    `errors` are by request; `ended` is why the replay ended early, or empty.
+    `errors` has the error texts of unanswered requests by number; `ended` is why the replay ended
+    early, or empty.
     """
 
     sent_s: NDArray[np.float64]

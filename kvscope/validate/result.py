@@ -155,7 +155,8 @@ class RequestCounts(Struct, frozen=True):
     """Counts of requests: `of` in the whole trace, `sent`, and left out for each reason.
 
     The first `warmup` of those sent are not judged. `not_drawn`: conversations outside the sample.
-    `later`: after the limit of time or of requests. `too_long`: more tokens than the engine takes.
+    `later`: after the limit of time or of requests. `too_long`: more tokens than the engine takes,
+    or an empty prompt.
     """
 
     of: int

@@ -81,7 +81,7 @@ def _is_known(text: str) -> bool:
 class _Observed:
     """Mixin of both schedulers: the observers in `kvscope` are notified of every event.
 
-    `deferred_frees` is the scheduler's own deque of frees that it has put off, the newest last, as
+    `deferred_frees` is the scheduler's own record of frees that it has put off, the newest last, as
     tuples whose second entry lists the blocks. It shows whether a request's blocks are freed later.
     """
 

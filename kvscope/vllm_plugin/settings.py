@@ -46,9 +46,10 @@ class SettingsTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PluginSettings(Struct, frozen=True):
-    """The policy that orders free blocks, its fitted table, and the folder for recordings.
+    """The policy that orders free blocks, its `fitted` table, and the folder to `record` to.
 
-    `trace_clock`: the policy's clock is the time stated in requests, see `EvictionController`.
+    None for each that is not set. `trace_clock`: the policy's clock is the time stated in requests,
+    see `EvictionController`.
     """
 
     policy: LanePolicy | None = None
