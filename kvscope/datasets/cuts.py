@@ -175,8 +175,9 @@ class Pieces(NamedTuple):
 class Spill:
     """Takes the paths of a trace while it is read, and writes them by shard to files in `folder`.
 
-    It replaces the `Trie` of `kvscope.ingest.columns`, which numbers blocks in memory (both are an
-    `Interner`): here blocks get no numbers. Paths are written some tens of megabytes at a time.
+    It stands in for `kvscope.ingest.trie.Trie`, which numbers blocks in memory; both are an
+    `Interner` of `kvscope.ingest.columns`. Here blocks get no numbers. Paths are written some tens
+    of megabytes at a time.
     """
 
     count, request_bytes = 1, 100  # no blocks in memory
@@ -262,7 +263,7 @@ def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def shard_sizes(folder: Path, shards: int) -> Int64s:
-    """Return the paths (row 0) and blocks (row 1) in each shard, in numbers, the trunk's first."""
+    """Return the numbers of paths (row 0) and of blocks (row 1) by shard, the trunk's first."""
     index: Int64s = np.load(folder / _INDEX).reshape(-1, 2, shards + 1)
     sizes: Int64s = index.sum(axis=0)
     return sizes

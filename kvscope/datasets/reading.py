@@ -31,8 +31,8 @@ class ReadFacts(Struct, frozen=True):
 
     `accepted` and `rejected` count the usable and unusable lines, `reasons` the latter by reason.
     `lines` has (line number, reason) of the first unusable ones, `places` the (file, line number)
-    of each. `left_out` counts usable lines that are no request, by reason. `spans` has the first
-    and last arrival (s) by file, `cut` a note if the end is missing, else it is empty.
+    of each. `left_out` counts records that are no request, by reason. `spans` has the first and
+    last arrival (s) by file, `cut` a note if the end is missing, else it is empty.
     """
 
     content: str

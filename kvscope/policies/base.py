@@ -236,7 +236,7 @@ class LanePolicy(PathPolicy):
     def adapt(uncached_tokens: NDArray[np.int64], p: Float64s) -> None:
         """Change `p` of an `adaptive` policy by the uncached tokens of recent requests, ascending.
 
-        It is called after every 256 requests (`ADAPT_EVERY`), with the latest 1,024 (`RECENT`).
+        It is called after every 256 requests (`ADAPT_EVERY`), with up to 1,024 (`RECENT`).
         """
 
 

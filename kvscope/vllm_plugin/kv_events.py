@@ -118,9 +118,9 @@ class _Chain(Struct):
 class BlockChains(Struct):
     """Assembles requests from events; its counts show how many requests it may have missed.
 
-    A chain ends if it has not grown for `quiet_s` seconds. At most `most_known` blocks are
-    remembered, the latest. `outputs_at_end`: outputs are stored when their request has ended, as by
-    SGLang.
+    A chain ends at the latest when it has not grown for `quiet_s` seconds. At most `most_known`
+    blocks are remembered, the latest. `outputs_at_end`: outputs are stored when their request has
+    ended, as by SGLang.
 
     Counts: of `stored` blocks, `unknown` ones follow a block that no event named. `reported`
     requests began with their cached blocks. `unsure` counts first output blocks of chains, each of
