@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kvscope.core.errors import EngineError, UsageError
+from kvscope.core.errors import EngineError, Stopped, UsageError
 from kvscope.core.trace import Trace
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import LatencyProfile
@@ -219,13 +219,16 @@ def validate(
     """Replay the trace `plan.repeats` times with every policy; return the comparison and verdict.
 
     If the engine dies or `stop` is set, the runs until then are judged; `show_log` gets the last
-    lines of a dead engine. Raises EngineError if the first run fails without a measurement.
+    lines of a dead engine. Raises EngineError if the first run fails without a measurement, and
+    Stopped if `stop` is set before it.
     """
     prompts = plan.sample.prompts
     done: list[RunFacts] = []
     ended = ""
     for repeat, run in interleaved(runs, plan.repeats):
         if stop.is_set():
+            if not done:
+                raise Stopped("stopped before the first run")
             ended = "interrupted"
             break
         label = f"{run.policy.name}, run {repeat + 1} of {plan.repeats}"

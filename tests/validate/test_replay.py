@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from kvscope.app.monitor import Monitor
+from kvscope.core.errors import Stopped
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
 from kvscope.serving.client import Endpoint
 from kvscope.validate.predict import predict
 from kvscope.validate.replay import Measurement, Pace, TraceReplay
 from kvscope.validate.tokens import TokenTrace
+from kvscope.validate.validate import PolicyRun, validate
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_in_flight
 from tests.serving.fake import Behaviour, fake_server
 from tests.validate.test_tokens import chats
@@ -83,3 +88,16 @@ def test_ttft_in_flight_is_as_far_off_as_the_profile(
     assert predicted.ttft_s == pytest.approx(slower * measured.ttft_s)
     later_s = np.where(sent.output_tokens > 1, (sent.output_tokens - 1) * run.tpot_s, 0.0)
     assert predicted.answer_s == pytest.approx(slower * (run.ttft_s + later_s))
+
+
+def test_nothing_measured_is_no_validation(tmp_path: Path) -> None:
+    """Stopped before the first run, it ends as interrupted: without a verdict or a report."""
+    stop = Event()
+    stop.set()
+    plan: Any = SimpleNamespace(sample=TokenTrace(chats(tmp_path, 2), forced=True), repeats=1)
+    engine: Any = None
+    with pytest.raises(Stopped, match="before the first run"):
+        validate(
+            plan, engine, [PolicyRun()], pytest.fail, progress=Monitor().steps,
+            show_log=pytest.fail, stop=stop,
+        )  # fmt: skip
