@@ -16,7 +16,8 @@ from typing import Any
 
 _ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)://(?:[^\s/?#'\"]*@)?([^\s?'\"]*)(\?[^\s'\"]*)?")
 _IN_PARTS = re.compile(  # a space in the user or the query, or a user whose rest is not there
-    r"(?i)\b(?!s3:)[a-z][a-z0-9+.-]*://(?:[^/?#]*\s[^/?#]*@|[^/?#@\[]*:[^/?#@\d]|[^?]*\?.*\s)"
+    r"(?i)\b(?!s3:)[a-z][a-z0-9+.-]*://"
+    r"(?:[^/?#]*\s[^/?#]*@|[^/?#@\[]*:(?!\d*(?:[/?#]|$))[^/?#@]*(?:[/?#]|$)|[^?]*\?.*\s)"
     r"|\bs3://[^/?#]*\s[^/?#]*@"
 )
 _USER = re.compile(r"[^\s/@:'\"]+:[^\s/'\"]+@(?=[\w\[])")
@@ -38,7 +39,7 @@ def require_whole_addresses(arguments: Iterable[str]) -> None:
     """Raise UsageError for an address that may be incomplete: messages could show its secrets.
 
     Such an address has a space in the user, the password or the query (`https://me:p w@host`), or a
-    password that does not begin with a digit: the shell may have cut `https://me:pw` at a space.
+    user and no host: the shell may have cut `https://me:pw` at a space.
     """
     for place, argument in enumerate(arguments, 1):
         if "://" in argument and _IN_PARTS.search(argument):

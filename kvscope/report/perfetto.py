@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,9 +16,6 @@ from kvscope.core.arrays import Int64s
 from kvscope.core.files import sink
 from kvscope.core.trace import Prompts
 from kvscope.fleet.replay import FleetReplay
-
-if TYPE_CHECKING:
-    pass
 
 Event = dict[str, Any]
 

@@ -42,7 +42,7 @@ the list of copies (NONE at the ends). The `parent` of an unused node is the nex
 """
 
 STATE = record_type(
-    "policy protected_uses block_size clock capacity size locked owned promised evictions made "
+    "policy protected_uses block_size clock capacity size locked owned evictions made "
     "unused host_capacity host_size host_evictions written store_hits write_back first_copy "
     "last_copy",
     "xi_tokens next_prompt_tokens",

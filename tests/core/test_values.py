@@ -359,7 +359,9 @@ def test_addresses_lose_user_and_query(text: str, shown: str) -> None:
         ("--url=https://me:p w@host/", False),
         ("https://host/a?sig=1 2", False),
         ("https://me:pw", False),  # and a second argument: what follows a space
+        ("https://me:1w/", False),
         ("s3://me:p w@host/a", False),
+        ("https://me:pw@host:9/a.jsonl", True),
         ("s3://bucket/my file?.jsonl", True),
         ("https://host:9/my%20file?sig=1%202", True),
         ("http://[::1]:8000/v1", True),
