@@ -615,11 +615,13 @@ def _mixed_bits(modules: Mapping[str, Any]) -> WeightBits:
 def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:
     """Return whether `names` of unquantized modules include the part of a model in most layers.
 
-    `pattern` is a regular expression that finds the part in a name. More than half as many names
-    as `layers` match it, or a matching name has a `*`, which stands for all layers.
+    `pattern` is a regular expression that finds the part in a name; what is before it names the
+    layer. More than half of the `layers` match, or a matching name has a `*`: all layers.
     """
-    matches = [name for name in names if re.search(pattern, name)]
-    return len(matches) > layers // 2 or any("*" in name for name in matches)
+    matches = [(name, found) for name in names if (found := re.search(pattern, name))]
+    if any("*" in name for name, _ in matches):
+        return True
+    return len({name[: found.start()] for name, found in matches}) > layers // 2
 
 
 def _quantized_to(stated: Mapping[str, Any]) -> WeightDtype | None:

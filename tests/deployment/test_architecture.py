@@ -166,6 +166,12 @@ def test_mxfp4_quantizes_experts_and_pads_them() -> None:
     assert model.weight_bytes() == pytest.approx(experts + 2 * rest)
 
 
+def _attention_of(layers: int) -> list[str]:
+    """Return the names of the attention modules of the first layers."""
+    projections = [f"self_attn.{each}_proj" for each in "qkvo"]
+    return [f"model.layers.{layer}.{each}" for layer in range(layers) for each in projections]
+
+
 @pytest.mark.parametrize(
     ("config", "dtype", "attention", "note"),
     [
@@ -192,6 +198,8 @@ def test_mxfp4_quantizes_experts_and_pads_them() -> None:
             8.03,
             None,
         ),
+        ({"quant_method": "fp8", "ignored_layers": _attention_of(16)}, "fp8", 8.03, None),
+        ({"quant_method": "fp8", "ignored_layers": _attention_of(17)}, "fp8", 16, None),
         ({"quant_method": "hqq"}, "bf16", 16, "quantization 'hqq' is unknown"),
     ],
 )
