@@ -15,12 +15,11 @@ from msgspec import Struct
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
-from kvscope.core.prefix import paths, write_path
+from kvscope.core.prefix import write_path
 from kvscope.core.trace import PromptPaths, Prompts, Tenants
-from kvscope.ingest.trie import Trie
 from kvscope.replay.causes import CAUSES, Cause
 from kvscope.replay.changing_heads import ChangingHeads, changing_heads
-from kvscope.replay.derived_traces import select
+from kvscope.replay.derived_traces import salted, select
 from kvscope.replay.misses import common_blocks, lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 from kvscope.replay.traffic import Walk, walk
@@ -140,25 +139,17 @@ def _pairs(first: Int32s, second: Int32s) -> Int32s:
     return number.reshape(-1).astype(np.int32)
 
 
-_AT_A_TIME = 1 << 14  # requests whose paths are written out together: bounds the memory
 _ODD = np.int64(0x1E3779B97F4A7C15)
 
 
 def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
     """Return the same paths in a new trie, in which requests of different groups share no blocks.
 
-    `group` has R entries. Blocks with equal `ids` (N + 1 entries, the root's first) below one block
-    of the new trie become one block: hash ids merge blocks, the blocks' own numbers merge none.
+    `group` has R entries, `ids` is as in `salted`.
     """
-    trie, leaf = Trie(), np.zeros_like(steps.leaf)
-    for start in range(0, len(leaf), _AT_A_TIME):
-        part = slice(start, start + _AT_A_TIME)
-        starts, blocks = paths(steps.block_parent, steps.leaf[part], steps.length[part])
-        named = ids[blocks]
-        first = starts[:-1][steps.length[part] > 0]
-        named[first] += group[part][steps.length[part] > 0] * _ODD
-        leaf[part] = trie.intern(starts, named)
-    return steps._replace(block_parent=trie.parent.copy(), leaf=leaf)
+    ends = [(steps.leaf, steps.length)]
+    block_parent, (leaf,) = salted(steps.block_parent, ends, group * _ODD, ids)
+    return steps._replace(block_parent=block_parent, leaf=leaf)
 
 
 class CacheLookups(Struct, frozen=True):

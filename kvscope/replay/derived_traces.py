@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.errors import InputError
 from kvscope.core.jit import kernel
-from kvscope.core.prefix import write_path
+from kvscope.core.prefix import paths
 from kvscope.core.runs import Tenant
 from kvscope.core.trace import Prompts
 from kvscope.ingest.clocks import SessionStarts, placed
@@ -111,21 +113,35 @@ def isolate(prompts: Prompts, by: Tenant) -> Prompts:
     hashes after it. Requests without a user share one tenant, as do requests without a salt. Raises
     InputError where the trace names no users at all.
     """
-    tenant = _tenants(prompts, by)
-    trie = Trie()
-    leaf = np.zeros_like(prompts.leaf)
-    carried_leaf = np.zeros_like(prompts.carried_leaf)
-    for start in range(0, len(leaf), _AT_A_TIME):
+    ends = (prompts.leaf, prompts.blocks), (prompts.carried_leaf, prompts.carried_blocks)
+    salt = (_tenants(prompts, by) + np.int64(1)) * len(prompts.block_parent)
+    block_parent, (leaf, carried_leaf) = salted(prompts.block_parent, ends, salt)
+    return replace(prompts, leaf=leaf, carried_leaf=carried_leaf, block_parent=block_parent)
+
+
+def salted(
+    block_parent: Int32s,
+    ends: Sequence[tuple[Int32s, Int32s]],
+    salt: Int64s,
+    ids: Int64s | None = None,
+) -> tuple[Int32s, list[Int32s]]:
+    """Return a trie in which R requests with different salts share no blocks, and the ends there.
+
+    `ends` are pairs: the last blocks of R paths, and their lengths in blocks. Blocks with equal
+    `ids` (N + 1 entries, the root's first) below one block of the new trie become one block: hash
+    ids merge blocks; by default, the blocks' own numbers merge none. The salt is added to the id of
+    a path's first block.
+    """
+    trie, leaves = Trie(), [np.zeros_like(leaf) for leaf, _ in ends]
+    for start in range(0, len(salt), _AT_A_TIME):
         part = slice(start, start + _AT_A_TIME)
-        for new, old, length in (
-            (leaf, prompts.leaf, prompts.blocks),
-            (carried_leaf, prompts.carried_leaf, prompts.carried_blocks),
-        ):
-            starts = np.concatenate([[0], np.cumsum(length[part], dtype=np.int64)])
-            ids = np.empty(starts[-1], dtype=np.int64)
-            _write_salted(prompts.block_parent, old[part], starts, tenant[part], ids)
-            new[part] = trie.intern(starts, ids)
-    return replace(prompts, leaf=leaf, carried_leaf=carried_leaf, block_parent=trie.parent.copy())
+        for new, (leaf, length) in zip(leaves, ends, strict=True):
+            starts, blocks = paths(block_parent, leaf[part], length[part])
+            named = blocks.astype(np.int64) if ids is None else ids[blocks]
+            has_blocks = length[part] > 0
+            named[starts[:-1][has_blocks]] += salt[part][has_blocks]
+            new[part] = trie.intern(starts, named)
+    return trie.parent.copy(), leaves
 
 
 def _tenants(prompts: Prompts, by: Tenant) -> Int32s:
@@ -138,18 +154,3 @@ def _tenants(prompts: Prompts, by: Tenant) -> Int32s:
             remedy="keep conversations apart with `--isolate conversation`",
         )
     return prompts.user
-
-
-@kernel
-def _write_salted(
-    block_parent: Int32s, leaf: Int32s, starts: Int64s, tenant: Int32s, ids: Int64s
-) -> None:
-    """Fill `ids` with the paths to the leaves: path k is ids[starts[k]:starts[k + 1]].
-
-    An id is the block's number; that of a path's first block also depends on `tenant[k]` (-1: no
-    tenant), so that no two tenants have the same.
-    """
-    for k in range(len(leaf)):
-        write_path(block_parent, leaf[k], ids, starts[k], starts[k + 1])
-        if starts[k] < starts[k + 1]:
-            ids[starts[k]] += (np.int64(tenant[k]) + 1) * len(block_parent)
