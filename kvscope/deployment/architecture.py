@@ -618,10 +618,10 @@ def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:
     `pattern` is a regular expression that finds the part in a name; what is before it names the
     layer. More than half of the `layers` match, or a matching name has a `*`: all layers.
     """
-    matches = [(name, found) for name in names if (found := re.search(pattern, name))]
-    if any("*" in name for name, _ in matches):
+    matches = [match for name in names if (match := re.search(pattern, name))]
+    if any("*" in match.string for match in matches):
         return True
-    return len({name[: found.start()] for name, found in matches}) > layers // 2
+    return len({match.string[: match.start()] for match in matches}) > layers // 2
 
 
 def _quantized_to(stated: Mapping[str, Any]) -> WeightDtype | None:
