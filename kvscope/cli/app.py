@@ -25,8 +25,8 @@ from kvscope.usecases import USE_CASES
 class Lazy(NamedTuple):
     """A command whose module is imported when it is called.
 
-    `place` is the name of a use case, or `module:attribute` below `kvscope.cli` for a function or
-    the Typer app of a command with sub-commands. `summary` is its line in `kvscope --help`.
+    `place` is a key of USE_CASES, or `module:attribute` below `kvscope.cli` for a function or the
+    Typer app of a command with sub-commands. `summary` is its line in `kvscope --help`.
     """
 
     place: str

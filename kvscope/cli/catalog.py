@@ -69,7 +69,7 @@ def models(as_json: Json = False) -> None:
 def gpus(as_json: Json = False) -> None:
     """List the GPUs that `--gpu` takes.
 
-    Each with the data behind pool and latency. Checked: compared with published measurements.
+    Each with the data behind pool and latency; checked: latencies were compared with measured ones.
     """
     columns = {
         "gpu": lambda entry: entry.name,

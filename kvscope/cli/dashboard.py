@@ -54,7 +54,8 @@ def dashboard(
 ) -> None:
     """Show the store's traces in a browser, and try policies, capacities and SLOs there.
 
-    An empty store gets a sample trace. Runs until Ctrl-C.
+    An empty store gets a sample trace. Pages read uploads and, below --folder, traces, recordings,
+    latency profiles and models. Runs until Ctrl-C.
     """
     require_package("streamlit", "Streamlit", "kvscope dashboard")
     if folder is not None and not Path(folder).is_dir():

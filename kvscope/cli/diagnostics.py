@@ -68,7 +68,11 @@ def show_log(lines: Sequence[str]) -> None:
 
 
 def end_on(gates: Sequence[Gate], figures: Figures, baseline: Figures | None) -> None:
-    """Write a line for every `--fail-on` condition that holds; if any does, exit with code 4."""
+    """Write a line for every `--fail-on` condition that holds; if any does, exit with code 4.
+
+    `baseline`: figures of the result that `--baseline` names; if None, conditions on regressions
+    raise InputError.
+    """
     from kvscope.app.gates import reasons
 
     if lines := reasons(gates, figures, baseline):

@@ -115,7 +115,7 @@ def _show(screen: Console, section: Section) -> None:
 
 
 def _print(screen: Console, words: str, style: str = "") -> None:
-    """Print a sentence in a style, wrapped at words; only the first line is indented as `words`."""
+    """Print `words` in a style, wrapped between words; only the first line keeps leading blanks."""
     from rich.text import Text
 
     for line in _text(words).wrap(screen, screen.width):

@@ -51,8 +51,8 @@ Logs = Annotated[list[str], files_argument("LOGS")]
 class RecordOptions(Options, frozen=True, kw_only=True):
     """Options of `record`; times are in seconds.
 
-    `length` is that of the recording, None: until Ctrl-C. A chain of blocks that has not grown for
-    `quiet` counts as a whole request; None: 5 s.
+    `endpoint`: ZeroMQ address of the events, required. `length`: of the recording, None: to Ctrl-C.
+    A chain of blocks that has not grown for `quiet` counts as a whole request; None: 5 s.
     """
 
     group: ClassVar[str | None] = None

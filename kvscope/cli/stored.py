@@ -284,7 +284,7 @@ def list_runs(
     """List the stored runs of a trace, grouped by hit definition and latency.
 
     Without `--policy`, also list the stored reports of `tune` and `fleet`, which the dashboard
-    opens. `list` may be left out: `kvscope runs TRACE`.
+    opens. With `--model`, show capacities in bytes, too. `list` may be left out.
     """
     from kvscope.app.requests import kv_model
     from kvscope.app.traces import TraceSource
@@ -327,7 +327,7 @@ def remove_runs(
     every: All = False,
     reports: Reports = False,
 ) -> None:
-    """Remove the stored runs of a trace, of some policies or all, or its stored reports."""
+    """Remove a trace's stored runs (--policy or --all) or reports (--reports): one is required."""
     from kvscope.app.traces import TraceSource
     from kvscope.report.words import counted
     from kvscope.store import results

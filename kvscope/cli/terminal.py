@@ -98,10 +98,7 @@ def _bar(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
 
 @contextmanager
 def _lines(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
-    """Yield a function that adds units; write a progress line every LINE_EVERY_S.
-
-    A thread writes the lines, since one step may take longer.
-    """
+    """Yield a function that adds units; write a progress line every LINE_EVERY_S, in a thread."""
     done = 0
     ended = Event()
     start_s = time.monotonic()

@@ -59,9 +59,8 @@ Forget = Annotated[
 class _Common(Struct, frozen=True, kw_only=True):
     """Command-line options that use cases share; those a use case does not take have defaults.
 
-    With `forget`, deployment and SLO that earlier commands on the trace stated are not used. `path`
-    is that of the use case's own output file (`--output`), None: its default path, if it has one.
-    `force` replaces any file there.
+    `forget`: do not use the deployment and SLO of earlier commands on the trace. `path` is that of
+    the use case's output file, None: its default path, if it has one; `force` replaces any file.
     """
 
     printing: ScreenOptions

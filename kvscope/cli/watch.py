@@ -78,7 +78,8 @@ def watch(
     """Follow a recording that grows and serve Prometheus metrics of its latest requests.
 
     Among the metrics are hit rates (of the cache, an infinite cache, LRU at one, two and four times
-    the capacity, and a recommendation), the drift, and whether to tune again. Runs until Ctrl-C.
+    the capacity, and a recommendation), the change of the last from its expected rate, and whether
+    to tune again. Runs until Ctrl-C; with --grafana or --grafana-alerts, prints a file instead.
     """
     if grafana or grafana_alerts:
         name = "kvscope-watch.json" if grafana else "kvscope-alerts.yaml"
@@ -118,7 +119,7 @@ def _announce(address: Address) -> None:
 
 
 def _follow(steps: Iterator[bool], watched: Watch) -> None:
-    """Read requests until `steps` end; replay the window whenever all are read.
+    """Read requests until `steps` end; replay the window, the latest ones, whenever all are read.
 
     Each of `steps` reads some requests into `watched`, and yields whether these were all.
     """
@@ -244,7 +245,7 @@ class _SilentHandler(WSGIRequestHandler):
 class WatchCollector:
     """The Prometheus collector of a watch: its current metrics at each scrape.
 
-    Ratios, from 0 to 1, cover the later half of the window. An unknown figure has no sample.
+    Ratios, from 0 to 1, cover the later half of `Watch.window`. An unknown figure has no sample.
     """
 
     def __init__(self, watch: Watch) -> None:

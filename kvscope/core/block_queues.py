@@ -69,14 +69,14 @@ def ring_remember(rings: Int32s, queue: int, block: int) -> None:
 
 
 def ring_forget(rings: Int32s, queue: int, block: int) -> None:
-    """Remove a block that `ring_remember` put into the ring; set its number to 0."""
+    """Remove a block that `ring_remember` put into the ring; set its number in NOTES to 0."""
     rings[queue, SLOTS - 1 - rings[NOTES, block]] = _HOLE
     rings[queue, HOLES] += 1
     rings[NOTES, block] = 0
 
 
 def ring_take(rings: Int32s, queue: int) -> int:
-    """Take the oldest block out of a ring that is not empty."""
+    """Take the oldest block out of a ring that is not empty; its number in NOTES stays as it is."""
     block = _empty_slot(rings, queue)
     while block == _HOLE:
         rings[queue, HOLES] -= 1

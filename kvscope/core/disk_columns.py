@@ -90,11 +90,7 @@ def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]
 
 
 def stable_order(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the indices that sort up to 2^31 values stably; no value may be NaN.
-
-    NumPy's stable sort of floats takes twice as long as the two sorts used here: one of the values,
-    and one of integers that order equal values by their indices.
-    """
+    """Return the indices that sort up to 2^31 values stably, faster than NumPy; none may be NaN."""
     order = np.argsort(values)
     ordered = values[order]
     rank = np.cumsum(np.append(False, ordered[1:] != ordered[:-1]))[: len(order)]

@@ -113,7 +113,8 @@ def key_values(
 ) -> Iterator[tuple[str, str]]:
     """Yield the key and the value of each piece such as `ttl=10m`, an option of `owner`.
 
-    Raises UsageError for another form, an unknown key, and a repeated key.
+    Raises UsageError at the place `where` for an unknown or repeated key, and for another form with
+    the remedy `example`, such as "write for example ttl=10m".
     """
     seen = set()
     for piece in pieces:

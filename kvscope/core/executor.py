@@ -135,7 +135,11 @@ class LocalProcesses(Executor):
         stop: Event | None = None,
         each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
-        """Yield as `Executor.results`. Raises KvscopeError if a process was killed."""
+        """Yield as `Executor.results`. Raises KvscopeError if a process was killed.
+
+        Once `stop` is set, at most one more step is yielded; the end of the `with` block kills
+        those that still run.
+        """
         if self.workers == 1:
             for number, task in enumerate(tasks):
                 if stop is None or not stop.is_set():

@@ -100,9 +100,8 @@ def is_private(status: os.stat_result) -> bool:
 class LineFile:
     """A file that grows by whole lines: after an error, a partly written line is cut off.
 
-    A new file is readable by its owner alone. `exclusive` refuses an existing path; else lines are
-    appended. `lines` counts the lines written, `size` is the file's bytes. Errors are OSErrors with
-    the path.
+    A new file is for its owner alone. `exclusive` refuses an existing path; else lines are added.
+    `lines` counts the lines written, `size` is the file's bytes. Errors are OSErrors with the path.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
@@ -406,10 +405,10 @@ def parts_of(path: str) -> list[str]:
 def files_of(path: str) -> list[str]:
     """Return the files at `path`, sorted by name: a file, those of a folder, or of a pattern.
 
-    For remote addresses, see `kvscope.core.remote`.
-
     If `path` joins several (`one_path`), the files of each follow in turn. A file with several
     names is listed once. Hidden files and subfolders are left out. An existing path is no pattern.
+    A folder or pattern without files has none; a missing path that is no pattern is listed. Remote
+    addresses: see `kvscope.core.remote`.
     """
     parts = parts_of(path)
     if len(parts) > 1:

@@ -77,9 +77,8 @@ def kernel(function: F) -> F:
     """Compile `function` to machine code that runs without the interpreter lock.
 
     A kernel allocates nothing: it writes into arrays passed by the caller. So it counts no
-    references to arrays, which took most of the time of replays, and arrays in tuples cost nothing.
-    NumPy's arrays also lie in huge pages if the system has them, while memory from numba costs a
-    page fault every 4 KiB, for which threads wait for each other.
+    references to arrays, which took most of the time of replays, and causes no page faults, for
+    which threads would wait for each other.
 
     The plain Python function is `.py_func`, for tests and reference implementations.
     """
@@ -105,9 +104,8 @@ def callable_in_kernels(function: F) -> F:
 def by_reference(arrays: T) -> T:
     """Return a NamedTuple of arrays, in kernels as a reference, which calls pass by address.
 
-    By value, each array is seven or more numbers in each call, all tracked by the compiler: with
-    references, kernels of an engine compile four times as fast, and run as fast. A reference is
-    valid while the calling function runs; read its fields by name, not by unpacking.
+    By value, an array is seven or more numbers in each call: kernels compile four times as slowly.
+    A reference is valid while its caller runs; read its fields by name, not by unpacking.
     """
     return arrays
 
@@ -116,10 +114,10 @@ class Function:
     """A plain function that kernels call by its address, so that one kernel serves many functions.
 
     `contract` is a function whose annotations state the types of `function`; for a method, that of
-    its base class. `memory` states the type of an argument annotated `Any`: a NamedTuple with the
+    its base class. `memory` states the type of arguments annotated `Any`: a NamedTuple with the
     same array types as the one that kernels will pass, or a `Referenced` of it; None if `function`
-    reads no such argument. Kernels pass that NamedTuple as `Opaque`, as a reference of their own,
-    or as its address (a whole number). The machine code is cached like a kernel's.
+    reads no such argument. For each, kernels pass an `Opaque`, a reference (a `Referenced`, or from
+    `by_reference`), or the address as a whole number. The machine code is cached like a kernel's.
     """
 
     def __init__(
@@ -223,8 +221,7 @@ def lowest_bit(word: np.uint64) -> int:
 def load_in_background() -> None:
     """Load NumPy, and start to load numba in a thread, in parallel with a database query.
 
-    NumPy's linear algebra gets one thread unless the environment sets a number: further threads
-    would spin while NumPy loads.
+    NumPy's linear algebra gets one thread unless the environment sets some: more would spin.
     """
     variable = "OPENBLAS_NUM_THREADS"
     is_set = variable in os.environ

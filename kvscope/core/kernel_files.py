@@ -3,8 +3,7 @@
 A file's name determines its content, so processes, checkouts and CI workers that write the same
 file write the same content, and no index is needed. Files of other users and damaged files are
 never returned, since their content is unpickled and executed. Files in a wheel are trusted like its
-code, and only read. Files are compressed to a tenth: most of a large kernel is long symbol names
-and bitcode.
+code, and only read. Files are compressed, to a tenth of their size.
 
 The digest covers the bytecode, and every function and constant that it uses through closures and
 globals. Docstrings, comments, line numbers, paths and module names do not count, so it stays equal
@@ -138,7 +137,10 @@ def hexdigest(tree: object) -> str:
 
 
 def _is_versioned(value: Any) -> bool:
-    """Return whether `value` is a module of Python, NumPy or numba, or a global of one by name."""
+    """Return whether `value` is a module of Python, NumPy or numba, or an object from one.
+
+    An object counts if its `__module__` has it as its `__name__`: the version fixes its source.
+    """
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in _VERSIONED
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
@@ -275,8 +277,7 @@ class KernelFiles:
     def compiling(self, name: str) -> Iterator[None]:
         """Let one process at a time make the file `name`; others wait, and can then read it.
 
-        Every name locks its own byte of one lock file. If files cannot be locked, several processes
-        compile the same kernel.
+        Every name locks its own byte of one file. Without locks, several processes may compile one.
         """
         byte = int.from_bytes(_checksum(name, b"")[:7])
         with suppress(OSError):
@@ -293,8 +294,7 @@ class KernelFiles:
     def _remove_unused(self) -> None:
         """Remove files unused for `UNUSED_DAYS`, and above `MAX_BYTES` in all the longest unused.
 
-        A process that runs a kernel has already read its file: a removal only costs the next
-        process a compilation.
+        Processes that run a kernel have read its file already; the next one compiles it again.
         """
         now, total = time.time(), 0
         with os.scandir(self.folder) as entries:

@@ -5,8 +5,7 @@ compiler tracks; by address, the whole tuple is one number. A kernel that calls 
 is compiled once for all functions of a contract. Numba's own first-class functions try three
 addresses at each call, one of them of a Python object.
 
-An access to an item of a contiguous array takes few instructions here; numba's own copies the
-array's description to the stack and back, in 30 instructions that LLVM then removes.
+Access to an item of a contiguous array takes few instructions, not numba's 30 for LLVM to remove.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean, type(No
 class Reference(types.Type):  # type: ignore[misc]
     """The type of a NamedTuple that is passed by its address.
 
-    `constant`: the tuple does not change while the kernel runs, so its fields need not be read
-    again after a write to an array.
+    `constant`: the tuple does not change while the kernel runs, so one read of a field is enough.
     """
 
     def __init__(self, of: Any, constant: bool = False) -> None:
@@ -64,10 +62,7 @@ class Reference(types.Type):  # type: ignore[misc]
 
 @register_model(Reference)
 class _ReferenceModel(models.PrimitiveModel):  # type: ignore[misc]
-    """An untyped address: a typed pointer would repeat the types of all arrays at each use.
-
-    These types were four fifths of the LLVM text of a large kernel.
-    """
+    """An untyped address: a typed pointer would repeat the types of all arrays at each use."""
 
     def __init__(self, known: Any, reference: Reference) -> None:
         super().__init__(known, reference, known.lookup(types.voidptr).get_value_type())
@@ -127,7 +122,7 @@ _DATA, _SHAPE = 4, 5  # of the seven parts of an array
 
 
 def _item_place(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
-    """Return the address of an item; None for slices, other layouts than C, and bounds checks."""
+    """Return an item's address; None for slices, layouts other than C, or with bounds checks on."""
     (array, index), (values, index_value) = called.args[:2], arguments[:2]
     in_tuple = isinstance(index, types.BaseTuple)
     kinds = index.types if in_tuple else (index,)
@@ -235,7 +230,11 @@ class FunctionAddress(types.Callable):  # type: ignore[misc]
         super().__init__(f"Function({returns}, {self.passed})")
 
     def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
-        """Return the signature of a call: numbers and arrays get the types of the function."""
+        """Return the signature of a call, without a check that its arguments fit.
+
+        Where the function takes a NamedTuple, a reference or an opaque address, the argument keeps
+        its own type, and `_converted` checks it; numba converts others to the function's type.
+        """
         types_of = [
             given if isinstance(wanted, _AS_GIVEN) else wanted
             for given, wanted in zip(arguments, self.arguments, strict=True)
@@ -294,8 +293,8 @@ def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) 
     """Return an argument of type `given`, converted to the type `wanted` that a function takes.
 
     An array becomes `Bare`, a whole number an address, and each field of a NamedTuple gets its
-    wanted type; other arguments are unchanged. Raises TypeError for a NamedTuple by value, or
-    another one, where the function takes a reference.
+    wanted type; other arguments are unchanged. Raises TypeError for a reference to a NamedTuple
+    with other types than that of `wanted`.
     """
     if isinstance(wanted, Bare):
         array = context.make_array(given)(context, builder, value=value)

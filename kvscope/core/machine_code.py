@@ -6,8 +6,7 @@ the argument types, the CPU and the compiler's version; kernel_files.py keeps th
 Numba's own cache looks only at the file of the kernel: an edit in a function that the kernel calls
 leaves stale machine code, and an edit in a docstring or another path recompiles. It has no hook for
 another key, nor for damaged files. So this module uses numba beyond its documented interface, each
-use with its reason. Tested with the versions that pyproject.toml allows; newer versions may rename
-any of it.
+use with its reason. Tested with the versions that pyproject.toml allows; newer ones may differ.
 
 Source: numba 0.61 to 0.68, numba/core/: dispatcher.py, caching.py, codegen.py, compiler.py,
 environment.py, event.py.
@@ -161,10 +160,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
     _shared_module: Any  # numba's: what others compile in
 
     def finalize(self) -> None:
-        """Make machine code of a kernel with all functions that it calls; skip called functions.
-
-        Numba would copy and optimize a function's code again in each of its callers.
-        """
+        """Make machine code of a kernel with all functions that it calls; skip called functions."""
         if _depth.now > 1:
             self._finalized = True
             return
@@ -361,9 +357,8 @@ _use_trailing_zeros()
 def _name_after_closure(function: Any) -> None:
     """Rename a function with a closure after the digest of its sources, which differs by closure.
 
-    Numba names machine code after the function and a count within the process. Two kernels of the
-    disk cache, compiled in different processes, may have the same name, and one then runs the code
-    of the other.
+    Numba names machine code after the function and a count within the process. Of two kernels with
+    one name, compiled in different processes, one would run the code of the other.
     """
     if function.__closure__:
         function.__qualname__ += f"_{SourceDigest(_implementations).function(function)}"
@@ -409,8 +404,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
     def load_overload(self, signature: Sequence[Any], target_context: Any) -> Any:
         """Return the machine code for these argument types, None if no sound file has it.
 
-        Numba's own method first loads its registry of functions, in a tenth of a second; the
-        compiler loads it anyway when it needs it.
+        Numba's own method also loads its registry of functions, in a tenth of a second.
         """
         names = self.names(signature, target_context)
         content = _files.read(*names)
@@ -453,10 +447,10 @@ _HOLDS_ADDRESSES = attrgetter("library.has_dynamic_globals")  # of memory: valid
 
 
 def _described(argument: Any, digest: SourceDigest | None) -> Tree:
-    """Return a type's description for digests. Raises TypeError for other types.
+    """Return the description for digests of a numba type: one of _NAMED_TYPES, or a tuple of them.
 
-    Without `digest`, NamedTuples are refused, too. Their fields count by name and order, which
-    numba's own type names leave out.
+    Raises TypeError for other types; without `digest`, for NamedTuples, too. Their fields count by
+    name and order, which numba's own type names leave out.
     """
     if isinstance(argument, types.BaseNamedTuple) and digest:
         items = tuple(_described(item, digest) for item in argument)
@@ -476,7 +470,7 @@ class _Pickler(NumbaPickler):  # type: ignore[misc]
         self._places = {named: place for place, named in enumerate(tuple_classes)}
 
     def persistent_id(self, value: Any) -> int | None:
-        """Return a NamedTuple class's index in `tuple_classes`, None for other values."""
+        """Return a NamedTuple class's index in `tuple_classes` of `__init__`, None for others."""
         return self._places.get(value) if isinstance(value, type) else None
 
     def reducer_override(self, value: Any) -> Any:

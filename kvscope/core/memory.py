@@ -40,8 +40,7 @@ class OutOfMemoryError(KvscopeError):
 def limit_heaps() -> None:
     """Let glibc use one heap per core instead of eight; call this before threads start.
 
-    Threads that take turns then reuse memory that others freed; with more heaps, an analysis
-    touches a sixth more pages.
+    Threads that take turns then reuse memory that others freed, and touch a sixth fewer pages.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
     if set_option is not None:
@@ -62,7 +61,7 @@ def require(needed_bytes: float, what: str, remedy: str = _REMEDY) -> None:
 
 
 def at_once(each_bytes: float, most: int) -> int:
-    """Return how many pieces of work of `each_bytes` fit into memory together: 1 to `most`."""
+    """Return how many tasks of `each_bytes` fit into memory: 1 to `most`, the latter if unknown."""
     available = available_bytes()
     return most if available is None else max(1, min(most, int(available[0] / each_bytes)))
 

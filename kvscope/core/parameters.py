@@ -15,8 +15,7 @@ class Parameter(Struct, frozen=True):
 
     Values lie within [low, high]. `search` are the start values of a parameter search. A user who
     names a policy must also state its `required` parameters, such as a TTL, without which it would
-    equal another policy; elsewhere their `default` applies. In documents an infinite bound or
-    default is null.
+    equal another policy; elsewhere their `default` applies. In the JSON of results, inf is null.
     """
 
     DOCUMENT: ClassVar[str] = "name default low high summary=help"

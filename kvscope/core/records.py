@@ -1,8 +1,7 @@
 """Records: functions on msgspec's structs that do not read annotations, and marks of their fields.
 
-Python takes a millisecond to define a dataclass, msgspec a thirtieth of that to define a struct,
-which saves a sixth of a command's start-up time. So all records are structs, except abstract
-classes, and the documents of `--json` and their base classes.
+Structs instead of dataclasses save a sixth of a command's start-up time. So all records are
+structs, except abstract classes, and the documents of `--json` and their base classes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,10 @@ def defaults(kind: type[Struct]) -> dict[str, Any]:
 
 
 def as_columns(record: Struct) -> dict[str, Any]:
-    """Return a record's fields by name, nested ones as dictionaries, in types for the database."""
+    """Return a record's fields by name, nested records as dicts, in types for the database.
+
+    Enums become their values, NumPy's numbers Python's; tuples, texts and datetimes stay.
+    """
     columns: dict[str, Any] = to_builtins(
         record, builtin_types=(datetime,), enc_hook=lambda number: number.item()
     )

@@ -6,8 +6,7 @@ with @REVISION after the name if needed; `HF_TOKEN` and `HF_ENDPOINT` count. gs:
 az://CONTAINER/PATH take the variables named below. Without credentials, public files are read.
 
 A connection that ends early is repeated once if the file has an ETag; a second early end, or a
-changed ETag, is an error. Calls run in the background, since obstore blocks Ctrl-C until a server
-answers.
+changed ETag, is an error. Calls run in the background, since obstore blocks Ctrl-C meanwhile.
 """
 
 from __future__ import annotations

@@ -85,9 +85,12 @@ class RunSetting(Struct, frozen=True):
     of the latency profile with these times:
 
     TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2) for u uncached and c
-    cached tokens; `request_s` and the decode times are those of a `LatencyProfile`, for an engine's
-    steps. `sample_rate` is the share of the trace that was replayed. The two `max_num_` limits are
-    a simulated engine's, else None. `tiers` is the value of `--tiers`, empty for a pool alone;
+    cached tokens. `request_s` is the part of `base_s` outside an engine's steps. A step without
+    prompts takes `decode_base_s` + `decode_request_s` for each request in it +
+    `decode_context_token_s` for each token before theirs; with `decode_base_s` None, a decoded
+    token costs as much as one of a prompt. `sample_rate` is the share of the trace that was
+    replayed. The two `max_num_` limits are a simulated engine's, else None. `tiers` is the value of
+    `--tiers`, empty for a pool alone;
     `tier_mode` (the value of `--offload`) and `block_bytes` apply to tiers. `kv_groups` is the
     `KvGroups.text` of a hybrid model on an engine, else empty. `engine` is the version of vLLM,
     such as `vllm@0.22`, empty if simulated as the newest. With `capacity_model` "cache" it is that
@@ -169,7 +172,7 @@ class Run(Struct, frozen=True):
     95 % confidence, None for exact runs. `misses` is None under a flat definition. `tiers` is empty
     for a single tier; else `capacity_blocks` is the sum of theirs, or for SGLang its pool alone.
     `preemptions` and `turned_away` (rejected requests) are None unless an engine is simulated.
-    `deployment` is the replayed deployment by the keys of kvscope.toml, None for a cache study.
+    `deployment` is the replayed deployment by the keys of kvscope.toml, None if none was stated.
     `kvscope` is the version that replayed it. `created_at` (UTC) and `run_id`, its number in the
     store, are None until the run is stored.
     """

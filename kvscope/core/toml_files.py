@@ -68,8 +68,8 @@ class Seconds(float):
 def document_in(path: Path, remedy: str) -> dict[str, Any]:
     """Return the TOML file at `path`; numbers with a decimal point become Decimal.
 
-    Raises InputError for a file that is missing, not TOML, or of another schema version; `remedy`
-    is part of its message.
+    Raises InputError, with `remedy` in its message, for a file that is missing, not TOML, or whose
+    key `schema` is not SCHEMA.
     """
     try:
         # Decimal, so that milliseconds become the very seconds that were written.
@@ -121,8 +121,7 @@ def _parsed(text: str) -> dict[str, Any]:
 def table_as(table: object, schema: type[T], where: str, remedy: str) -> T:
     """Return a TOML table or document as an instance of `schema`.
 
-    `where` is the file, or `file: key` for a table in it. Raises InputError with the key below
-    `where`, the value and the remedy.
+    `where` is the file, or `file: key` for a table. Raises InputError with key, value and remedy.
     """
     try:
         return msgspec.convert(table, schema, dec_hook=_seconds)
@@ -204,8 +203,7 @@ def _refused(message: str, document: object, schema: Any, where: str, remedy: st
 def _located(schema: Any, value: Any, keys: Sequence[str]) -> tuple[Any, Any, list[str]]:
     """Return the type and the value at a path of msgspec's, and the names along the path.
 
-    msgspec writes `[...]` for a value of a mapping, without its key: this stands for the first
-    value that does not fit the type.
+    msgspec writes `[...]` for a mapping's value: the first that does not fit the type is meant.
     """
     names = []
     for key in keys:

@@ -78,9 +78,8 @@ class Part(NamedTuple):
 class PromptParts(Struct, frozen=True):
     """The parts of R prompts: paths in a tree of P parts, as prompts are paths in a trie of blocks.
 
-    `last` (R) is the last part of each prompt, 0 for none. For each part (P + 1 entries; 0 is the
-    root), `above` is the part before it, `kind` an index into `kinds`, and `end` the token at which
-    it ends.
+    `last` (R) is the last part of each prompt, 0 for none. For each part (P + 1 entries, 0 the
+    root), `above` is the part before it, `kind` an index into `kinds`, `end` its end in tokens.
     """
 
     last: Int32s
@@ -208,7 +207,7 @@ class Measurements(Struct, frozen=True):
     workers: tuple[str, ...]
 
     def select(self, requests: Int64s) -> Measurements:
-        """Return the measurements of the requests with these numbers, `waits_for` renumbered."""
+        """Return the measurements of `requests`; `waits_for` numbers these, else -1."""
         import numpy as np  # a stored trace is looked up without it
 
         place = np.full(len(self.waits_for) + 1, -1, dtype=np.int32)  # the last is of none

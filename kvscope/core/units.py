@@ -112,10 +112,7 @@ def format_duration(seconds: float) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """Return `seconds` in words: 46.9 ms, 1.29 s, 2 min 56 s, 1 h 41 min, 223 days.
-
-    Not meant to be parsed again, unlike texts of `format_duration`.
-    """
+    """Return `seconds` in words, not to be parsed: 46.9 ms, 2 min 56 s, 1 h 41 min, 223 days."""
     if not math.isfinite(seconds):
         return _not_finite(seconds)
     sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
@@ -137,7 +134,7 @@ def duration_in_words(seconds: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """Return `size_bytes` in the largest unit that fits, from 0.01 GiB on in GiB: 1.5 TiB."""
+    """Return a size such as 1.5 TiB: below 1 TiB in GiB, below 0.01 GiB in MiB, KiB or B."""
     if not math.isfinite(size_bytes):
         return _not_finite(size_bytes)
     least_of = {"TiB": TIB, "GiB": GIB / 100, "MiB": MIB, "KiB": KIB, "B": 0}

@@ -195,9 +195,11 @@ class Architecture(Struct, frozen=True):
     A layer has `heads` query heads and `kv_heads` KV heads. A query and a key of one head have
     `query_size` elements, a value has `value_size`. `latent_size` is the elements that MLA caches
     per token and layer, None for ordinary heads. `experts` is the number of routed experts in a
-    layer, 0 in dense models; a token passes `experts_per_token` of them. Every tensor-parallel rank
-    holds `replicated_parameters` of attention, and the `rotary_bytes` of rotary tables. Widths are
-    in elements, before tensor parallelism.
+    layer, 0 in dense models; a token passes `experts_per_token` of them, and all experts that
+    `shared_parameters` counts, with the projections to the routed experts' width.
+    `layer_embedding_parameters` are of embeddings that each layer looks up itself (Gemma 3n and 4).
+    Every tensor-parallel rank holds `replicated_parameters` of attention, and the `rotary_bytes` of
+    rotary tables. Widths are in elements, before tensor parallelism.
     """
 
     hidden_size: int
@@ -246,8 +248,7 @@ class Architecture(Struct, frozen=True):
     def drafter_bytes(self, dp: int = 1) -> float:
         """Return a drafter's bytes on all GPUs of one of `dp` ranks, which divide the experts.
 
-        The drafter is an average layer of the model in bf16, and the projection of hidden states
-        that joins it to the model.
+        It is an average layer in bf16, and the projection of the model's hidden states before it.
 
         Source: vLLM 0.33.0, vllm/model_executor/models/deepseek_mtp.py and llama_eagle.py.
         """
@@ -372,9 +373,8 @@ def unknown_layers(config: ConfigFields) -> list[str]:
 def usual_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usual config fields equivalent to `layers_block_type` or `block_configs`.
 
-    For Nemotron-H: the pattern and the number of layers, unless the config has a pattern. For
-    Nemotron-NAS: the attention layers, their KV heads and the width of each feed-forward layer;
-    empty if the KV heads differ.
+    Nemotron-H: pattern and number of layers, unless the config has a pattern. Nemotron-NAS: layers
+    with attention, KV heads and width of each feed-forward layer; empty if the KV heads differ.
 
     Source: vLLM 0.32.0, vllm/model_executor/models/nemotron_nas.py.
     """
@@ -455,9 +455,9 @@ def _unlike_heads(config: ConfigFields) -> tuple[Heads, Heads] | None:
 def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) -> list[str] | None:
     """Return the kind of each layer, feed-forward ones excluded, None if the config lists none.
 
-    `state` is that of the linear layers, None if there are none of a known kind: patterns of
-    letters, and the rules of families without any list, are then not read. Raises InputError for
-    `layer_types` of another length than `total`.
+    `state` is that of the linear layers; None (no known kind): `layer_types` and other lists count,
+    but neither `hybrid_override_pattern` nor `_named_layers`. Raises InputError for `layer_types`
+    of another length than `total`.
     """
     kinds = config.get("layer_types")
     if isinstance(kinds, list):

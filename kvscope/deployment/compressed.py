@@ -41,9 +41,9 @@ class CompressedKv(Struct, frozen=True):
 
     An entry has `size` values, `rope_size` of them rotary. An indexer has `index_heads` query heads
     and a key for each entry, of `index_size` values each; it chooses `entries` entries for each
-    token. A window has `window` tokens. `of_block` is set in `Model.by_block`, which sizes a pool:
-    bytes per token are then those of a block of the pool, divided by the 4 tokens of the smallest
-    block of any group.
+    token. A window has `window` tokens. With `of_block`, which `Model.by_block` sets to size a
+    pool, `values_per_token` is a quarter of the bytes of a block: a pool counts every block as 4
+    tokens, those of the smallest block of any group.
     """
 
     ratios: tuple[int, ...]
@@ -125,7 +125,11 @@ class CompressedKv(Struct, frozen=True):
         return each, float(besides * self.entry_bytes)
 
     def look_flops(self, heads: int) -> tuple[float, float]:
-        """Return a token's attention FLOPs in all layers: per earlier token, and a constant."""
+        """Return a token's attention FLOPs in all layers: per earlier token, and a constant.
+
+        Per earlier token: the indexers' scores, and attention to entries of ratio 128. Constant:
+        attention to the window and to chosen entries. `heads` are the model's query heads.
+        """
         entry, key = 4.0 * heads * self.size, 2.0 * self.index_heads * self.index_size
         each = self.sparse_layers * key / _SPARSE + self.ratios.count(128) * entry / 128
         return each, entry * (self.window * self.layers + self.entries * self.sparse_layers)
@@ -169,9 +173,9 @@ class CompressedKv(Struct, frozen=True):
     def _group_counts(self) -> dict[Bucket, int]:
         """Return the number of groups in each bucket, in the order in which layers use the buckets.
 
-        Only buckets with equally many pages of each size are divided, into groups of `_group_size`
-        layers: at least as many as those of ratio 4, whose states have two page sizes and so stay
-        one group.
+        A bucket with equally many pages of each size is divided into groups of `_group_size`
+        layers, any other is one group. A group has room for all layers of ratio 4: their states,
+        of two page sizes, are one group.
         """
         order: dict[Bucket, None] = {}
         for ratio in self.ratios:

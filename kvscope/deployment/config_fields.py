@@ -161,8 +161,7 @@ _NOT_READ = {
 class StateExport(Struct, frozen=True):
     """Kernels that export a linear-attention state in the middle of a step.
 
-    States are exported at multiples of `tokens`, by vLLM from version `since` on, on GPUs of
-    `families` (empty: all).
+    States are exported at multiples of `tokens` since vLLM `since`, on GPU `families` (empty: all).
     """
 
     tokens: int
@@ -341,7 +340,7 @@ def concern_the_cache(names: Sequence[str]) -> bool:
 
 
 def check_family(config: ConfigFields) -> None:
-    """Raise InputError for a model type whose layers kvscope would count wrongly."""
+    """Raise InputError for Mamba, Bamba and Zamba2 models, with the reason; unknown types pass."""
     reason = _NOT_READ.get(config.family)
     if reason is not None:
         raise InputError(

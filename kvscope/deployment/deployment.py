@@ -59,9 +59,9 @@ _BATCHED = 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
 class Deployment(Struct, frozen=True, kw_only=True):
     """Replicas of one engine, as stated by the user; None: derived from the other fields.
 
-    Fields of GPU_KEYS describe an unknown GPU, or replace the data of a known one. With `dp`, the
-    engine has `dp` data-parallel ranks of `tp` GPUs, which divide the experts: each rank is a
-    replica with a pool of its own, behind vLLM's own balancer. `traffic` says whether the trace
+    `gpu_memory_gib` to `gpu_link_gb_s` describe an unknown GPU, or replace the data of a known one.
+    With `dp`, the engine has `dp` data-parallel ranks of `tp` GPUs, which divide the experts: each
+    rank is a replica with a pool of its own, behind vLLM's own balancer. `traffic`: the trace
     covers the whole fleet or one replica. `gpu_hour` is the price of one GPU for an hour.
     `max_model_len` is the longest request in tokens. `num_gpu_blocks` is the engine's own count,
     block 0 included; `engine_log` is a log or saved metrics that report the pool.
@@ -286,7 +286,8 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     def kv_groups_for(self, trace_block: int) -> KvGroups | None:
         """Return the groups of a hybrid model for a trace with blocks of `trace_block` tokens.
 
-        None for other models, unknown groups, and SGLang, which caches such models differently.
+        None for other models, for layers that are not `LayerKinds.alike` or whose window or state
+        is unknown, and for SGLang, which caches such models differently.
         """
         if self.model is None or self.engine.name != "vllm":
             return None
@@ -328,9 +329,8 @@ def resolve(
 ) -> ResolvedDeployment:
     """Return the deployment with its pool, in blocks of `block_size` tokens, and its latency.
 
-    `block_size` is that of the trace, by default the engine's. `fitted`, a latency fitted to the
-    TTFTs of a trace, replaces the deployment's own. Raises UsageError or InputError with the option
-    that is wrong or missing.
+    `block_size` is that of the trace, by default the engine's. `fitted`, a latency fitted to TTFTs
+    of a trace, replaces the deployment's. Raises UsageError or InputError with the option at fault.
     """
     engine = _engine(deployment)
     _check_ranks(deployment, engine)
@@ -425,7 +425,7 @@ def _engine(deployment: Deployment) -> Engine:
 
 
 def _check_ranks(deployment: Deployment, engine: Engine) -> None:
-    """Raise UsageError for data-parallel ranks that are not simulated."""
+    """Raise UsageError for `dp` above 1 with several replicas, or on another engine than vLLM."""
     if deployment.dp == 1:
         return
     if engine.name != "vllm":
@@ -443,7 +443,11 @@ def _check_ranks(deployment: Deployment, engine: Engine) -> None:
 
 
 def _served(deployment: Deployment, engine: Engine, gpu: Gpu | None) -> Model | None:
-    """Return the stated model as served, None if none is stated. Raises UsageError for misfits."""
+    """Return the stated model as served, None if none is stated.
+
+    Raises UsageError for options that need a model, compressed attention in SGLang or in blocks of
+    another size, a `max_model_len` beyond the model's, and a `tp` that does not divide its heads.
+    """
     if deployment.model is None:
         for name in ("weight_dtype", "kv_dtype", "max_model_len"):
             if getattr(deployment, name):
@@ -493,7 +497,11 @@ def _block_tokens(
 
 
 def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) -> None:
-    """Raise UsageError where speculative decoding is not simulated."""
+    """Raise UsageError for a drafter that is not simulated.
+
+    Simulated is vLLM, with MTP if the model has it. In hybrid models, MTP goes with states or
+    compressed KV, EAGLE with windows, both if `KvGroups.take_drafter`, without `prefix_match_unit`.
+    """
     if engine.drafter is None:
         return
     if engine.name != "vllm":
@@ -529,7 +537,7 @@ def _unused_mean(engine: Engine, origin: Origin) -> tuple[str, ...]:
 
 
 def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | None) -> None:
-    """Raise UsageError where an engine refuses `prefix_match_unit`."""
+    """Raise UsageError if `prefix_match_unit` lacks vLLM 0.26 or a model, or vLLM refuses it."""
     where, unit = "prefix_match_unit", deployment.prefix_match_unit or 0
     if engine.name != "vllm":
         raise UsageError("is an option of vLLM", where=where, remedy="leave it out")

@@ -215,7 +215,7 @@ class HiCache(Struct, frozen=True):
         return self.ratio <= 1 and self.write_policy != "write_back"
 
     def blocks(self, pool_blocks: int, block_size: int) -> int:
-        """Return the tier's size in blocks of `block_size` tokens."""
+        """Return the blocks in `ratio` x the pool's tokens; all blocks have `block_size` tokens."""
         return (int(pool_blocks * block_size * self.ratio) + 1) // block_size
 
 
@@ -363,9 +363,9 @@ class Engine(Struct, frozen=True):
 def parse_engine(text: str) -> Engine:
     """Return the engine that `text` names, its newest known version if none is stated.
 
-    A drafter may follow, as in vllm@0.33+mtp:3/16 (`Engine.text`), or options of SGLang, as in
-    sglang:schedule_policy=lpm:hicache_ratio=2. Raises UsageError for another engine, an unreadable
-    version, or an option that is not simulated.
+    A drafter may follow, as in vllm@0.33+mtp:3/16: 3 tokens a step and, if stated, `block_tokens`
+    16; or options of SGLang, as in sglang:schedule_policy=lpm:hicache_ratio=2. Raises UsageError
+    for another engine, an unreadable version, or an option that is not simulated.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is None or match["name"] not in _NEWEST:

@@ -132,8 +132,7 @@ def _read(path: Path) -> dict[str, Any]:
 def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str] = ()) -> None:
     """Write `deployment` to `path`, atomically; `read_deployment` returns an equal one.
 
-    Fields at their defaults are left out. The target, trace and store of an existing, readable
-    file are kept.
+    Fields at their defaults are left out; target, trace and store of a readable file are kept.
     """
     kept: dict[str, str] = {}
     with suppress(InputError):

@@ -174,9 +174,9 @@ def resolve_gpu(text: str) -> Gpu:
 def described_gpu(text: str, stated: Mapping[str, float]) -> Gpu:
     """Return the GPU called `text` with `stated` values, whose keys are from GPU_KEYS.
 
-    Stated values replace those of a known GPU. An unknown GPU needs NEEDED_KEYS, has a link of
-    32 GB/s unless stated, and counts as Blackwell with fp4, as Ada with fp8 alone, else as Ampere.
-    Raises UsageError for an unknown GPU without all of NEEDED_KEYS.
+    Stated values replace those of a known GPU. An unknown GPU has a link of 32 GB/s unless stated,
+    and counts as Blackwell with fp4, as Ada with fp8 alone, else as Ampere. Raises UsageError for
+    an unknown GPU without its memory, FLOP/s or memory rate (NEEDED_KEYS).
     """
     try:
         known = resolve_gpu(text)

@@ -26,9 +26,8 @@ class KvGroup(Struct, frozen=True):
     A block holds the KV of `block_tokens` tokens in `layers` layers; for linear attention (`kind`
     "linear") the states at the end of these tokens. The other kinds are "full" attention, "sliding"
     windows of `window_tokens`, and "chunked" local attention with chunks of `window_tokens`, which
-    is 0 otherwise. Linear layers with `export_tokens` write a second state in a step, some multiple
-    of `export_tokens` after the step's first token: the last state from which a later request can
-    continue.
+    is 0 otherwise. In a step, linear layers write the state at its end and, with `export_tokens`,
+    the last one at which a hit can end, if that is whole `export_tokens` after the step's start.
     """
 
     kind: GroupKind
@@ -105,8 +104,7 @@ class KvGroups(Struct, frozen=True):
     def retaining(self, tokens: float) -> Self:
         """Return the groups with a retention interval of `tokens`, rounded down; inf keeps all.
 
-        Values above 0 become at least the smallest valid interval. Groups without sliding windows
-        and states are unchanged.
+        Above 0, it is at least the smallest valid interval. Without windows and states: unchanged.
         """
         if not self.sparse:
             return self
@@ -241,8 +239,9 @@ class KvGroups(Struct, frozen=True):
     def undivided(self, trace_block: int) -> UsageError | None:
         """Return the error for a trace with blocks of this size, None if it can be replayed.
 
-        One trace block may span several blocks of a sliding window, or of full attention if all
-        other groups are windows: hits then end at the ends of trace blocks.
+        The size must divide `hit_tokens` and the blocks of every group. It may be a multiple of a
+        sliding window's blocks instead, or of full attention's if all other groups are windows; as
+        a multiple of all blocks, also of `hit_tokens`: hits then end at the ends of trace blocks.
         """
         kinds = {group.kind for group in self.groups}
         dividing = {"full", "sliding"} if kinds <= {"full", "sliding"} else {"sliding"}
@@ -300,8 +299,7 @@ class KvGroups(Struct, frozen=True):
     def text(self) -> str:
         """The groups in one word: `sliding/16/128/12+full/16/0/12@0`, retention last.
 
-        Groups that export states end with their tokens, as in `/64`; a `prefix_match_unit` follows
-        the retention, as in `@0/16`.
+        `export_tokens` above 0 end a group, as in `/64`; `match_tokens` end the text: `@0/16`.
         """
         groups = (
             f"{group.kind}/{group.block_tokens}/{group.window_tokens}/{group.layers}"
@@ -333,9 +331,9 @@ def kv_groups(
 ) -> KvGroups | None:
     """Return vLLM's groups of a hybrid model; None for other models, and if they are unknown.
 
-    Each group has about as many layers as the rarer kind, so that blocks have equal bytes. A block
-    spans `full_times` x `block_tokens` tokens in full layers, `other_times` x `block_tokens` in
-    other layers.
+    They are if `kinds` are not `alike`, or lack a window or a state. Each group has about as many
+    layers as the rarer kind, so that blocks have equal bytes. A block spans `full_times` x
+    `block_tokens` tokens in full layers, `other_times` x `block_tokens` in other layers.
 
     Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size and
     unify_kv_cache_spec_page_size.

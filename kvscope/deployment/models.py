@@ -108,7 +108,7 @@ class UnlikeKv(Struct, frozen=True):
 
     @property
     def layers(self) -> int:
-        """Number of layers that count."""
+        """Number of layers of both kinds; with `widest`, of the kind that has more."""
         if self.widest:
             return max(self.full.layers, self.windowed.layers)
         return self.full.layers + self.windowed.layers
@@ -225,8 +225,7 @@ class Model(Struct, frozen=True):
     def default_block(self, gpu: Gpu) -> int:
         """Return vLLM's default block size on a GPU, in tokens.
 
-        MLA kernels on Hopper and Blackwell, MiniMax-M3's sparse attention and compressed attention
-        set it; 16 for all others.
+        16, unless MLA kernels (Hopper, Blackwell), MiniMax-M3 or compressed attention set it.
 
         Source: vLLM 0.20.0, 0.28.0 and 0.32.0, vllm/platforms/cuda.py (_get_backend_priorities) and
         get_supported_kernel_block_sizes of the backends in vllm/v1/attention/backends/mla, and of
@@ -355,8 +354,8 @@ class Model(Struct, frozen=True):
         """Return how many tokens fit into `size_bytes` of each GPU: least, best, most.
 
         The three are equal if the bytes of a block are known (`uniform`); a block then holds one
-        group's layers. Otherwise the least assumes that all layers cache every token, the most that
-        windowed layers cache one window.
+        group's layers. Else the least assumes that all layers cache every token, the best that the
+        layers of `shape` do, the most that windowed layers cache one window.
         """
         if self.uniform:
             tokens = int(size_bytes // self.by_block.kv_bytes_per_token(tp))

@@ -8,8 +8,7 @@ for blocks; the rank with the least memory decides. SGLang keeps the memory that
 loading, less a share of the total. kvscope derives each term by a rule, with a band. Compared with
 95 published pools in docs/evidence/deployment.md.
 
-Block 0 of vLLM stands for "no block" and is never handed to a request, so a pool's `blocks` are
-vLLM's `num_gpu_blocks` less 1.
+Block 0 of vLLM stands for "no block", so a pool's `blocks` are vLLM's `num_gpu_blocks` less 1.
 
 An engine reports its pool in its start-up log, or in its metrics:
 
@@ -100,8 +99,7 @@ class Term(Struct, frozen=True):
     """One term of the pool, in bytes on each GPU; the true value mostly lies within `band_bytes`.
 
     `bytes` is negative for memory that the pool does not get; `rule` says what it follows from.
-    `more_bytes` extend the band on the side that shrinks the pool, where published logs differ by
-    driver or kernels.
+    `more_bytes` extend the band towards a smaller pool, where logs differ by driver or kernels.
     """
 
     name: str
@@ -119,7 +117,7 @@ class KvPool(Struct, frozen=True):
     `num_gpu_blocks` counts both. `terms` are those of one GPU, empty unless the pool is derived.
     `layer_share` is `KvGroups.layer_share` of a hybrid model, else 1: times `blocks`, it is the
     number of blocks that would hold the KV of all layers. By the engine's log, `fitting_bytes` of
-    KV would fit on each GPU (None: not logged), for `fitting_times` as many blocks.
+    KV would fit on each GPU, `fitting_times` x `blocks`; None and 1: unknown, or hardly more.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -381,8 +379,7 @@ def _sampler_bytes(model: Model, engine: Engine, sequences: int, batched: int) -
 def _compiled_bytes(model: Model, engine: Engine, batched: int, tp: int) -> int:
     """Return the peak bytes of compilation at a first start, which benchmarks merged kernels.
 
-    The benchmark copies the embedding. 0 with tensor parallelism or an image encoder, and for vLLM
-    before 0.20.
+    The benchmark copies the embedding. 0 with `tp` above 1, an image encoder, or vLLM before 0.20.
 
     Source: vLLM 0.32.0, vllm/config/compilation.py (benchmark_combo_kernel); published logs of a
     first start and the next one.
@@ -533,8 +530,7 @@ def pool_in(
 ) -> KvPool:
     """Return the pool that `lines` report; `block_size` applies if they state no block size.
 
-    `where` names the lines in errors. A size in bytes is divided by the KV bytes per token of
-    `model` on one of `tp` GPUs.
+    `where` names the lines in errors. `model` and `tp` serve to turn bytes of a GPU into tokens.
     """
     reports: dict[re.Pattern[str], list[float]] = {}
     stated_size = None

@@ -74,8 +74,8 @@ def not_beside(drafter: object, what: str, where: str = "--speculative") -> Usag
 def parse_drafter(text: str) -> Drafter | None:
     """Return the drafter that METHOD:TOKENS@PER_STEP names, None for `none`.
 
-    TOKENS defaults to 1 for MTP, PER_STEP to 1. Raises UsageError for an unknown method, a missing
-    number of tokens, or PER_STEP outside 1 to TOKENS + 1.
+    TOKENS defaults to 1 for MTP, PER_STEP to 1; `block_tokens` is 16, vLLM's default. Raises
+    UsageError for an unknown method, missing TOKENS, or PER_STEP outside 1 to TOKENS + 1.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is not None and match[0] == "none":

@@ -73,8 +73,8 @@ class TtlCurves(Struct, frozen=True):
     """Curves of a TTL that is equal for all blocks: of all blocks, and by category.
 
     With an equal TTL, a block never outlives its ancestors, so hits are prefixes: `overall` is
-    exact. A stay belongs to the category of the request that touched the blocks at its start.
-    `end_s` is the trace's end.
+    exact, and `by_category` its parts; with other TTLs by category these are estimates. A stay has
+    the category of the request that touched the blocks at its start. `end_s` is the trace's end.
     """
 
     overall: TtlCurve
@@ -83,7 +83,7 @@ class TtlCurves(Struct, frozen=True):
 
 
 def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
-    """Return the curves of a trace: overall, which is exact, and of each of its `categories`."""
+    """Return the curves of a trace, overall and of each of its `categories`, numbered from 0."""
     segments = last_touch_segments(traffic)
     requests = len(traffic.leaf)
     end_s = float(traffic.arrival_s[-1]) if requests else 0.0
@@ -113,8 +113,8 @@ def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
 class TtlReplay(Struct, frozen=True):
     """Hits and blocks held with a TTL per request, up to the trace's end (`end_s`).
 
-    `hit_blocks` (R entries) are the leading blocks held at each lookup. `block_seconds` is the sum
-    over blocks of the time held; `peak_blocks` is the most blocks held at once.
+    `hit_blocks` are the leading blocks held at the arrival of each of the trace's R requests.
+    `block_seconds` is the sum over blocks of the time held; `peak_blocks` the most held at once.
     """
 
     hit_blocks: Int32s
@@ -131,9 +131,10 @@ class TtlReplay(Struct, frozen=True):
 def replay_ttls(traffic: Traffic, ttl_s: Float64s) -> TtlReplay:
     """Return hits and blocks held if each request's blocks are held for its TTL from its arrival.
 
-    `ttl_s` has R entries. A block is held until the latest end of the TTLs of all requests that
-    touched it, so a short TTL never shortens a longer one, and a block is held at least as long as
-    its descendants: hits are prefixes. A request with the TTL NOT_HELD holds and hits nothing.
+    `ttl_s` has an entry for each of R requests; inf: no limit, NOT_HELD (-1): the request holds and
+    hits nothing. A block is held until the latest end of the TTLs of all requests that touched it,
+    so a short TTL never shortens a longer one, and a block is held at least as long as its
+    descendants: hits are prefixes.
     """
     expiry_s = traffic.arrival_s + np.maximum(ttl_s, 0.0)
     requests = len(traffic.leaf)

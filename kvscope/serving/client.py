@@ -242,7 +242,8 @@ def completion(
 ) -> bytes:
     """Return the body of a request for exactly `outputs` tokens after a prompt of token ids.
 
-    `xargs` become `vllm_xargs`, which vLLM's extensions read; `session` is the conversation's id.
+    `xargs` become the key `vllm_xargs`, `session` (a conversation's id) `session_id`, both for
+    kvscope's plugin in vLLM; None: without the key.
     """
     body: dict[str, Any] = {
         "model": model,

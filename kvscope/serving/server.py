@@ -216,7 +216,7 @@ class VllmServer:
 
 
 def model_folder(model: str) -> Path | None:
-    """Return the folder at `model`, or with this config.json; None if there is none."""
+    """Return the absolute folder `model`, or that of `model` if it is a config.json; else None."""
     path = Path(model)
     if path.name == "config.json" and path.is_file():
         return path.resolve().parent

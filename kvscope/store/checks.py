@@ -42,7 +42,7 @@ _known_sound = dict[tuple[int, ...], None]()  # file as it was, trace: not read 
 class Checked(Struct, frozen=True):
     """Faults of a trace's tables, and their checksum.
 
-    `changed`: the checksum stored with the trace differs, though made by the same versions.
+    `changed`: the checksum that the same DuckDB and schema version stored with the trace differs.
     """
 
     faults: tuple[str, ...]

@@ -131,10 +131,7 @@ class Store:
 
     @contextmanager
     def in_row_order(self) -> Iterator[None]:
-        """Run the block's statements in one thread, so that sums of floats are reproducible.
-
-        Several threads add up stretches of rows in any order, and take more CPU time together.
-        """
+        """Run the block's statements in one thread, so that sums of floats are reproducible."""
         self._connection.execute("SET threads = 1")
         try:
             yield
@@ -162,7 +159,7 @@ class Store:
         return nullcontext(self)
 
     def writing(self, patience_s: float | None = None) -> AbstractContextManager[Store]:
-        """Return a context with this store, which stays open afterwards."""
+        """Return a context with this store, which stays open; `patience_s` is not used."""
         return nullcontext(self)
 
     def _execute(
@@ -286,7 +283,7 @@ def open_store(
 
     A file that is not kvscope's is never written to: an existing file is read before it is opened
     for writing, unless it is `known` to be kvscope's. While another process has the store open,
-    this waits as `waiting` says.
+    this waits as `waiting` says; None: up to 20 s, without a note.
 
     Raises StoreBusyError if the wait ends in vain, OutdatedStoreError for reading a store of an
     older kvscope, StoreVersionError for one of a newer one, ReadOnlyStoreError if it cannot be

@@ -79,8 +79,7 @@ class Saved(Struct, frozen=True):
 def examine(path: str, shard_faults: tuple[str, ...] = ()) -> StoreHealth:
     """Return the faults of the store at `path`, found by reading every table.
 
-    `shard_faults` are the faults of a dataset's other files. Raises the errors of `open_store`,
-    except for damage.
+    `shard_faults`: faults of a dataset's other files. Raises the errors of `open_store` but damage.
     """
     try:
         with StoreFile(path, create=False).reading() as store:

@@ -1,7 +1,6 @@
 """DuckDB's failures in a user's words, and the wait for a store that is in use.
 
-DuckDB lets one process write a file, or several read it. Its message about a file in use names the
-process that holds it.
+DuckDB lets one process write a file, or several read it; its errors name a process that holds it.
 """
 
 from __future__ import annotations
@@ -57,7 +56,8 @@ def waiting_for(
 ) -> duckdb.DuckDBPyConnection:
     """Return a connection as soon as no other process has the store open.
 
-    Raises StoreBusyError where that takes too long, and other failures as `explained` returns them.
+    `waiting` None: up to 20 s, without a note. Raises StoreBusyError after that time, and other
+    failures as `explained` returns them.
     """
     waiting = waiting or Waiting()
     patience_s = PATIENCE_S if waiting.patience_s is None else waiting.patience_s

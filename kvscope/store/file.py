@@ -34,7 +34,11 @@ class Stores(Protocol):
         """Return a context with the store open for reading."""
 
     def writing(self, patience_s: float | None = None) -> AbstractContextManager[Store]:
-        """Return a context with the store open for writing; wait for others up to `patience_s`."""
+        """Return a context with the store open for writing.
+
+        Waits for other processes up to `patience_s` (None: the store's own limit, 20 s if none was
+        stated), then raises StoreBusyError.
+        """
 
 
 class StoreFile:

@@ -39,8 +39,7 @@ _BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s"
 class KnownRun(Struct, frozen=True):
     """A stored run, with its id and digests.
 
-    `request` is a digest of all inputs that shape the run's numbers except kvscope's sources, whose
-    digest is `code`.
+    `request` is a digest of all inputs of the run, `code` that of kvscope's sources.
     """
 
     run_id: int
@@ -139,9 +138,11 @@ def add_fit(store: Store, trace: Trace, about: Mapping[str, Any], parts: Mapping
     """Store a fit in place of those with the same warm-up and windows; return its id.
 
     `about` has the columns of the table `fits` that the store does not fill itself: `warmup`,
-    `window_s`, `start_s`, `end_s` and `conversations`. `parts` has rows under the keys "models",
-    "windows", "next_prompts" and "next_turns"; the columns of each are those of
-    queries/fits/add_models.sql and so on. Columns that map names to numbers are dicts.
+    `window_s`, `start_s`, `end_s` and `conversations`. `parts` has rows by key. "models": as from
+    `fit_models`. "windows": `category`, `start_s`, `end_s`, `n`, `censored`, `runs`, `effective_n`,
+    `reuse_probability`, `rate_per_s`, `ks`, `next_ks`, `distance`, `params`. "next_prompts":
+    `category`, `n`, `mean`, `values`. "next_turns": `category`, `turn`, `requests`, `continued`,
+    `probability`. Columns that map names to numbers are dicts, `values` is a list.
     """
     with store.transaction():
         for older in all_fits(store, trace):
@@ -167,7 +168,8 @@ def all_fits(store: Store, trace: Trace) -> list[dict[str, Any]]:
 def fit_models(store: Store, fit_id: int) -> list[dict[str, Any]]:
     """Return the models of one fit, by category.
 
-    Keys are the fields of `kvscope.reuse_models.results.ModelFit`, with `intervals` for `interval`.
+    Keys: fields of `kvscope.reuse_models.results.ModelFit`, from `category` to `chosen`, but
+    `intervals` for `interval`: by parameter, a dict of `low` and `high` (95 %), None if unknown.
     """
     return store.rows("fits/models", fit_id=fit_id)
 
@@ -215,8 +217,9 @@ def validation_runs(store: Store, validation_id: int) -> list[dict[str, Any]]:
 def add_report(store: Store, trace: Trace, **columns: Any) -> int:
     """Store a report, and remove all but the latest 50 of the trace; return its id.
 
-    Columns: `command`, `summary`, `duration_s`, `sections`, `file`, `question`, `settings` and
-    `document`, as in the table `reports` of the store's schema.
+    All columns are required: `duration_s`, and as text `command`, `summary`, `sections` (JSON), and
+    where not None `file` (a TOML file), `question` (digest of the request), `settings` (deployment
+    in words), `document` (JSON).
     """
     with store.transaction():
         row = store.row("reports/add_report", trace_id=trace.trace_id, **_stamp(), **columns)
@@ -225,7 +228,11 @@ def add_report(store: Store, trace: Trace, **columns: Any) -> int:
 
 
 def all_reports(store: Store) -> list[dict[str, Any]]:
-    """Return the reports over all traces, the latest first, without their contents."""
+    """Return the reports over all traces, the latest first, without their contents.
+
+    Keys: `report_id`, `trace_id`, `trace` (its name), `kvscope` (version), `created_at` (UTC), and
+    `command`, `summary`, `duration_s`, `question`, `settings` as in `add_report`.
+    """
     return store.rows("reports/reports")
 
 

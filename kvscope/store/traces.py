@@ -113,8 +113,8 @@ def free_name(store: Store, path: str) -> str:
 def add(store: Store, **columns: Any) -> Trace:
     """Add a trace's row to the table `traces`, from its columns; return the trace.
 
-    The caller holds a transaction and writes the other tables. Raises InputError if the name is
-    taken.
+    `columns` are `source_bytes` and all fields of `Trace` but `trace_id`; `notes` is a list. The
+    caller holds a transaction and writes the other tables. Raises InputError if the name is taken.
     """
     if any(trace.name == columns["name"] for trace in all_traces(store)):
         raise InputError(
@@ -208,8 +208,7 @@ def _load_measurements(store: Store, trace: Trace, requests: Int64s | None) -> M
 def load_repeated_tokens(store: Store, trace: Trace) -> Int32s | None:
     """Return for each request how many tokens of the previous turn's prompt it repeats.
 
-    0 for requests of which the trace does not say; None if it says so of no request. Raises
-    DamagedStoreError.
+    0 where the trace does not say; None if it says so of no request. Raises DamagedStoreError.
     """
     import numpy as np
 
