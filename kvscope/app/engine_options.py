@@ -68,10 +68,7 @@ class EngineOptions(opt.Options, frozen=True, kw_only=True):
     server_log: str | None = opt.Target("Keep vLLM's log in this file.")
 
     def check_engine(self, started: str) -> None:
-        """Raise UsageError unless either --url, with a valid address, or --model is given.
-
-        `started` is what --model would start, for the message, such as "vLLM".
-        """
+        """Raise UsageError unless either a valid --url or --model, for `started`, is given."""
         if (self.url is None) == (self.model is None):
             raise UsageError(
                 "name one of them",

@@ -355,7 +355,7 @@ def _nearest(name: str, candidates: Sequence[str], listed: str) -> str:
 
 
 def ttft_figures(ttft_ms: Percentiles) -> dict[str, float]:
-    """Return the percentiles of TTFT in seconds."""
+    """Return percentiles of TTFT in seconds, by the names `p50`, `p90`, `p95` and `p99`."""
     return {name: getattr(ttft_ms, name) / 1e3 for name in PERCENTILES}
 
 
@@ -402,8 +402,7 @@ def baseline_figures(
 def stored_run(store: Store, name: str) -> tuple[Trace, Run]:
     """Return the trace and the run that `name`, `run:N`, names in the store.
 
-    The run has its figures by category and time, too. Raises InputError if the store has no such
-    run.
+    The run has its figures by category and time, too. Raises InputError if there is no such run.
     """
     from kvscope.store import results, traces
 

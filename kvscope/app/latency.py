@@ -64,11 +64,11 @@ def latency_for(
 ) -> TraceLatency:
     """Return the latency profile for a trace: the stated or derived one, or a fit to its TTFTs.
 
-    `--latency trace` takes the fit; it raises InputError if the TTFTs determine none. A roofline, a
-    profile derived from the data sheets of GPU and model, is replaced by the fit if there is one,
-    and if that is within the roofline's band: from `latency_low` to `latency_high` times the
-    derived time. TTFTs outside it seem to be of other GPUs. Other profiles stay. `prompts` loads
-    the trace's prompts.
+    `--latency trace`, stated in `deployment` or (without one) as profile TO_FIT, takes the fit; it
+    raises InputError if the TTFTs determine none. A roofline, a profile derived from the data
+    sheets of GPU and model, is replaced by the fit if there is one within the roofline's band: from
+    `latency_low` to `latency_high` times the derived time. TTFTs outside it seem to be of other
+    GPUs. Other profiles stay. `prompts` loads the trace's prompts.
     """
     named = deployment.stated.latency == FROM_TRACE if deployment else profile == TO_FIT
     derived = deployment is not None and deployment.latency_origin == "derived"

@@ -79,8 +79,7 @@ def ray_cluster(
     """Yield an executor on the Ray cluster at `on`, connected until the block ends.
 
     `workers` is the number of cores of a cluster that is started for it (None: all). `seen_by_all`
-    is the path of a file that every node must see; a node that does not raises InputError (None:
-    any node works).
+    is the path of a file that every node must see, else InputError is raised (None: no such file).
     """
     from kvscope.core.ray_cluster import RayCluster
 

@@ -67,7 +67,8 @@ def noise(left: list[float], right: list[float], *, relative: bool) -> float | N
     """Return the largest change of a figure, between two traces, that chance explains.
 
     `left` and `right` are its values in each trace's groups. The change is absolute, or `relative`
-    to the left trace. None if a side has too few values.
+    to the left trace; with 99 % probability, none of 14 figures changes more by chance. None if a
+    side has fewer than GROUPS values or, for a relative change, a mean of 0.
     """
     squares = 0.0
     for values in (left, right):

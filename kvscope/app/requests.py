@@ -55,7 +55,8 @@ class Capacities(Struct, frozen=True):
     def in_blocks(self, model: Model | None, block_size: int) -> list[int]:
         """Return all capacities in blocks of `block_size` tokens, ascending and distinct.
 
-        Raises UsageError for a size in bytes that holds no block of the model.
+        Bytes (left out without a model) and tokens are rounded down, tokens even to 0. Raises
+        UsageError for a size in bytes that holds no block of the model.
         """
         fitting = [model.blocks_in(size, block_size) for size in self.sizes_bytes if model]
         if model is not None and 0 in fitting:
@@ -154,10 +155,7 @@ def above_zero(rate_scale: float) -> float:
 
 
 def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
-    """Raise UsageError for a policy whose eviction order a simulated engine cannot follow.
-
-    `where` is the option that names the policies, for the message.
-    """
+    """Raise UsageError, with option `where`, for a policy that no simulated engine can follow."""
     from kvscope.vllm_sim.state import lane_class  # late: loads NumPy
 
     with placed(where):
@@ -166,10 +164,7 @@ def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
 
 
 def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
-    """Raise UsageError for a policy or a policy parameter that SGLang lacks.
-
-    `where` is the option that names the policies, for the message: --policy, or --recommendation.
-    """
+    """Raise UsageError, with option `where`, for a policy or a parameter that SGLang lacks."""
     from kvscope.sglang_sim.replay import sglang_has  # late: loads NumPy
 
     for policy, given, leaves in ((each.policy, each.given, each.leaves) for each in variants):
@@ -193,8 +188,9 @@ def policies_to_try(
 ) -> list[Variant]:
     """Return the policies to compare with LRU, as variants; guarded on vLLM.
 
-    Raises UsageError for a named oracle, and for a named policy that cannot order the blocks of the
-    model: some policies are only for `hybrid` models, others only for models that are not.
+    By default they are the `contenders` of `engine`. Each of `params`, `POLICY.NAME=VALUE,...`, is
+    for its policy. Raises UsageError for a named oracle, and for a named policy that cannot order
+    the model's blocks: some are only for `hybrid` models, others only for models that are not.
     """
     named = parse_policies(policies or contenders(engine, hybrid=hybrid))
     own = parse_policies(HYBRID)
@@ -225,8 +221,7 @@ class SimulateRequest(Struct, frozen=True):
     The tiers of `--tiers` are in `setting`, with their capacities. `tier` is a recommended tier
     below a pool of the named capacity. `copied_bytes_per_token` is the KV that SGLang's host tier
     copies to each GPU, if a recommendation states it. `recommended`: the request is made from a
-    recommendation, whose policy is the last variant; figures without the name of a policy are then
-    this policy's.
+    recommendation; figures without a policy's name are of its policy, which is the last variant.
     """
 
     setting: RunSetting
@@ -252,6 +247,7 @@ def check_varied(
 ) -> None:
     """Raise UsageError if a flag that `varied` returned is not simulated for this deployment.
 
+    Neither is for the ranks of one engine; --disaggregate needs a `model`, not a hybrid one.
     `needs` says how to get simulated vLLMs; empty if replicas are simulated vLLMs already.
     """
     for flag in flags:

@@ -98,7 +98,7 @@ class Simulation(Struct, frozen=True):
 
     @property
     def middle(self) -> int:
-        """The middle capacity (blocks), the one whose runs the default output shows."""
+        """The middle capacity (blocks; of two, the larger), whose runs the default output shows."""
         return self.capacities[len(self.capacities) // 2]
 
     def at(self, capacity_blocks: int) -> list[Run]:
@@ -187,10 +187,10 @@ def simulate_over_xi(
     request: SimulateRequest,
     monitor: Monitor | None = None,
 ) -> Simulation:
-    """Return runs of LRU, and of the first variant with each starting value of xi, at one capacity.
+    """Return runs of LRU, and of the first variant with each xi from `over_xi`, at one capacity.
 
-    The capacity is the first named one, else where LRU gets half of the possible hits. Runs are
-    stored and stops handled as in `simulate`.
+    That variant must have a parameter xi. The capacity is the smallest stated one, else where LRU
+    gets half of the possible hits. Runs are stored and stops handled as in `simulate`.
     """
     from kvscope.tuning.search import over_xi
 
@@ -295,8 +295,7 @@ class _RunKeeper:
     def store_waiting(self, patience_s: float | None = None) -> KvscopeError | None:
         """Store the waiting runs; return the error if some could not be stored, else None.
 
-        `patience_s` is how long to wait (s) if another process uses the store; None: as the store
-        does.
+        `patience_s` is how long to wait (s) for a store in use; None: as long as the store does.
         """
         self._last_s = time.monotonic()
         if not self.waiting:

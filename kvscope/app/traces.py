@@ -137,10 +137,7 @@ class TraceSource(Struct, frozen=True):
 
 
 def open_dataset(folder: str, reading: Reading = AS_STORED) -> Dataset:
-    """Return the dataset in `folder`.
-
-    Raises InputError if it is not finished, UsageError if `reading` has options for a new trace.
-    """
+    """Return the dataset in `folder`; InputError if not done, UsageError for `reading` options."""
     from kvscope.datasets.dataset import Dataset
 
     if options := reading.given():
@@ -166,8 +163,9 @@ def load_range(
 ) -> Trace:
     """Return a time range of a trace as a trace of its own, and mark that as last used.
 
-    It is stored if it is new, and a note names it. Raises UsageError if the range has no request,
-    and Stopped once the monitor's `stop` is set.
+    It goes from `from_s` (None: the start) until before `until_s` (None: the end), in seconds from
+    the trace's start. It is stored if it is new, and a note names it. Raises UsageError if it has
+    no request, and Stopped once the monitor's `stop` is set.
     """
     from kvscope.ingest.time_range import ingest_range
 
@@ -311,7 +309,9 @@ def ingest_into(
 ) -> Ingested:
     """Build the dataset of all files at `paths` in a folder, or resume it at its missing shards.
 
-    Notes report bad lines, inferences, and a dataset finished before. Raises as `ingest_dataset`.
+    Notes report bad lines, inferences, and a dataset finished before. Raises InputError if files
+    cannot be read or too many lines are bad, UsageError if the folder holds something else or the
+    memory is too little.
     """
     from kvscope.core.executor import LocalProcesses
     from kvscope.datasets.ingest import DatasetOptions, ingest_dataset

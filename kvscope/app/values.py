@@ -292,8 +292,5 @@ def new_target(text: str) -> str:
 
 
 def existing_or_target(text: str) -> str:
-    """Return the path of a file to read, or to create if it is missing.
-
-    Raises UsageError for a missing file that cannot be created, as `target` does.
-    """
+    """Return the path of a file to read, or to create; UsageError if neither can be done."""
     return text if Path(text).is_file() else target(text)

@@ -80,7 +80,10 @@ class WatchRequest(Struct, frozen=True):
     capacity_tokens: int | None = None
 
     def blocks(self, block_size: int) -> int:
-        """Return the capacity in blocks. Raises UsageError if it holds no block."""
+        """Return --capacity-blocks, else --capacity, else the advice's, in blocks; never 0.
+
+        Raises UsageError if the capacity holds no block.
+        """
         tokens = self.capacity_tokens
         if tokens is None and self.advice is not None:
             tokens = self.advice.capacity_tokens
@@ -133,9 +136,8 @@ class _RecordedLine(msgspec.Struct):
 class Watch:
     """A window of the latest lines of a recording, counters over all lines, and hit rates.
 
-    `hits` are those of the window replayed last, None before; `past` has the hits of the latest
-    2,000 replayed windows, `hits` the last of them. The window is bounded by its number of requests
-    and by MOST_BYTES.
+    `hits` are those of the window replayed last, None before; `past` has those of the latest 2,000
+    replayed windows. The window is bounded by its number of requests and by MOST_BYTES.
     """
 
     def __init__(self, request: WatchRequest) -> None:

@@ -130,7 +130,7 @@ class Reporter(Monitor):
         self.send("note", text)
 
     def add_part(self, name: str, value: Any) -> None:
-        """Send a part of the result as soon as it is known."""
+        """Call `add_part(name, value)` of the other process's monitor, which must have it."""
         self.send("add_part", name, value)
 
     def report_progress(self) -> None:

@@ -143,9 +143,8 @@ def serve_tree(
     Module `scheduler` batches requests, at most `most_running` at once; `order` sorts the waiting
     queue. Loads from the `host` overlap the batch's computation; `write_back` copies to the host
     delay the batch. A block is one page if `paged`, else each of its tokens is a page. The time of
-    a request outside of batches delays no other request. Requests are rejected if SGLang would
-    truncate their outputs, since the cache is too small. Raises UsageError for a policy that SGLang
-    lacks.
+    a request outside of batches delays no other request. Requests whose outputs SGLang would
+    truncate, as the cache is too small, are rejected. UsageError for a policy that SGLang lacks.
     """
     tree, requests = empty_server(traffic, policy, capacity_blocks, host)
     size = traffic.block_size

@@ -56,7 +56,7 @@ def begin(tree: PrefixTree, requests: Records, request: int, look: int) -> None:
 
 @callable_in_kernels
 def lowest_on_gpu(tree: PrefixTree, node: int) -> int:
-    """Return the lowest node on the GPU among a node and its ancestors."""
+    """Return the deepest node on the GPU among a node and its ancestors: at least the root is."""
     while not tree.nodes[node].on_gpu:
         node = tree.nodes[node].parent
     return node

@@ -110,7 +110,10 @@ class ServerQueues(NamedTuple):
 
 
 def empty_queues(requests: int, **settings: float) -> ServerQueues:
-    """Return the empty queues of a server for R `requests`; `settings` are fields of its state."""
+    """Return the empty queues of a server for R `requests`.
+
+    `settings` set the options of STATE: order, page, chunk, most_running, copy_block_s and COSTS.
+    """
     state = np.zeros(1, dtype=STATE).view(np.recarray)
     for name, value in settings.items():
         state[name] = value
@@ -392,9 +395,9 @@ def lacks(tree: PrefixTree, record: Records) -> int:
 
 @callable_in_kernels
 def order_waiting(tree: PrefixTree, requests: Records, queues: ServerQueues) -> None:
-    """Sort the waiting queue by cached prefix, if its order is LPM and it is short enough.
+    """Sort a waiting queue of up to MOST_MATCHED requests by cached prefix, if its order is LPM.
 
-    Up to MOST_MATCHED requests are. Else, if the cache evicts by LRU, every TOUCHED_EVERY calls the
+    Other queues stay as they are; but if the cache evicts by LRU, every TOUCHED_EVERY calls the
     cached prefixes of the first MOST_MATCHED requests are marked as used.
     """
     state = queues.state[0]

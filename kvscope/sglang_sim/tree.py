@@ -80,7 +80,11 @@ class PrefixTree(NamedTuple):
 
 
 def empty_tree(parents: Int32s, prompts: Paths, most_nodes: int, **settings: float) -> PrefixTree:
-    """Return an empty tree over a trie; `settings` are fields of its state."""
+    """Return an empty tree over a trie, with room for `most_nodes` nodes below the root.
+
+    One more than the blocks of both tiers always suffices. `settings` set fields of STATE, 0 if
+    left out: the policy and its parameters, `block_size`, capacities, `store_hits`, `write_back`.
+    """
     nodes = np.zeros(most_nodes + 1, dtype=NODE).view(np.recarray)
     state = np.zeros(1, dtype=STATE).view(np.recarray)
     for name, value in settings.items():

@@ -139,9 +139,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
     def exceeds(self, share_of_ideal: float) -> bool:
         """Return whether the pool reaches `share_of_ideal` in fewer blocks than on LRU's curve.
 
-        True if the replayed pool has this share (0 to 1) of the ideal hit rate, and fewer blocks
-        than the curve needs for it: then a report must not state the curve's capacity as necessary.
-        False without a pool, and for unknown hits.
+        The share (0 to 1) is of the ideal hit rate. If so, a report must not state the curve's
+        capacity as necessary. False without a pool, and for unknown hits.
         """
         caching, now, blocks = self.caching, self.present_rate, self.present_blocks
         if caching is None or now is None or blocks is None:
@@ -199,10 +198,7 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
 
 
 class StartedCaching:
-    """LRU's hits by capacity (future `caching`), computed in a thread of their own.
-
-    That takes only the trace's prefix paths, so it can run while the trace is still being stored.
-    """
+    """LRU's hits by capacity (future `caching`), computed in a thread while the trace is stored."""
 
     def __init__(
         self, paths: PromptPaths | PathFacts, request: AnalyzeRequest | None = None
@@ -298,10 +294,7 @@ def analyze(
 def pool_hits(
     stores: Stores, trace: Trace, request: ExplainRequest, monitor: Monitor | None = None
 ) -> PoolHits | None:
-    """Return LRU's hits in the pools of a deployment, replayed.
-
-    If the replay does not fit into memory, note that and return None.
-    """
+    """Return LRU's replayed hits in a deployment's pools; None, noted to `monitor`, if too big."""
     from kvscope.app.monitor import Monitor
     from kvscope.app.traces import replayable
     from kvscope.replay.findings import PoolHits
@@ -353,8 +346,7 @@ def _causes(stores: Stores, trace: Trace) -> tuple[CauseTotal, ...]:
 def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
     """Return a context that turns an error for lack of disk space into a DiskFullError.
 
-    `work` is the folder in which a dataset's analysis writes; None for a trace that is no dataset,
-    whose analysis writes nothing: the context then does nothing. Nothing is checked beforehand.
+    `work` is the folder that a dataset's analysis writes to; for None (no dataset) nothing is done.
     """
     return nullcontext() if work is None else space_in(work, "the dataset is as it was")
 
@@ -429,10 +421,7 @@ def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Mon
 
 
 def run(opened: Opened, request: AnalyzeRequest, monitor: Monitor) -> Analysis:
-    """Ingest a trace if the store lacks it, and analyze it.
-
-    LRU's curve of a new trace is computed while the trace is being stored.
-    """
+    """Ingest a trace if the store lacks it, and analyze it."""
     from kvscope.replay.path_facts import TracePaths
 
     stores, load = opened.stores, opened.load

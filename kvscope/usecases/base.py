@@ -67,7 +67,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     `check` rejects wrong options before heavy imports; `run` computes. The result's fields are the
     JSON document, version `schema`, except those marked `Beside`; `to_polars` returns the list
     `table`. `reporting` names the module of `kvscope.report` whose functions `screen` (default: all
-    sections) and `sections` show the result; a result of no trace or several has a `heading`.
+    sections) and `sections` show the result, under `title`; a result of no trace or several has an
+    attribute `heading` (title, sentence).
     `sections` are the names that `--section` takes. `known` returns the names of figures for
     `--fail-on`, None for no conditions. With `remembers`, the deployment and the SLO of earlier
     commands on the trace are filled in; without `takes_trace`, `run` gets the store alone, without

@@ -189,7 +189,11 @@ def _limit(config: dict[str, object] | None) -> int | None:
 
 
 def _longest(requested: int | None, limit: int | None) -> int:
-    """Return the longest prompt (tokens) to measure: below `limit`, for a token of output."""
+    """Return the longest prompt (tokens) to measure: `requested`, by default DEFAULT_LONGEST.
+
+    It has to be below the context `limit` (None: unknown), for a token of output: the default is
+    reduced to that, a longer request raises UsageError.
+    """
     if requested is None:
         return min(DEFAULT_LONGEST, limit - 1 if limit else DEFAULT_LONGEST)
     if limit is not None and requested >= limit:

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 class ListedPolicy(Struct, frozen=True):
-    """An eviction policy.
-
-    `engines` lists the engines that can run it, with or without kvscope's plugin; it is empty for
-    policies that only a simulation can run, such as the oracles (`hindsight`).
-    """
+    """An eviction policy; `engines` run it, some with a plugin; empty: only a simulation can."""
 
     DOCUMENT: ClassVar[str] = "*policy engines parameters=policy.parameters"
     policy: type[Policy]
@@ -47,9 +43,9 @@ class ListedPolicy(Struct, frozen=True):
 class ListedRouter(Struct, frozen=True):
     """A router; its name includes the version of the program whose rule it follows.
 
-    `sees` is the information behind its choices, `needs` what a trace must have. `draws`: it
-    chooses at random. A `reference` knows what no real router can. `flags` are its launch
-    flags with default parameters.
+    Of its attributes in the document, `sees` is the information behind its choices, `needs` what a
+    trace must have. `draws`: it chooses at random. `reference`: no program offers it. `flags`
+    are its launch flags with default parameters.
     """
 
     DOCUMENT: ClassVar[str] = "*router flags parameters=router.parameters"
@@ -105,9 +101,9 @@ class ListedLatency(Struct, frozen=True):
 class ListedFormat(Struct, frozen=True):
     """A trace format that kvscope reads or writes.
 
-    `source` says where the format is described: a program and its version, or a paper. `has_hashes`
-    is false for a format of lengths alone that is read, and for a format to write that can hold a
-    trace of lengths alone.
+    `source` says where the format is described: a program and its version, or a paper. Of a format
+    that is read, `has_hashes` says whether its traces have block hashes; of one that is only
+    written, whether it cannot hold a trace without them.
     """
 
     name: str

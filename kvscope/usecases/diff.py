@@ -189,7 +189,6 @@ def diff_request(options: DiffOptions) -> DiffRequest:
 def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
     """Compare two traces, runs or recommendations.
 
-    `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
     Raises UsageError for sides of different kinds, InputError for a side that does not exist.
     """
     from kvscope.app.traces import TraceSource, open_dataset

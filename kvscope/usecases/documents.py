@@ -89,8 +89,9 @@ def document(
 ) -> dict[str, Any]:
     """Return the document of a command's result: the common fields, then the result's.
 
-    `figures` are those that `--fail-on` compares, by their names there: seconds, shares, requests
-    per second, counts and the verdict. A figure that cannot be computed is null.
+    Common: `kvscope` (the version), `schema`, `command`, `trace` and, if given, `figures`: those
+    that `--fail-on` compares, by their names there, in seconds, shares, requests per second and
+    counts, and the verdict. A figure that cannot be computed is null.
     """
     head = {"kvscope": __version__, "schema": schema, "command": command}
     head["trace"] = getattr(result, "trace", None)

@@ -221,10 +221,7 @@ def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> Trac
 
 
 def request_number(store: Store, trace: Trace, request: str) -> int:
-    """Return the number of a request, given its number or its id in the trace.
-
-    Raises UsageError if there is none.
-    """
+    """Return the number of a request, given its number or id in the trace; UsageError for none."""
     from kvscope.ingest.hash_ids import key
     from kvscope.store import traces
 

@@ -322,10 +322,7 @@ def _engine_limits(
 
 
 class FleetLine(Struct, frozen=True):
-    """A router with a policy, at every number of replicas, ascending.
-
-    `fewest` is the fewest replicas that meet the SLO, null if none do.
-    """
+    """A router with a policy, by number of replicas; `fewest` is null if none meet the SLO."""
 
     DOCUMENT: ClassVar[str] = (
         "router=router.name policy=policy.name reference=router.reference fewest flags"
@@ -396,9 +393,9 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     requested, is below each replica's pool; `pooled` and the curves have none. A shared pool is
     replayed in several `pool_sizes`, ascending. `autoscaled` and `disaggregated`, if requested,
     have the answer's router and policy with autoscaling, or with separate prefill and decode
-    replicas. Policies learn from the whole fleet's traffic. `lru_curves` are over a replica's
-    capacity, for routers that see only the order and the sessions of requests, in open loop
-    (`think` None); `pooled_curve` is that of one cache for all.
+    replicas. Policies learn from the whole fleet's traffic. `lru_curves` are over the capacity of a
+    replica (now `capacity_blocks`), by label of router, for routers that see only the order and
+    the sessions of requests, in open loop (`think` None); `pooled_curve` is that of one cache.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -522,7 +519,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def fleets(self) -> tuple[FleetRun, ...]:
-        """All runs, the best line's first; only those of `chosen` replicas have `sent_tokens`."""
+        """All runs, the best line's first; `sent_tokens` is empty but for `chosen` replicas."""
         runs = (run for line in self.ranked for run in line.runs)
         return tuple(run if run.fleet.replicas == self.chosen else run.without_sent for run in runs)
 
@@ -725,10 +722,7 @@ def _runs(
 
 
 def known_figures(request: FleetRequest) -> Known:
-    """Return the names of a fleet's verdicts and figures, for conditions of `--fail-on`.
-
-    Figures are also named `ROUTER.NAME`, for each router.
-    """
+    """Return the names of a fleet's verdicts and figures (also `ROUTER.NAME`) for `--fail-on`."""
     routers = dict.fromkeys(router.name for router in request.routers)
     owned = (f"{router}.{figure}" for router in routers for figure in _FIGURES)
     return Known((*_FIGURES, *owned), VERDICTS)

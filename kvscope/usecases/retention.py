@@ -36,7 +36,8 @@ class RetentionOptions(Options, frozen=True, kw_only=True):
 class Retention(Struct, frozen=True, kw_only=True):
     """Times to live (TTL): hits and memory of each, overall and by category, and prices.
 
-    A `ttl_s` of null means forever. `curve` has more TTLs than `ttls`; `most` keeps 90 % of hits.
+    A `ttl_s` of null means forever. `curve` has more TTLs than `ttls`; `most` is the shortest TTL,
+    rounded up, that keeps 90 % of the hits of an infinite one.
     """
 
     trace: Trace
@@ -56,10 +57,7 @@ def retention_request(options: RetentionOptions) -> RetentionRequest:
 
 
 def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retention:
-    """Return the results of every TTL, and the charges of providers.
-
-    Raises InputError for a trace whose sessions have no common clock.
-    """
+    """Return every TTL's results, and charges; InputError for sessions without a common clock."""
     import numpy as np
 
     from kvscope.app.traces import replayable

@@ -170,8 +170,7 @@ DOCUMENTS: Mapping[str, Any] = {
 def schema(command: str) -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of a command's document.
 
-    A document has every field, and may have more in later versions. A number may be null: it is
-    infinite or undefined then.
+    A document has every field; later versions may add some. Infinite or undefined numbers are null.
     """
     made = msgspec.json.schema(DOCUMENTS[command])
     for part in _parts(made):

@@ -190,7 +190,7 @@ def _named(
     model: Model | None,
     setting: RunSetting,
 ) -> list[Variant]:
-    """Return the policies of `--policy`, guarded where `tune` would guard them."""
+    """Return the variants of `--policy`, by default the usual ones; guarded on a deployed vLLM."""
     groups = model.kv_groups(1) if model is not None else None
     hybrid = setting.capacity_model == "engine" and groups is not None
     policies = policies_for(setting, options.policy, hybrid=hybrid)

@@ -137,11 +137,12 @@ class ValidatedReplica(Struct, frozen=True):
 
 
 class ValidateRequest(Struct, frozen=True):
-    """The options of `validate`, with everything that they and files of this folder determine.
+    """The options of `validate`, with all that they and files of the working directory determine.
 
+    Without options for them, the files are recommendation.toml, kvscope.toml and latency.toml.
     `advice` is the policy file to validate, `where` the deployment that a file states; None without
     one. `profile` is None if no latency is known. `python` is the interpreter with the vLLM to
-    start, None for a running server. `notes` say which files of this folder are used.
+    start, None for a running server. `notes` say which recommendation and latency are used.
     """
 
     options: ValidateOptions
@@ -242,7 +243,8 @@ def validate(
 ) -> Validation:
     """Replay `trace` on the engine with each policy, and compare with the prediction.
 
-    If the engine dies or the monitor's `stop` is set, the measurements so far are judged.
+    `seed` selects the conversations of a share, and the tokens of all blocks. If the engine dies or
+    the monitor's `stop` is set, the measurements so far are judged.
     """
     from kvscope.app.latency import latency_for
     from kvscope.app.traces import replayable
@@ -360,10 +362,10 @@ def _replica(
     where: ResolvedDeployment | None,
     advice: PolicyFile | None,
 ) -> ValidatedReplica:
-    """Return the replica that the engine represents, by options, deployment or advice.
+    """Return the replica that the engine represents: as `options`, else `where`, else `advice` say.
 
-    `stated_options` are those of the `options` that can state a deployment; without a file that
-    does (`where` None), they alone do.
+    Its `stated` deployment is that of `where`, else of `stated_options`, the ones of `options` that
+    can state a deployment.
     """
     from kvscope.tuning.flags import stated_words
 
@@ -509,12 +511,12 @@ def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:
 
 
 def _longest(limit: object, tokens: int) -> int:
-    """Return the longest request (tokens) that a context limit and a cache of `tokens` allow."""
+    """Return the longest request (tokens): at most a cache's `tokens`, below an integer `limit`."""
     return min(limit - 1, tokens) if isinstance(limit, int) else tokens
 
 
 def _advice(options: ValidateOptions, note: Note) -> PolicyFile | None:
-    """Return the named policy file, else the recommendation in this folder, if there is one."""
+    """Return the named policy file, else ./recommendation.toml; None without, or for LRU alone."""
     from kvscope.tuning.file import read_policy_file
 
     if options.replay == "lru" and options.recommendation is None:
@@ -548,7 +550,7 @@ def _advice_path(options: ValidateOptions) -> Path:
 
 
 def _profile(latency: str | None, advice: PolicyFile | None, note: Note) -> LatencyProfile | None:
-    """Return the named profile, else the advice's, else that in this folder, if there is one."""
+    """Return the profile `latency`, else the advice's, else ./latency.toml; None without one."""
     if latency is not None:
         return latency_profile(latency)
     if advice is not None and advice.profile is not None:

@@ -61,9 +61,9 @@ class PluginSettings(Struct, frozen=True):
 def read_settings(additional: object, environment: Mapping[str, str]) -> PluginSettings:
     """Return the settings of the engine's `additional` configuration, else of the environment.
 
-    The recommendation of a cache study, not checked for any engine, needs the `cache_study`
-    setting, too. Raises UsageError or InputError with the place, the key, the value and the remedy,
-    also for a policy that no engine can run.
+    A cache study, a recommendation tuned without a deployment and checked for no engine, needs the
+    setting `cache_study`, too. Raises UsageError or InputError with the place, the key, the value
+    and the remedy, also for a policy that no engine can run.
     """
     given = additional.get("kvscope", {}) if isinstance(additional, Mapping) else {}
     table = table_as(given, SettingsTable, _WHERE, _USAGE)

@@ -29,8 +29,8 @@ def arrive(machine: Machine) -> None:
 def peek_waiting(machine: Machine) -> int:
     """Return the first request of the waiting queue, NONE if it is empty; write its path.
 
-    Preempted requests come first, the last one preempted in front; then requests by arrival.
-    Oversized requests are rejected here. The path goes into the last row of `path`.
+    Preempted requests come first, the latest in front; then the others by arrival. Oversized ones
+    are rejected. The nodes of its path go into the last row of the machine's `path`, kept for them.
     """
     requests, state = machine.requests, machine.state[0]
     if state.preempted > 0:
@@ -52,7 +52,7 @@ def peek_waiting(machine: Machine) -> int:
 
 @callable_in_kernels
 def write_front(machine: Machine, request: int) -> None:
-    """Write a waiting request's path into the last row of `path`, unless it is there."""
+    """Write a waiting request's path into the last row of the machine's `path`, if not there."""
     if machine.state[0].front != request:
         row, record = machine.path[len(machine.path) - 1], machine.requests[request]
         write_path(machine.parents, record.leaf, row, 0, record.length)
@@ -98,7 +98,10 @@ def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
 
 @callable_in_kernels
 def look_up_front(machine: Machine, request: int) -> int:
-    """Return the front request's hit in tokens, and record its junction (see `look_up`)."""
+    """Return the hit (tokens) of the waiting queue's front request, and record its `junction`.
+
+    That is the longest prefix (tokens) that only some groups have cached; 0: none beyond the hit.
+    """
     record, size = machine.requests[request], machine.state[0].block_size
     look = record.look if record.hits == NONE else (known_tokens(machine, request) - 1) // size
     hit, record.junction = look_up(machine, look * size)
@@ -107,11 +110,11 @@ def look_up_front(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def note_written(machine: Machine, request: int, hit: int) -> None:
-    """Record a request's `written` and `kept` blocks (see REQUEST), given its `hit` in tokens.
+    """Record what a request with a `hit` (tokens) would hit had nothing been evicted.
 
-    Both are at least the hit. For full attention alone both are the number of leading blocks that
-    were ever cached; for a hybrid model `kept` is the hit of a look-up in which evicted blocks
-    count. `cached_tokens`, which that look-up changes, is restored for `use_hits`.
+    Its `written` gets the number of leading blocks that were ever cached, and so does `kept`, but
+    for a hybrid model `kept` gets the hit (blocks) of a look-up in which evicted blocks count. What
+    that look-up changes in `cached_tokens` is restored: `use_hits`, which pins the hit, reads it.
     """
     record, state = machine.requests[request], machine.state[0]
     record.written = max(count_written(machine, record.look), hit // state.block_size)

@@ -32,7 +32,7 @@ RANKS_EACH = 1 << 24  # more than a request has chunks
 
 @callable_in_kernels
 def sentinel(off: Offload, place: int) -> int:
-    """Return the sentinel of list `place` (T1, T2, B1, B2), or of the offer tracker (LISTS)."""
+    """Return the sentinel of list `place`; LISTS is the ring of the chunks with counted offers."""
     return len(off.chunks) - LISTS - 1 + place
 
 
@@ -89,7 +89,7 @@ def unlink_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def link_chunk(off: Offload, node: int, place: int, behind: int) -> None:
-    """Insert a chunk into a list, behind another one or the list's sentinel."""
+    """Insert a chunk into list `place`, just more recent than `behind`; its sentinel: as oldest."""
     chunks = off.chunks
     following = chunks[behind].after
     chunks[behind].after = node
@@ -318,7 +318,8 @@ def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
     """Write the places of offered chunks to store into `fresh`; return their number.
 
     These are the first `count` places in `offered`, but for chunks that the tier holds, and those
-    offered less often than the `threshold`. All get the offer's number: it evicts none of them.
+    offered less often than `store_threshold`. All `count` get the offer's number in their `offer`,
+    so that this offer evicts none of them.
     """
     chunks, state, fresh = off.chunks, off.state[0], 0
     for at in off.offered[:count]:
@@ -335,9 +336,10 @@ def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
 def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int) -> None:
     """Record a request's accesses to the chunks that it offers, and misses in ARC's ghost lists.
 
-    `count` chunks are listed in `offered`, `fresh` of them also in the list `fresh`. Fresh chunks
-    get the mark SEEN, held ones REUSED, too; chunks that are still being stored, or that the tier
-    does not admit, get none. With ARC, the request's first miss of a fresh chunk adapts the target.
+    `count` chunks are listed in `offered`, the `fresh` ones to store also in the list `fresh`.
+    Chunks to store get the mark SEEN (accessed), held ones SEEN and, unless the request stored
+    them, REUSED (for ARC's list T2); chunks that are still being stored, or that the tier does not
+    admit, get neither. With ARC, the request's first miss of a chunk to store adapts the target.
     """
     state, access = off.state[0], off.members[request].access
     for reverse in range(fresh - 1, -1, -1):

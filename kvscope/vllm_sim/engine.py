@@ -13,7 +13,10 @@ from kvscope.vllm_sim.state import Machine, has_tier
 
 
 def runner(machine: Machine) -> Callable[[int, int, float], bool]:
-    """Return the compiled `run_steps` of `machine`; it takes (steps, finished, until_s)."""
+    """Return a callable (steps, finished, until_s) that runs `machine`; False: nothing is left.
+
+    It ends after `steps` steps, once `finished` requests in all are done, or at `until_s` (s).
+    """
     return partial(_run, engine_function(machine), Opaque(machine))
 
 

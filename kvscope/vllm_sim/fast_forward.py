@@ -40,8 +40,7 @@ def is_queue_empty(machine: Machine) -> bool:
 def decode_steps(machine: Machine, coming: int) -> int:
     """Return for how many steps every running request decodes without reaching its last token.
 
-    0 if fewer than WORTHWHILE, or if some request does not decode next with `coming` (0 or 1)
-    tokens in flight.
+    0 if fewer than WORTHWHILE, or if one does not decode next, with `coming` (0, 1) in flight.
     """
     steps = ALWAYS
     for at in range(machine.state[0].running):

@@ -42,7 +42,7 @@ def was_held(machine: Machine, content: int) -> bool:
 
 @callable_in_kernels
 def look_up(machine: Machine, tokens: int) -> tuple[int, int]:
-    """Return the front request's hit, at most `tokens`, and its junction, both in tokens.
+    """Return the hit of request `front` (STATE), at most `tokens`, and its junction, in tokens.
 
     The junction is the longest prefix that only some of the groups have cached, 0 if it is no
     longer than the hit. Prompts part there, so windows and states are worth keeping.
@@ -59,7 +59,7 @@ def look_up(machine: Machine, tokens: int) -> tuple[int, int]:
 
 @callable_in_kernels
 def count_written(machine: Machine, most: int) -> int:
-    """Return how many leading trie nodes of the front request full attention ever held.
+    """Return how many leading trie nodes of request `front` (STATE) full attention ever held.
 
     At most `most`. For a model without full attention, its first group counts.
     """

@@ -68,9 +68,9 @@ def first_held(machine: Machine, request: int, group: int) -> int:
 
 @called_by_kernels
 def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
-    """Free those of blocks [begin, end) of a block table that go in front, see `goes_in_front`.
+    """Free the blocks without a hash in entries [begin, end) of a row of the block table.
 
-    The last one is allocated first. Rows of linear attention have gaps.
+    They are the next to be allocated, the last one first. With `unhashed_last` none is freed here.
     """
     for at in range(begin, end):
         block = machine.table[row, at]
@@ -180,7 +180,10 @@ def lose_new_contents(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def turn_of(machine: Machine, request: int, part: int) -> Turn:
-    """Return a request as the turn that policies see, in the category of a `part` of its path."""
+    """Return a request as policies see it; its category tells the parts of a path apart, too.
+
+    `part` is the number of the part, from 0 at the path's head; `cuts` divide the path into parts.
+    """
     record = machine.requests[request]
     return Turn(
         request,
@@ -193,7 +196,7 @@ def turn_of(machine: Machine, request: int, part: int) -> Turn:
 
 @called_by_kernels
 def last_part(machine: Machine, request: int, finished: bool) -> int:
-    """Return the path part that has a request's last block, 0 if the request is preempted."""
+    """Return the number of the path part with a request's last block, 0 if it is preempted."""
     end = columns(machine, request, 0) - 1 if finished else 0
     return int(np.searchsorted(machine.cuts[request], end, side="right"))
 

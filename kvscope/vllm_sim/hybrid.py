@@ -100,7 +100,11 @@ def ends_segment(machine: Machine, group: int, at: int) -> bool:
 
 @callable_in_kernels
 def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
-    """Return whether a group keeps a request's block `at` cached, by the retention settings."""
+    """Return whether to hash a request's block `at` of a group, since later hits may need it.
+
+    True for full and chunked attention; for windows and states, before multiples of the retention
+    interval and, if one is set, before the prompt's end and the request's `junction`.
+    """
     record, layout, state = machine.requests[request], machine.groups[group], machine.state[0]
     if layout.kind not in (SLIDING, LINEAR):
         return True
@@ -204,10 +208,10 @@ def hash_prompt_end(
 ) -> None:
     """Hash the blocks in which hits on a request's prompt can end, after a step up to `tokens`.
 
-    Full attention's block at the last such end is hashed. Of linear attention, it is block
-    `exported` of the row if the step exports a state to it; else (NONE) the block with the state at
-    that end, if the step ends there, and the request copies it before it writes on. `written` is
-    the step to record for states.
+    Of full attention it is the block with the last such end. Of linear attention it is block
+    `exported` of the request, to which the step exports a state; if that is NONE, the block with
+    the state at the last such end, but only if the step ends there: the request copies this block
+    before it writes on. `written` is the step to record for states.
     """
     record, state = machine.requests[request], machine.state[0]
     boundary = (record.prompt - 1) // state.alignment_tokens * state.alignment_tokens
@@ -251,8 +255,8 @@ def hash_export(
 ) -> None:
     """Hash `block`, to which a step up to `tokens` exports a state, if that state is to be kept.
 
-    Kept are states at the prompt's last end of a hit, at the junction, and before multiples of the
-    retention interval.
+    Kept are states at the prompt's last possible end of a hit, at the request's `junction`, and at
+    multiples of `segment_tokens` in `state`.
     """
     record, size = machine.requests[request], machine.state[0].state_tokens
     unit = machine.state[0].alignment_tokens
@@ -265,10 +269,7 @@ def hash_export(
 
 
 def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: bool) -> int:
-    """Return how many more blocks of all groups a request needs to compute [begin, tokens).
-
-    `capped`: windows count at most the blocks that they hold at a time.
-    """
+    """Do the work of `groups.blocks_missing` for a hybrid model."""
     missing = 0
     states = 1 + exported_states(machine, request, begin, tokens)
     copies = int(machine.requests[request].copy_at != NONE)
@@ -451,7 +452,7 @@ def free_copied(machine: Any) -> None:
 
 @callable_in_kernels
 def take_cleared(machine: Machine, again: bool) -> int:
-    """Allocate a free block without any hash; `again` as in `take`."""
+    """Allocate a block without hashes; `again`: nothing changed since the last allocation."""
     block = take(machine, again)
     if machine.state[0].alignment_tokens < machine.state[0].state_tokens:
         forget(machine, block)
@@ -549,7 +550,7 @@ def second_of(machine: Machine, block: int) -> int:
 
 @callable_in_kernels
 def block_of(machine: Machine, content: int) -> int:
-    """Return the oldest block with a content, under either of its two hashes."""
+    """Return the oldest block with a content under either of its two hashes; NONE without one."""
     record, state = holder_of(machine, content), machine.state[0]
     return record if record < state.blocks else record - state.blocks - state.lanes - 1
 
@@ -566,10 +567,10 @@ def forget(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) -> bool:
-    """Return whether all groups of a spec (a joint look-up) cache a block of the front request.
+    """Return whether all groups of a spec (SPEC) cache a block of request `front` (STATE).
 
-    The block ends at node `depth` of its path, or is part `part` (from 0) of that node. With
-    `ever`, evicted blocks count, too.
+    It ends at node number `depth` (from 1) of the path. If it is smaller than the node, it is block
+    `part` (from 0) of that node; else `part` is 0. With `ever`, evicted blocks count, too.
     """
     last = machine.path[len(machine.path) - 1, depth - 1]
     for group in range(machine.specs[spec].begin, machine.specs[spec].end):
@@ -634,7 +635,7 @@ def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int
 
 @callable_in_kernels
 def whole_tokens(machine: Machine) -> int:
-    """Return the front request's tokens in full blocks of the trace."""
+    """Return the tokens of request `front` (STATE) in full blocks of the trace."""
     record, size = machine.requests[machine.state[0].front], machine.state[0].block_size
     return (record.prompt + record.generated) // size * size  # type: ignore[no-any-return]
 
@@ -670,7 +671,7 @@ def note_verified(machine: Machine, spec: int, dropped: bool) -> None:
 
 
 def look_up_groups(machine: Any, tokens: int, ever: bool) -> tuple[int, int]:
-    """Return the front request's hit, at most `tokens`, and its junction, both in tokens.
+    """Return the hit of request `front` (STATE), at most `tokens`, and its junction, in tokens.
 
     The junction is the longest prefix that only some of the groups have cached, 0 if it is no
     longer than the hit. With `ever`, evicted blocks count as cached. The last block of a drafter's

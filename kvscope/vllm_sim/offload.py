@@ -130,8 +130,8 @@ def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
 def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
     """Begin to load a request's chunks between `hit` and `cached` tokens.
 
-    Return how many of the blocks to load the request has had read from storage, the tier below,
-    into the CPU's memory.
+    Return how many blocks of these chunks, after the hit, were read from storage, the tier below,
+    by earlier look-ups of the request.
     """
     off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
     member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
@@ -363,7 +363,7 @@ def wait(machine: Machine, until_s: float) -> float:
 
 @callable_in_kernels
 def mark_arrived(machine: Machine) -> None:
-    """Reserve space in `marks` for the requests that have arrived."""
+    """Reserve flags in the tier's `marks` for each chunk of the requests that have arrived."""
     off = machine.offload.state[0]
     while off.marked < machine.state[0].arrived:
         machine.offload.members[off.marked].access = off.marks_taken
@@ -373,7 +373,7 @@ def mark_arrived(machine: Machine) -> None:
 
 @callable_in_kernels
 def next_new(machine: Machine, at: int) -> int:
-    """Return the first request from `at` on that arrived, fits, and was never admitted."""
+    """Return the first arrival from `at` on that fits, never admitted; `state.arrived` without."""
     requests = machine.requests
     while at < machine.state[0].arrived and (requests[at].oversized or requests[at].hits != NONE):
         at += 1
@@ -472,7 +472,7 @@ def join(machine: Machine, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def next_loaded(machine: Machine, at: int) -> int:
-    """Return the index in `loading`, from `at`, of the first request whose load has ended."""
+    """Return the first index in `loading`, from `at`, of a loaded request; its length for none."""
     off = machine.offload
     while at < off.state[0].loading and off.members[off.loading[at]].stage == LOADING:
         at += 1
@@ -536,7 +536,11 @@ def schedule_above_tier(machine: Machine) -> None:
 
 @called_by_kernels
 def run_above_tier(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-    """Run an engine with a CPU tier, as `run_steps` does; False if requests can never start."""
+    """Run an engine with a CPU tier for up to `steps` steps or waits.
+
+    Stop early once `finished` requests have finished or were rejected, or at `until_s` (s). Return
+    False if nothing is left to do, or if requests can never start.
+    """
     state, off = machine.state[0], machine.offload.state[0]
     if off.stuck:
         return False

@@ -54,7 +54,10 @@ def allocated_of(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fence_block(machine: Machine, request: int, block: int) -> None:
-    """Fence a block that the newest store reads for `request` (or ANY), see FENCE."""
+    """Let steps that reuse `block` wait for the newest store, which reads the block.
+
+    They do from the end of `request` on; at once with ANY in its place.
+    """
     off, state = machine.offload, machine.offload.state[0]
     fence = off.fences[state.fences % len(off.fences)]
     fence.job, fence.request, fence.older = state.stores, request, off.fence[block]
@@ -99,7 +102,7 @@ def number_of(machine: Machine, place: int) -> int:
 
 @callable_in_kernels
 def chunk_of(machine: Machine, group: int, at: int) -> int:
-    """Return the trie node of a group's chunk `at` on the front request's path."""
+    """Return the trie node of a group's chunk `at` on the path of request `front` (STATE)."""
     path = machine.path[len(machine.path) - 1]
     return chunk_at(machine.offload, path, place_of(machine, group, at))
 
@@ -143,9 +146,9 @@ def find_leading(machine: Machine, request: int, group: int, begin: int, end: in
 def find_window(machine: Machine, group: int, begin: int, end: int, first: int) -> int:
     """Return the number of chunks from `begin` to the end of the last window that the tier holds.
 
-    A window that ends with chunk `end` - 1 needs `first` chunks, one that ends before the group's
-    `window_chunks`. Chunks from `begin` without a gap are a window, too, since the GPU has the
-    blocks before them. 0 without a window, SKIP if a chunk of the window is being stored.
+    Of the group's chunks [begin, end), a window at `end` needs `first`, any other `window_chunks`
+    (of LAYERS). Chunks from `begin` without a gap are a window, too, since the GPU has the blocks
+    before them. 0 without a window, SKIP if a chunk of the window is being stored.
     """
     off, wanted, run, pending = machine.offload, first, 0, False
     for at in range(end - 1, begin - 1, -1):
@@ -336,7 +339,11 @@ def stores_chunk(
 
 @callable_in_kernels
 def first_again(machine: Machine, group: int, end: int) -> int:
-    """Return the first chunk that an ended request of `end` chunks offers again, `end` for none."""
+    """Return the first of an ended request's `end` chunks to offer again, `end` for none.
+
+    A load can end where the request ended: the sliding window before that end was not offered as
+    long as the end was unknown, as far as it is after the last multiple of `alignment_tokens`.
+    """
     state, layout = machine.offload.state[0], machine.groups[group]
     alignment = state.alignment_tokens
     if layout.kind != SLIDING or alignment == 0 or alignment % layout.block_tokens:
@@ -508,7 +515,7 @@ def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
 
 @callable_in_kernels
 def note_table(machine: Machine, request: int) -> None:
-    """Call `note_block` for each block in a request's block tables, after allocation."""
+    """Note the blocks of a request's tables as its own: steps wait for stores that read them."""
     record = machine.requests[request]
     for group in range(len(machine.groups)):
         size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group

@@ -144,15 +144,16 @@ class Offload(NamedTuple):
     """A CPU tier below an engine with R requests and G groups of layers; empty tables without one.
 
     `chunks`, `members` (R), `layers` (G) and `state` (1) are records of CHUNK, MEMBER, LAYERS and
-    OFFLOAD. `chunks` has N + 1 entries for each group, a node of the trie each, and five sentinels:
-    of the lists T1, T2, B1 and B2, and of the tracker of offers. `marks` are flags (SEEN to READ)
-    of what each request did with each of its chunks, `next_chunk` (R x G) the next chunk of each
-    group that a request offers. `loads` and `stores` are rings of TRANSFER records, whose chunks
-    are in `load_nodes` and `store_nodes`. Per GPU block, `fence` is its last entry in `fences` and
-    `taken` the last plan in which a request got it. `since` is the plan in which each entry of a
-    block table was set, kept if running requests may free blocks. `order` lists groups in the order
-    of look-ups, `loading` the requests that load, `ended` requests that ended in this plan, with
-    their blocks in `ended_table`, as in `table`.
+    OFFLOAD. `chunks` has an entry for each node of the trie (root included) in each group, and five
+    sentinels: of the lists T1, T2, B1 and B2, and of the tracker of offers. `marks` has for each
+    chunk of each request a sum of the flags SEEN, INSERTED, REUSED, MISSED, ASKED and READ,
+    `next_chunk` (R x G) the next chunk of each group that a request offers. `loads` and `stores`
+    are rings of TRANSFER records, whose chunks are in `load_nodes` and `store_nodes`. Per GPU
+    block, `fence` is its last entry in `fences` and `taken` the last plan in which a request got
+    it. `since` is the plan in which each entry of a block table was set, kept if running requests
+    may free blocks. `order` lists groups in the order of look-ups, `loading` the requests that
+    load, `ended` requests that ended in this plan, with their blocks in `ended_table`, as in
+    `table`.
 
     `reads` and `writes` are the copies from and to storage (TRANSFER), over `links` (LINK), with
     their chunks in `read_nodes` and `write_nodes`; `asked` are the chunks that storage has yet to

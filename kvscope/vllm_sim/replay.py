@@ -42,11 +42,11 @@ class EngineReplay(Struct, frozen=True):
     token, nan without any; `finish_s` is in trace time. `oversized` requests need more than all
     blocks: they were rejected, have no hits, and nan for times.
 
-    With a CPU tier (else None), `loaded_blocks` follow the hits and were loaded from the tier,
-    `read_blocks` of them came from storage below it. The load at the first admission copied
-    `copied_blocks`: as many, but for a hybrid model all blocks of its chunks in all groups, each
-    counted with the tokens of the smallest block. The tier stored `stored_chunks` and
-    evicted `chunk_evictions`. At least one prompt token is computed.
+    With a CPU tier (else None), `loaded_blocks` follow the hits and were loaded from the tier at
+    first admission, `read_blocks` of them from storage below it. That load copied `copied_blocks`:
+    as many as it loaded, but for a hybrid model those of all its chunks in all groups, each counted
+    with the tokens of the smallest group's block. The tier stored `stored_chunks` and evicted
+    `chunk_evictions`. At least one prompt token is computed.
     """
 
     hit_blocks: Int32s
@@ -77,7 +77,8 @@ def replay_engine(
     """Run a trace through vLLM's scheduler and cache manager, with `policy` to evict blocks.
 
     Requests come at their arrival times; each step takes the time of `cost`, so they overlap.
-    `tables` are as in `idle_machine`. Raises UsageError for a policy without lanes.
+    `tables` are those of a policy that has learned some, each in force from one of the requests on.
+    Raises UsageError for a policy without lanes.
 
     Source: vLLM 0.32.0, see `scheduler` and `pool`.
     """

@@ -43,10 +43,7 @@ def plan(machine: Machine, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def begin_plan(machine: Machine) -> None:
-    """Empty the planned batch, and reset its token budget, prompt tokens and cost (s).
-
-    `plan` then adds requests, and `cost_plan` completes the cost.
-    """
+    """Empty the planned batch, and reset its token budget, prompt tokens and cost (s)."""
     state = machine.state[0]
     state.planned = 0
     state.budget = state.max_num_batched_tokens
@@ -184,8 +181,7 @@ def compact_running(machine: Machine, before: int) -> None:
 def start(machine: Machine) -> None:
     """Make the planned step the step in progress, from now on.
 
-    Sets when it ends (`end_s`), and when the next one can be planned (`ready_s`). The time does not
-    advance.
+    Sets when it ends (`end_s`) and when the next can be planned (`ready_s`), but not the time.
     """
     state, batch, yields = machine.state[0], machine.batch, machine.yields
     for at in range(state.planned):

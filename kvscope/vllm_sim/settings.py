@@ -58,8 +58,8 @@ class StepCost(Struct, frozen=True):
         """Return the cost of steps on the engine that `profile` describes.
 
         A prompt alone in a step takes the profile's TTFT less `request_s`, the time outside of
-        steps. Launching the kernels takes as long as the shortest prompt. Without decode costs in
-        the profile, a decoded token costs as much as a prompt token at the same position.
+        steps. `launch_s` is the time of a step with the shortest prompt, base_s + floor_s. Without
+        decode costs in the profile, a decoded token costs as much as a prompt token at its place.
         """
         decodes = profile.decode_base_s is not None
         return cls(
@@ -116,9 +116,8 @@ class OffloadSettings(Struct, frozen=True):
     """vLLM's OffloadingConnector with memory of the CPU; options have vLLM's names.
 
     `capacity_chunks` is `cpu_bytes_to_use` over the bytes of a chunk of `blocks_per_chunk` blocks.
-    `release` is the version of vLLM.
-    `storage` is a tier below the CPU's, which vLLM refuses with a `store_threshold` of 2 or more.
-    Defaults are vLLM's. Raises UsageError for values that no engine takes.
+    `release` is vLLM's. `storage` is a tier below the CPU's, which vLLM refuses with a
+    `store_threshold` of 2 or more. Defaults are vLLM's. Raises UsageError for refused values.
 
     Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/cpu/spec.py.
     """
@@ -230,16 +229,17 @@ class EngineSettings(Struct, frozen=True):
         return AheadTokens(tokens, tokens * (3 if self.async_scheduling else 2))
 
     def _check_drafter(self, drafter: Drafter) -> None:
-        """Raise UsageError for settings that are not simulated together with this drafter."""
+        """Raise UsageError for a CPU tier, or groups of layers that do not `take_drafter`."""
         if self.offload is not None:
             raise not_beside(drafter, "a CPU tier")
         if self.groups is not None and not self.groups.take_drafter:
             raise not_beside(drafter, "these layers")
 
     def on_pool(self, blocks: int, block_size: int) -> Self:
-        """Return the settings with a pool of `blocks` blocks, each with the KV of all layers.
+        """Return the settings with a pool for `blocks` blocks of `block_size` tokens of all layers.
 
-        For a hybrid model, the pool has more blocks, each with the KV of one group of layers.
+        `usable_blocks` becomes `blocks`; for a hybrid model, whose blocks are of one group of
+        layers and have a size of their own, as many as take the same memory.
         """
         if self.groups is not None:
             tokens = round(blocks * block_size / self.groups.layer_share)

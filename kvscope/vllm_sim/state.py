@@ -240,7 +240,7 @@ def idle_machine(
 ) -> Machine:
     """Return an idle engine that waits for the trace's first request; all its blocks are free.
 
-    `tables` are learned tables of policies that have some. Raises UsageError for a policy without
+    `tables` are those of a policy that has learned some. Raises UsageError for a policy without
     lanes, and for more blocks than 32 bits can number.
     """
     from kvscope.vllm_sim.hybrid import group_functions  # which takes machines

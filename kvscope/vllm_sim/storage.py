@@ -160,7 +160,7 @@ def add_read(off: Offload, request: int, node: int, at: int, first: bool) -> Non
 
 
 def read_chunk(machine: Any, request: int, at: int, first: bool) -> int:
-    """Queue a read of chunk `at` of the front request's path, if storage has the chunk.
+    """Queue a read of chunk `at` of a waiting request's path, if storage has the chunk.
 
     Returns PRESENT if the read is queued for the end of the plan, ASKING if storage has not
     answered yet, MISSING if storage lacks the chunk or memory has no room. `first`: the request's

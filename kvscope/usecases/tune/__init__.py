@@ -183,8 +183,7 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 class TierRequest(Struct, frozen=True):
     """Memory to compare below the pool; `sizes` are None for the defaults.
 
-    `offload` has the methods to compare, as in --offload, `prices` the price of each kind of
-    memory.
+    `offload` has the methods to compare, as in --offload, `prices` a price per kind of memory.
     """
 
     sizes: tuple[values.TierSize, ...] | None
@@ -199,8 +198,10 @@ class TuneRequest(Struct, frozen=True):
     be. `shares` are those of the warm-up, validation and held-out window; `range_bytes` bounds the
     search for the least capacity. `given` names the options that the user stated: the others are
     listed as assumptions. `also` (machines), `tiers` and `routers` are compared too; without
-    `routers_named`, routers that need sessions are left out if the trace has none. `machines` has a
-    request for each common GPU if no machine is known.
+    `routers_named`, routers that need sessions are left out if the trace has none. `disaggregate`,
+    if set, also compares prefill and decode on separate replicas, over links of so many bytes per
+    second. `on` is the Ray cluster that replays (None: threads). `machines` has a request for each
+    common GPU if no machine is known.
     """
 
     target: Target
@@ -355,8 +356,7 @@ def _price_known(where: ResolvedDeployment, gpu: str) -> float | None:
 def machine_requests(options: TuneOptions) -> list[TuneRequest]:
     """Return a request for each common GPU that holds the model; none if a machine is known.
 
-    The default model is llama3-8b (COMMON_MODEL). Raises UsageError if none of the GPUs holds the
-    model.
+    The default model is COMMON_MODEL. Raises UsageError if none of the GPUs holds the model.
     """
     if not names_no_machine(options):
         return []

@@ -240,8 +240,7 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
 def engine_fit(tuned: Recommendation) -> FittedTable | None:
     """Return the recommended policy's table for an engine, fitted to the whole trace.
 
-    None for a policy without a table. If possible, the engine refits it, as the replays behind the
-    recommendation did.
+    None for a policy without a table. If possible, the engine refits it, as the replays did.
     """
     recommended, setting = tuned.recommended, tuned.tuning.setting
     prompts = tuned.prompts
@@ -255,7 +254,7 @@ def engine_fit(tuned: Recommendation) -> FittedTable | None:
 
 
 def recommendation_text(tuned: Recommendation) -> str | None:
-    """Return recommendation.toml; None for a switch without flags, which no engine should run."""
+    """Return recommendation.toml; None where `write_recommended` refuses to write it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
         write_recommended(path, tuned)
@@ -265,8 +264,9 @@ def recommendation_text(tuned: Recommendation) -> str | None:
 def write_recommended(path: Path, tuned: Recommendation, *, force: bool = False) -> str:
     """Write recommendation.toml to `path`; return a sentence on the outcome.
 
-    Without `force`, a switch without flags for its deployment is not written, since an engine would
-    run it, and a recommendation to switch is not replaced by another verdict.
+    Without `force`, a policy that its deployment cannot or should not run (`why_no_flags`) is not
+    written, as vLLM with the plugin would run it from the file; and a recommendation to switch is
+    not replaced by another verdict.
     """
     why = tuned.why_no_flags
     if tuned.deployment is not None and tuned.tuning.choice and why and not force:
