@@ -294,7 +294,7 @@ def _queue_caches(policy: type[QueuePolicy]) -> Caches:
 
     @callable_in_kernels
     def begin(state: Queues, touched: Touched, traffic: Traffic, request: int) -> None:
-        """Assign numbers, after earlier ones, to blocks of the request that no request can hit."""
+        """Reserve block ids, after earlier requests', for the request's anonymous blocks."""
         starts: Int64s = touched.segments.starts  # unused otherwise where there are no runs
         starts[request + 1] = starts[request] + traffic.anonymous[request]
 

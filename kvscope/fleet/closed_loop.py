@@ -22,12 +22,11 @@ from kvscope.replay.traffic import Traffic
 
 
 class ThinkTimes(Struct, frozen=True):
-    """Think times of users and tools before each of R requests (s); OPEN if it follows no other.
+    """Think times of users and tools before each of R requests (s); -1 (OPEN) if it follows none.
 
-    A think time begins at the end of request `after`: the previous turn, or one the trace names.
-
-    Of these times, the trace states `stated`; the others are a gap less a duration, `recorded` or
-    `estimated` by the latency profile, and `floored` of them are 0, since they would be negative.
+    A think time begins at the end of request `after`: the previous turn, or one the trace names
+    (-1: none). The trace states `stated` of these times; the others are a gap less a duration,
+    `recorded` or `estimated` by the latency profile, and `floored` of them 0 instead of negative.
     """
 
     think_s: Float64s

@@ -25,9 +25,9 @@ and `listed` of them had not ended when last counted. The other `queued` ones ha
 class LoadCounts(NamedTuple):
     """The counts of N replicas, and for each its requests taken from the queue and not ended.
 
-    `each` (N) are records of `COUNT`. Row n of `listed` (N x R) has the places of these requests: a
-    request's place is its number, from 0, among those sent to the same replica. Oversized requests
-    never count, since replicas reject them at once.
+    `each` (N) are records of `COUNT`: `seen`, `taken`, `listed` and `queued` requests, and `tokens`
+    and `uncached` tokens of the queued ones. Row n of `listed` (N x R) has the places of the taken
+    requests: numbers, from 0, among those sent to the replica. Rejected ones never count.
     """
 
     each: Records

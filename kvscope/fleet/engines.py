@@ -61,8 +61,9 @@ def replay_engines(
 ) -> FleetReplay:
     """Replay a trace on `replicas` simulated vLLMs of these settings, behind `router`.
 
-    Arguments are as in `replay_engine` and `replay_fleet`. `begin_s` is the time of admission. A
-    request that needs more blocks than a replica has is rejected, with no hits and nan for times.
+    A request with a `think_s` of at least 0 arrives that long after the end of request `after` (by
+    default the previous turn). `tables` are the policy's, `seed` a random router's. `begin_s` is
+    when a request is admitted. One longer than a pool is rejected: no hits, and nan for times.
     `best_blocks` includes blocks computed between arrival and admission if the request hit them.
     Routers see pools, not the CPU tiers below them; `hit_blocks` include blocks loaded from a tier.
     `Truth.wait_s` is the prefill time of the tokens in front, without decodes. With `scaled`, the

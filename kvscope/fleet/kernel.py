@@ -164,8 +164,8 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     `served`, a copy of the traffic to be put in order of arrival; the caches; their copies for KV
     events (`reported`; without a lag the same caches); replicas and view; a heap for events and a
     buffer for a path; the router's function `choose`, its memory and parameters; `done`, the
-    result; the policy's functions. It returns nothing: it fills `done`, `served` and the caches.
-    One kernel serves all lane policies. It takes all tuples of arrays as `Referenced`.
+    result; a lane policy's functions, else None. It returns nothing: it fills `done`, `served` and
+    the caches. One kernel serves all lane policies. It takes tuples of arrays by their addresses.
     """
     kind = caches_of(policy)
     leading = kind.leading
@@ -177,7 +177,7 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     ) -> None:
         """Apply tables and expiry up to the next request's arrival; register it in the caches.
 
-        Its path is written to `caches.touched.path`. `functions` are the policy's, as in `Now`.
+        Its path is written to `caches.touched.path`. `functions` are a lane policy's, else None.
         """
         touched, state, progress = caches.touched, caches.state, caches.progress
         slot, before, table = progress[NEXT], progress[PERIOD], caches.tables.in_force

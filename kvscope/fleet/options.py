@@ -26,9 +26,9 @@ READY_S = 60.0  # a usual time to load a model from a disk
 class Scaling(NamedTuple):
     """Autoscale from `low` to `high` replicas, one per `requests_per_s`; a new one takes `ready_s`.
 
-    Every SYNC_S seconds, the wanted number is the arrival rate of the last RATE_S seconds over
+    Every 15 s (SYNC_S), the wanted number is the arrival rate of the last 60 s (RATE_S) over
     `requests_per_s`, rounded up, or the present number if within 10 %. A step at most doubles the
-    number or adds 4, whichever is more; it falls to the maximum wanted in the last SETTLE_S.
+    number or adds 4, whichever is more; it falls to the most wanted in the last 300 s (SETTLE_S).
     Source: Kubernetes, Horizontal Pod Autoscaling, algorithm details, and the default behavior of
     autoscaling/v2. The window of the rate is a usual one; Kubernetes has none.
     """

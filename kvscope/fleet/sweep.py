@@ -163,7 +163,7 @@ class FleetSweep:
     def replay(
         self, fleet: Fleet, seed: int = 0, engine: EngineSettings | None = None
     ) -> FleetReplay:
-        """Return a fleet's replay on `engine`, by default the sweep's; on queues if it is None."""
+        """Return a fleet's replay on `engine`, else the sweep's engine, else queues of prefills."""
         engine = engine or self.engine
         memory.require(
             self._bytes(fleet, engine),

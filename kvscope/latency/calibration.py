@@ -244,7 +244,7 @@ class ProfileFit(Struct, frozen=True):
 
     @property
     def linear_worst(self) -> CellFit:
-        """Return the cell with the largest relative error of the linear model (without pairs)."""
+        """Return the cell with the largest relative error of the model β + α·u (γ = 0)."""
         return max(self.cells, key=lambda cell: abs(cell.linear_off))
 
     @property
@@ -393,7 +393,7 @@ class MeasuredProfile(Struct, frozen=True):
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The interval (ms) of each measured coefficient."""
+        """The 95 % interval (low, high; ms) of each measured coefficient, by name."""
         return {
             f"{key.removesuffix('_s')}_ms": (low * 1e3, high * 1e3)
             for key, (low, high) in self.profile.intervals.items()
@@ -438,7 +438,7 @@ class Calibration(Struct, frozen=True):
 
     @property
     def steps(self) -> tuple[StepFit, ...]:
-        """The steps of decoding, if they were measured."""
+        """The fit of each measured step of decoding; () without any."""
         return self.fit.decoding.steps if self.fit.decoding else ()
 
     @property

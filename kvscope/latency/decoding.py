@@ -30,9 +30,10 @@ class Step(NamedTuple):
 
 
 def steps(longest: int, free_tokens: int, most: int = BATCHES[-1]) -> tuple[Step, ...]:
-    """Return steps of up to `most` requests whose contexts fit in `free_tokens` together.
+    """Return the steps to measure, whose contexts fit in `free_tokens` of KV memory together.
 
-    Contexts have 256 tokens, or about half of the longest prompt's (at most 2,048).
+    Steps have up to `most` requests. Contexts have 256 tokens, or about half of `longest` tokens
+    (the longest prompt; at most 2,048), and room for 256 more.
     """
     contexts = sorted({_SHORT, max(min(longest // 2, _LONG) // _SHORT, 1) * _SHORT})
     every = (Step(batch, context) for batch in BATCHES if batch <= most for context in contexts)

@@ -45,7 +45,7 @@ DEFAULTS = defaults(LatencyProfile)
 
 
 class IntervalsTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The interval of each parameter, low and high, where it was measured."""
+    """The 95 % interval of each parameter, low and high; None where it was not measured."""
 
     base_s: Interval | None = msgspec.field(default=None, name="base_ms")
     per_token_s: Interval | None = msgspec.field(default=None, name="per_token_ms")
@@ -92,7 +92,7 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
         )
 
     def profile(self, where: str) -> LatencyProfile:
-        """Return the profile; raise InputError at `where` for values that no engine has."""
+        """Return the profile; raise InputError at `where` (file, table) for values of no engine."""
         intervals = {name: getattr(self.intervals, name, None) for name in PARAMETERS}
         stated: dict[str, Any] = {
             name: float(value) for name in TIMES if (value := getattr(self, name)) is not None

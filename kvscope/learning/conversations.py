@@ -30,8 +30,7 @@ V = TypeVar("V")
 class RequestHints(NamedTuple):
     """What a request states: its session, type, turn, and time by the clock of a replayed trace.
 
-    Each is None, and the type "unknown", where the request does not state it. `probe`: it was sent
-    by `kvscope calibrate` to measure, and recorders ignore it.
+    Each is None, and the type "unknown", if not stated. Recorders ignore a `probe`.
     """
 
     session: str | None
@@ -42,7 +41,7 @@ class RequestHints(NamedTuple):
 
 
 def read_hints(request: Request) -> RequestHints:
-    """Return the hints in `request`; labels that are not plain words count as unknown."""
+    """Return the hints in `request`; types but 1-32 ASCII letters, digits or `_.:-` are unknown."""
     params = request.sampling_params
     extra: Mapping[str, Any] = (params.extra_args if params is not None else None) or {}
     kind, turn = str(extra.get(TYPE, UNKNOWN)), extra.get(TURN)
@@ -70,7 +69,7 @@ class Sessions:
         self._latest: dict[str, tuple[int, int]] = {}
 
     def begin(self, session: str, number: int, turn: int | None) -> tuple[int, int]:
-        """Return the session's previous request (-1: none), and the turn of request `number`."""
+        """Return (the session's previous request or -1, turn): `turn`, or the next one if None."""
         before, turns = self._latest.get(session, (-1, 0))
         turn = turns + 1 if turn is None else turn
         remember(self._latest, session, (number, turn))
@@ -78,9 +77,9 @@ class Sessions:
 
 
 class _PromptEnd(Struct):
-    """The prompts that end at one block, and how many later requests `continued` them.
+    """The prompts whose last full block is one block; `continued` counts their continuations.
 
-    `turn` and `history_tokens` are those of the latest such request.
+    `turn` and `history_tokens` are those of the request with such a prompt that finished last.
     """
 
     continued: int = 0

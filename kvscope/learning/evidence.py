@@ -1,7 +1,6 @@
 """The evidence on a guard's candidates, and the guard's decision, request by request.
 
-The same functions run in a kernel over a whole trace and in an engine's process. There sequences
-are lists: reading single numbers of arrays takes four times as long.
+The same functions run in a kernel over a whole trace and, with lists, in an engine's process.
 """
 
 from __future__ import annotations
@@ -43,7 +42,10 @@ class Goal(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, float], capacity_blocks: float, share: float = 1.0) -> Goal:
-        """Return the thresholds of a policy with these parameters for a `share` of requests."""
+        """Return the thresholds for a policy's parameter `values`, any of which may be missing.
+
+        `share` (0-1) of the requests are counted: it scales `tokens_per_s`, and nothing else.
+        """
         slo_tokens = values.get(SLO_TOKENS.name, 0.0)
         return cls(
             capacity_blocks,

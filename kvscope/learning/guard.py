@@ -137,7 +137,10 @@ class OnlineGuard:
         self._serve()
 
     def end(self, number: int, output_tokens: int, blocks: int, segments: TouchedSegments) -> None:
-        """Note that a request has been served; its output touched `blocks` more blocks."""
+        """Note that a request has been served; its output touched `blocks` more blocks.
+
+        `segments` are those of the output alone that earlier requests touched last.
+        """
         waiting = self._waiting.get(number)
         if waiting is None:
             return
@@ -312,7 +315,7 @@ class GuardedLearner(OnlineLearner):
     def touch_output(
         self, request: Request, match: PrefixMatch, prompt_tokens: int
     ) -> tuple[int, TouchedSegments]:
-        """Touch a served request's output blocks; return the number followed, and segments."""
+        """Touch a request's output blocks; return (number followed, `TouchedSegments` of these)."""
         full, computed = prompt_tokens // self.block_size, computed_blocks(request, self.block_size)
         more: list[Key] = request.block_hashes[full:computed]
         followed, segments = self.recent.end(more, match.number)

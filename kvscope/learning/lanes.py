@@ -1,11 +1,9 @@
 """Lanes (queues of blocks): where the blocks of a request go, and which lane to evict from.
 
 An engine's free blocks and the shadow caches both evict from the lane whose oldest block is worth
-least. Lanes lie in a heap by the worth of their oldest block, so that taking a block computes one
-score, and none if the next block was freed together with it. Most policies' worths change all the
-time: then all lanes are scored anew for the first block of a step. Worths of a `stepwise` policy
-hold until `next_step_s`: then the heap outlives the step, and a lane is scored again when its time
-has come.
+least (has the lowest score). Lanes lie in a heap by that worth. Most policies' worths change all
+the time: then all lanes are scored anew for the first block of a step. Those of a `stepwise` policy
+hold until `next_step_s`.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from kvscope.core.arrays import Float64s
 from kvscope.policies.base import EARLY, LanePolicy, Turn
 
 LanePlan: TypeAlias = tuple[tuple[int, int], ...]
-"""The lanes of a path, as (depth, lane) steps from the deep end on.
+"""The lanes of a path, as steps (depth where the lane begins, lane) from the deep end on.
 
 A block is in the lane of the first step whose depth lies before the block's end. The last depth is
-0. Depths count whatever the caller counts: blocks, or tokens.
+0. Depths are in blocks or in tokens, as the caller counts.
 """
 
 
@@ -51,10 +49,7 @@ def lane_plan(
 
 
 def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
-    """Return the lane of a path's head, the blocks that any next turn needs.
-
-    The arguments are those of `lane_plan`.
-    """
+    """Return the lane of a path's first block; the arguments are those of `lane_plan`."""
     of_part = _in_part(turn, len(cuts) + 1, bisect_right(cuts, 0))
     return policy.place(of_part, 0, block_size, p)[1]
 
@@ -69,7 +64,7 @@ def _in_part(turn: Turn, parts: int, part: int) -> Turn:
 
 
 def lane_at(plan: LanePlan, end: int) -> tuple[int, int]:
-    """Return the (depth, lane) step of the plan that holds the block which ends at `end`."""
+    """Return (depth where its lane begins, lane) for a block that ends at `end`, as in `plan`."""
     for step in plan:
         if end > step[0]:
             return step
@@ -164,9 +159,8 @@ class LaneHeap:
         """Return the number below which the first lane's blocks go before lanes of equal worth.
 
         It is the number, by age, of the oldest block in another lane with the worth that `first`
-        returned; infinity without one. The caller can take from that lane the blocks that are
-        older, and idle since the same time as its oldest one, without another call of `first`. An
-        outdated entry can make the number too low, which costs no more than such a call.
+        returned, or a lower one; infinity without one. The caller can take older blocks of the
+        first lane, idle since the same time as its oldest one, without another call of `first`.
         """
         following = min(self._heap[1:3], default=None)  # another one's, or one that is out of date
         return following[1] if following and following[0] == self._heap[0][0] else math.inf

@@ -30,8 +30,8 @@ class FittedTable(ABC):
     def refitted_in_engine(self) -> Self:
         """Return the fit, marked for an engine to replace it later by fits to its own requests.
 
-        The engine does so once it has served `requests` requests. A learner without fits of its own
-        in an engine returns the same fit.
+        The engine does so after as many requests as the fit was fitted to. A learner without fits
+        of its own in an engine returns the same fit.
         """
         return self
 
@@ -52,12 +52,12 @@ class OnlineLearner:
 
     @staticmethod
     def read_fit(document: Mapping[str, Any], where: str) -> FittedTable | None:
-        """Return the fit in the document at `where`, None without one; raises InputError."""
+        """Return the fit in a parsed policy file (path `where`), or None. Raises InputError."""
         return None
 
     @abstractmethod
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, Any]:
-        """Note a new request; return whether the table has changed, and the memo."""
+        """Note a new request; return whether `table` has changed, and the memo of the request."""
 
     @abstractmethod
     def category(self, request: Request, memo: Any) -> int:
@@ -105,9 +105,9 @@ def online_learner(
 
 
 def read_fit(document: Mapping[str, Any], policy: Policy, where: str) -> FittedTable | None:
-    """Return the fit for `policy` in the document at `where`; None where the document has none.
+    """Return the fit for `policy` in a parsed policy file (`document`); None where it has none.
 
-    Raises InputError with the place, the key, the value and the remedy.
+    Raises InputError with the path `where`, the key, the value and the remedy.
     """
     learner = learner_class(type(policy))
     return None if learner is None else learner.read_fit(document, where)

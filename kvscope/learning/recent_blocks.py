@@ -21,7 +21,7 @@ MOST_REQUESTS = 1 << 16  # a power of 2
 _AT_A_TIME = 1 << 12  # requests that an engine serves at a time, at the most that counts
 
 TouchedSegments = list[tuple[int, int]]
-"""The blocks of a path from its head on, as (previous request, blocks): one segment a run."""
+"""A path's touched blocks, head first: (request that touched them last, number of blocks)."""
 
 
 def remembered_requests(memory: int) -> int:
@@ -112,7 +112,10 @@ class RecentBlocks:
         return PrefixMatch(number, known, turns, followed, segments, cuts)
 
     def end(self, keys: Sequence[Key], number: int) -> tuple[int, TouchedSegments]:
-        """Touch a request's full output blocks; return the number followed, and their segments."""
+        """Touch a request's full output blocks (`keys`); return (number followed, their segments).
+
+        It is (0, []) if `number` is so old that its record is gone.
+        """
         if number <= self._next - self._slots:
             return 0, []
         _, _, followed, segments = self._touch(keys, number, self._arrival_s[number % self._slots])

@@ -254,7 +254,7 @@ class ShadowCache:
             self._push(number, self._lane(at))
 
     def _force(self, number: int) -> bool:
-        """Drop the oldest run, up to that of request `number`; return False if all are empty.
+        """Drop the oldest run with blocks, of requests up to `number`; return False without one.
 
         The fallback if inconsistent state leaves no run that may shrink.
         """

@@ -12,8 +12,7 @@ from kvscope.policies.tlru import XI_TOKENS
 class Belady(NextUsePolicy):
     """Evict the block whose next hit is latest, or that has none; new blocks need not be cached.
 
-    Key (-next request that could hit the block, r, -d). A touch that cannot hit, as beyond the
-    last-token rule, is no reason to keep a block. The order among blocks never hit changes no hit.
+    Key (-next request that could hit the block, r, -d). Among blocks never hit, any order is best.
     Source: Belady, IBM Systems Journal 1966, with bypass.
     """
 

@@ -44,7 +44,7 @@ class Etlru(KeyPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
     ) -> float:
-        """Return the logarithm of need times turn rate, up to a term that all blocks share."""
+        """Return log(tokens needed x turn rate), -inf if none is, up to a term all blocks share."""
         prompts = table[turn.category]
         beyond = turn.history_tokens - p[_XI] - block.depth * block_size
         need = 0.0

@@ -73,9 +73,9 @@ class Gittins(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return (begin, lane): the lane of the block before `end`, and the depth where it begins.
+        """Return the lane of the block before `end`, as (depth where the lane begins, lane).
 
-        A class (the turn's category) has a lane for each of the four levels of need.
+        A class (the turn's category) has a lane for each of the needs 1, 0.5, 0.1 and 0.01.
         """
         needed, begin, level = turn.history_tokens - p[_XI], 0, 0
         beyond = first_safe_depth(needed, block_size)

@@ -13,11 +13,9 @@ class Lfu(KeyPolicy):
     Key (uses, r, -d), where the request that inserts a block counts as its first use. Room is made
     before a prompt is inserted: its own blocks leave last.
 
-    On prefix caches this is a poor policy. A prompt is inserted whole, so all its new blocks have
-    one use and are next to leave, even those of a conversation that is about to continue, while a
-    block used twice stays as long as any block used once is cached. Nothing ages: the cache fills
-    with the heads of conversations that are over. A block's ancestors were used at least as often:
-    no orphans.
+    On prefix caches this is poor: a prompt's new blocks have one use and are next to leave, even
+    those of a conversation about to continue, and nothing ages: the cache fills with the heads of
+    conversations that are over. A block's ancestors were used at least as often: no orphans.
     Source: SGLang 0.5.23, srt/mem_cache/evict_policy.py (LFUStrategy), radix_cache.py
     (_insert_helper: one hit a request, counted from its insertion).
     """
@@ -46,9 +44,8 @@ class Slru(KeyPolicy):
     its first use: at SGLang's default of 2 the second request protects it. Room is made before a
     prompt is inserted: its own blocks leave last.
 
-    Nothing returns to probation, and protected blocks leave only when no other is left. In a cache
-    that is small against its traffic they take all the room that the latest prompts leave, so a
-    conversation's new blocks rarely last until its next turn, as under `lfu`.
+    Nothing returns to probation: where the cache is small against its traffic, protected blocks
+    fill it, and a conversation's new blocks rarely last until its next turn, as under `lfu`.
     Source: SGLang 0.5.23, srt/mem_cache/evict_policy.py (SLRUStrategy), radix_cache.py
     (_insert_helper: one hit a request, counted from its insertion).
     """

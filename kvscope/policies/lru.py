@@ -116,7 +116,7 @@ class LruRetention(Lru):
 def retaining(tokens: float) -> Policy:
     """Return LRU with windows or states kept before every multiple of `tokens`.
 
-    0: vLLM's default; inf: all.
+    0: vLLM's default; inf stands for vLLM's interval None, which keeps all.
     """
     return LruRetention({RETENTION: tokens}) if tokens else Lru()
 

@@ -70,7 +70,7 @@ def plugin_policies() -> str:
 
 
 def check_required(policy: type[Policy], values: Container[str], where: str) -> None:
-    """Raise UsageError for a policy that was named without the value of a `required` parameter."""
+    """Raise UsageError, at option `where`, if `values` lack a `required` parameter of `policy`."""
     for parameter in policy.parameters:
         if parameter.required and parameter.name not in values:
             raise UsageError(

@@ -51,7 +51,7 @@ def first_safe_depth(needed_tokens: float, block_size: int) -> int:
 
 
 def safe_behind(depth: int, end: int) -> tuple[int, int]:
-    """Return (begin, lane) of the block before depth `end`: safe from `depth` on, else needed."""
+    """Return (begin, lane) of the block before `end`: (`depth`, SAFE) if beyond, or (0, NEEDED)."""
     return (depth, SAFE) if end > depth else (0, NEEDED)
 
 
@@ -99,13 +99,16 @@ class TLru(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return (begin, lane) of the block before `end`, safe from token L + Q - xi on."""
+        """Return (depth where the lane begins, lane) of the block before `end`: SAFE or NEEDED.
+
+        Blocks from token L + Q - xi on are SAFE; `turn` has L, `p` has Q and xi.
+        """
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
         return safe_behind(first_safe_depth(needed, block_size), end)
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
-        """Return the lane's number: safe blocks leave first. Under LRU all lanes score equal."""
+        """Return `lane`, 0 for safe blocks, which leave first; 0 for all if LRU is in force."""
         return float(lane) if table[0, 0] == OWN_ORDER else 0.0
 
     @staticmethod
@@ -134,7 +137,7 @@ class TLruEnd(TLru):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return (0, safe) for a conversation that ends, else the same as T-LRU."""
+        """Return (begin, lane) of the block before `end` as `TLru`; (0, SAFE) at the last turn."""
         if turn.next_prompt_tokens == ENDS:
             return 0, SAFE
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
@@ -163,5 +166,5 @@ class TLruLength(TLru):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the same as T-LRU with the next prompt's true Q; (0, safe) without a next turn."""
+        """Return (begin, lane) of the block before `end` as `TLruEnd`, with the turn's true Q."""
         return safe_behind(first_truly_safe_depth(turn, block_size, p[XI]), end)

@@ -24,11 +24,12 @@ class Tree(NamedTuple):
     Per block of the trie: `node_of`, the node whose edge contains the block, or 0. Per node:
     `parent` (of a freed node: the next free one), the number of blocks `above` its edge and of
     `blocks` on it, the `bottom` one of these, the edge's `tokens`, and the `tail_tokens` of them
-    that are in no block of the trie. Per node and replica: `stamps` (ABSENT, TIMELESS, or FIRST
-    plus an epoch). Per replica: `replica_tokens`, the tokens of its nodes, and `searched`: the
-    search for its oldest node continues at this epoch. Per epoch: `stamped`, the node that got a
-    stamp in it, or 0. `counters`: the present epoch, the nodes ever made, the first free node (0:
-    none), and the intervals that had ended at the last eviction.
+    that are in no block of the trie. Per node and replica: `stamps` (ABSENT, TIMELESS if it has the
+    node only above others of its own, or FIRST plus an epoch). Per replica: `replica_tokens`, the
+    tokens of its nodes, and `searched`: the search for its oldest node continues at this epoch. Per
+    epoch: `stamped`, the node that got a stamp in it, or 0. `counters`: the present epoch, the
+    nodes ever made, the first free node (0: none), and the intervals that had ended at the last
+    eviction.
     """
 
     block_parent: Int32s

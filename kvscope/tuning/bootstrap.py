@@ -71,8 +71,8 @@ class Resampled(Struct, frozen=True):
 def clusters_of(conversation: NDArray[np.int32], user: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return each request's cluster for resampling: its conversation, or its user.
 
-    It is the user if nearly all conversations are single requests, all users are known (not -1),
-    and their effective number is `FEWEST` or more. Both arrays have one entry per request.
+    It is the user if conversations have fewer than 1.1 requests on average, all users are known
+    (not -1), and their effective number is 10 or more. Both arrays have one entry per request.
     """
     single = len(conversation) < _SINGLE * len(np.unique(conversation))
     if not single or user.min() < 0:
@@ -85,9 +85,9 @@ def clusters_of(conversation: NDArray[np.int32], user: NDArray[np.int32]) -> NDA
 class Bootstrap:
     """Resamples of a window's requests with replacement, the same ones for every policy.
 
-    `conversation` has one entry per request, in order of arrival: its conversation or other
-    cluster. Figures are p50, p90, p95, p99, the target's percentile (all s), `violations` (a share)
-    and `tel` (s, a mean; requests without a token are violations and add nothing to it).
+    `conversation` has the cluster of each request, in order of arrival. `names` of the figures:
+    "p50", "p90", "p95", "p99" and that of `target` (all s), "violations" (a share) and "tel" (mean
+    excess over the SLO, s). Requests without a token are violations and add nothing to "tel".
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class WindowTrial(Trial, frozen=True):
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """The 95 % interval of the target's percentile, in milliseconds."""
+        """The 95 % interval of the target's percentile (ms), 0 to inf for few conversations."""
         low_s, high_s = self.interval_s
         return low_s * 1e3, high_s * 1e3
 
@@ -89,10 +89,10 @@ class WindowTrial(Trial, frozen=True):
         )
 
     def preference(self, broken: bool) -> tuple[bool, bool, float, int, float]:
-        """Return the sort key of contenders, best first.
+        """Return the sort key of contenders, best first; `broken`: the policy breaks limits.
 
-        Policies that break limits (`broken`) or do not keep up come last. Then the order is by a
-        likely gain, attainment to 0.1 points, the percentile to 2 %, prefill throughput.
+        It is (broken or does not keep up, has no likely gain, -attainment to 0.1 points, the
+        target's percentile in steps of 2 %, -prefill throughput).
         """
         scale = np.log(max(self.target_s, 1e-9)) / np.log1p(_ALIKE)
         return (
@@ -138,10 +138,7 @@ class Window:
         served: ServedRequests,
         baseline: WindowTrial | None = None,
     ) -> WindowTrial:
-        """Return the trial of a finished replay (`served`), compared with `baseline`.
-
-        Without `baseline` the trial has no gains and no harms, as that of LRU itself.
-        """
+        """Return the trial of a finished replay (`served`), compared as in `measure`."""
         per_s = self.evaluator.arrivals_per_s
         trial = trial_of(policy, capacity_blocks, served, self.target, per_s)
         times = ttft_s(served, self.target)
@@ -202,7 +199,7 @@ class Window:
         baseline: WindowTrial,
         advance: Advance | None = None,
     ) -> list[WindowTrial]:
-        """Return the trial of each policy and capacity (see `measure`), replayed on all cores."""
+        """Return the trial of each of `points`; `advance` receives the number of ended replays."""
         self.evaluator.prepare([policy for policy, _ in points])
         before = map(self.evaluator.executor.shared, (self, baseline))
         return self.evaluator.each(Window._measured, points, *before, advance=advance)
@@ -278,7 +275,7 @@ def canary(
     """Return the canary test for figure number `at` of two policies' resampled figures.
 
     `requests` arrived in `span_s` seconds at all `replicas`. The two arms serve different requests,
-    so their variances add up. Each has enough replicas for one day, but at most half of all.
+    so their variances add up. Each has the replicas for a test of one day, at most half of all.
 
     Source: Lehr, "Sixteen S-squared over D-squared", Statistics in Medicine 11, 1992 (power of a
     comparison of two means).

@@ -110,8 +110,9 @@ class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
 class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
     """The engine with which the figures were computed, one of `replicas`.
 
-    `kv_groups` are a hybrid model's, as `KvGroups.text`. With `dp` ranks, each rank is a replica.
-    `kv_bytes_per_token` is the KV bytes per token and GPU, only with a host tier of SGLang.
+    `summary` is the deployment in one line, `engine` a text for `parse_engine`: name, version and
+    drafter. `kv_groups` are a hybrid model's, as `KvGroups.text`; else empty. With `dp` ranks, each
+    is a replica. `kv_bytes_per_token` is of one GPU, and only with a host tier of SGLang.
     """
 
     summary: str
@@ -139,10 +140,7 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
         )
 
     def simulated(self, setting: RunSetting) -> RunSetting:
-        """Return the setting on a vLLM with this version, drafter and groups of layers.
-
-        For other engines, return it unchanged.
-        """
+        """Return `setting` with the table's `engine` and `kv_groups`, unchanged if not a vLLM."""
         engine = parse_engine(self.engine)
         if engine.name != "vllm":
             return setting
@@ -360,10 +358,7 @@ def read_policy_file(path: Path) -> PolicyFile:
 
 
 def read_recommendation_table(path: Path) -> RecommendationTable:
-    """Return all tables of the recommendation at `path`.
-
-    Raises InputError as `read_recommendation` does.
-    """
+    """Return all tables of the recommendation at `path`. Raises InputError."""
     return table_as(document_in(path, REMEDY), RecommendationTable, str(path), REMEDY)
 
 

@@ -102,7 +102,7 @@ class EngineLaunch(Struct, frozen=True):
 def stated_words(
     stated: Deployment, *, vllm: bool = True, moe: bool = False
 ) -> dict[str, float | str]:
-    """Return launch flags and values of a deployment's stated options.
+    """Return a deployment's stated options as {launch flag: value}; SGLang's flags if not `vllm`.
 
     Left out: limits of running requests and of batched tokens, size and number of blocks. A switch
     has an empty value. `moe`: the model has experts, which data-parallel ranks share out.
@@ -126,10 +126,7 @@ def stated_words(
 
 
 def _hicache_words(engine: Engine) -> dict[str, float | str | None]:
-    """Return SGLang's launch flags and values for its host tier (HiCache); empty without one.
-
-    A switch has an empty value; no value is None.
-    """
+    """Return {launch flag: value} of SGLang's host tier (HiCache), "" for a switch; else empty."""
     if engine.hicache is None:
         return {}
     return {

@@ -41,7 +41,8 @@ class FewestReplicas(Struct, frozen=True):
     """The fewest replicas with a policy behind a router that meet the SLO.
 
     `replicas` is None if up to `tried` do not meet it. `size` has the 95 % interval of `replicas`,
-    in which None means more than `compared`; without `replicas` or resamples, `size` is None.
+    in which None means more than `compared`; `size` is None without `replicas`, or if none but the
+    only present replica was tried.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -57,7 +58,7 @@ class FewestReplicas(Struct, frozen=True):
 
     @property
     def replicas_interval(self) -> tuple[int | None, int | None] | None:
-        """The 95 % interval of `replicas`, None if unknown."""
+        """The 95 % interval (low, high); an end is None above `compared`, all without `size`."""
         return None if self.size is None else (self.size.low, self.size.high)
 
 
@@ -207,8 +208,8 @@ def least_for_lru(
 ) -> Trial | None:
     """Return LRU's trial at the least capacity from `low` to `high` blocks that meets the target.
 
-    None if even `high` does not. The capacity is exact to PRECISION: a larger LRU cache holds all
-    blocks of a smaller one, so no request gets slower with more.
+    None if even `high` does not. The capacity is at most 1 % (PRECISION) or a block above the true
+    one: a larger LRU cache holds all blocks of a smaller one, so no request gets slower with more.
     Source: Mattson et al., "Evaluation techniques for storage hierarchies", 1970 (inclusion).
     """
     failing, meeting = evaluator.evaluate([(Lru(), low), (Lru(), high)], advance)

@@ -192,7 +192,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def full_s(self) -> float | None:
-        """Time (s) until files fill their disk, at the earliest; None if no files are kept."""
+        """Time (s) until the tier's files fill their disk if no write repeats; None if no files."""
         if self.tier is None or not self.tier.keeps_files:
             return None
         writing = self.replicas if self.tier.pool else 1
@@ -482,7 +482,10 @@ class Planner:
         end: End | None = None,
         copies: float = 1.0,
     ) -> list[Window]:
-        """Return windows of the changed deployment; `end` scales prefill, `copies` copy times."""
+        """Return windows of the changed deployment, prefill times and copy times (`copies`) scaled.
+
+        Of `end`, only `prefill_times` applies.
+        """
         tier = None
         if self._tiers is not None and change.tier is not None:
             tier = self._tiers.below(change.tier, copies)
@@ -536,9 +539,9 @@ class Planner:
 
         With as many replicas as now, each tier is compared with the free option. If that option
         misses the SLO, take the cheapest tier that meets it; if none does, the cheapest of those
-        near the lowest percentile, preferably of tiers that save their price; none at the price of
-        another replica or more. If the free option meets the SLO, take the tier with the largest
-        net saving. A tier must not break limits, not even at the extremes of uncertain inputs.
+        near the lowest percentile, preferably of tiers that save their price; tiers as dear as
+        another replica are excluded. If the free option meets the SLO, take the tier with the
+        largest net saving. A tier must not break limits, nor at the extremes of uncertain inputs.
         """
         result, offer = self._result, self._tiers
         if offer is None or not offer.chooses:
@@ -592,7 +595,10 @@ class Planner:
         return None, first
 
     def _net_hour(self, free: PlanOption, option: PlanOption) -> float:
-        """Return an option's net saving per hour on the worse window; -inf without a GPU price."""
+        """Return an option's net saving per hour, minus infinity without a GPU price.
+
+        It is that on the validation window or on all later requests, whichever is lower.
+        """
         if self._replica_hour is None:
             return -math.inf
         freed = min(
@@ -611,10 +617,10 @@ class Planner:
         return self._tuner.windows.later.against(free.judged.later, option.judged.later)
 
     def _fails_at(self, free: PlanOption, option: PlanOption, *, pays: bool) -> Iterator[str]:
-        """Yield extremes at which a tier breaks limits or, with `pays`, does not save its price.
+        """Yield names of extremes where a tier breaks limits or, with `pays`, costs what it saves.
 
-        They comprise pool, latency, session starts, slow copies, and for a tier that keeps files a
-        full disk: then only its CPU memory stores blocks, and look-ups of files miss.
+        They are those of the result (pool, latency, when sessions start), slow copies, and for a
+        tier with files a full disk: only its CPU memory then stores blocks, and look-ups miss.
         """
         result, tier = self._result, option.tier
         slow = End(f"copies {SLOW_COPIES:g}x as long")

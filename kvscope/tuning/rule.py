@@ -116,7 +116,7 @@ class Judged(Struct, frozen=True):
 
 
 class PolicyComparison(Struct, frozen=True, kw_only=True):
-    """LRU and the contenders at one capacity of each replica.
+    """LRU and the contenders at one capacity of each replica; `split` has the sizes of windows.
 
     `contenders` are the best setting of each policy, in the order of the validation window.
     """

@@ -49,11 +49,11 @@ def search(
     rank: Rank,
     progress: Progress,
 ) -> list[Contender]:
-    """Return each variant with its best parameters by `rank`, the best variant first.
+    """Return each variant with its best parameters, the best variant first.
 
-    First the values of each parameter are tried, with the other parameters unchanged, then
-    REFINEMENTS times those half-way between the best value and its neighbours. Trials of all
-    variants run in parallel.
+    First the values of each parameter are tried, with the other parameters unchanged, then up to 3
+    times those half-way between the best value and its neighbours. `rank` returns a trial's sort
+    key; `progress` takes a step's name and its number of replays. All variants run in parallel.
     """
     names = ", ".join(variant.policy.name for variant in variants)
 
@@ -107,7 +107,10 @@ def search_values(variant: Variant, estimates: Estimates, hints: Values) -> dict
 
 
 def coarse(variant: Variant, estimates: Estimates, values: Values) -> list[Policy]:
-    """Return the policy of `bind`, then with each of `values`, one parameter changed each time."""
+    """Return the policy with stated, else estimated, else default values, then its variations.
+
+    Each has one parameter changed to one of its `values`.
+    """
     start = bind(variant, estimates)
     return [start, *(with_value(start, name, value) for name in values for value in values[name])]
 

@@ -53,8 +53,8 @@ def split_windows(
 ) -> Split:
     """Return the windows: `warmup` first, `validation` and `held_out` last, as shares of requests.
 
-    Raises UsageError for shares that leave a window empty, InputError if a window has too few
-    requests: fewer than FEWEST, or than BEYOND beyond the target's `percentile` (0-1).
+    Raises UsageError for shares that leave a window empty, InputError if a window has fewer than
+    100 requests, or fewer than 5 slower than the target's `percentile` (0-1).
     """
     check_shares(warmup, validation, held_out)
     requests = len(prompts.leaf)
@@ -87,7 +87,7 @@ def window_workloads(
 ) -> tuple[Workload, Workload, Workload]:
     """Return the workloads that end with the training, the validation and the held-out window.
 
-    All begin at the first request, but each counts only the requests of its last window.
+    All begin at the first request; each counts only its last window. `windows` cut results by time.
     """
     training = split.warmup_requests + split.training_requests
     validation = training + split.validation_requests

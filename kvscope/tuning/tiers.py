@@ -39,7 +39,7 @@ _DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru` counts them
 
 
 class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The price of one kind of memory; its keys are described in `tier_prices.toml`."""
+    """The price of a GiB of memory for an hour, and rated writes (capacities a day; None: any)."""
 
     gib_hour: Price
     source: str
@@ -149,9 +149,9 @@ HICACHE = "hicache"
 class TierCandidate(Struct, frozen=True):
     """CPU memory of `size_bytes` below a pool; `offload` is the method as in `--offload`.
 
-    For SGLang, `offload` is HICACHE. `files_bytes` is the size of an SSD below, where vLLM keeps
-    files; 0 without. With a `pool`, all replicas share the files over a network, and `files_bytes`
-    is their total size.
+    For SGLang, `offload` is "hicache". `files_bytes` is the size of a replica's SSD below, where
+    vLLM keeps files; 0 without. With a `pool`, all replicas share the files over a network, and
+    `files_bytes` is their total size.
     """
 
     DOCUMENT: ClassVar[str] = "offload gib files_gib"
@@ -285,7 +285,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         return not keeps_all or candidate.spec.offload_prompt_only
 
     def written_bytes_s(self, trial: Trial, workload: Workload) -> float:
-        """Return the bytes per second that all replicas write; each tier stores all of them."""
+        """Return the bytes per second that all replicas together write, each to all its tiers."""
         arrival_s = workload.prompts.arrival_s
         span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
         return trial.stored_blocks * self.block_bytes / span_s
@@ -431,7 +431,7 @@ class TierSearch:
         return [each for each in varied if _gains(each, plain)]
 
     def _better(self, chosen: _Replayed, pairs: Sequence[TierAt], advance: Advance) -> _Replayed:
-        """Return the best of `pairs` on the training window if it beats `chosen`, else `chosen`."""
+        """Return `chosen`, replaced in turn by each of `pairs` (`TierAt`) better in training."""
         able = [pair for pair in pairs if self.offer.runs(*pair)]
         for replayed in self._replay(self._training, able, advance):
             if _gains(replayed, chosen):
@@ -496,9 +496,9 @@ def _trial_of(
 
 
 def _gains(replayed: _Replayed, other: _Replayed) -> bool:
-    """Return whether `replayed` beats `other` by more than ALIKE.
+    """Return whether `replayed` beats `other` by more than 2 % (ALIKE).
 
-    They are compared by the target's percentile, then GPU time, then price.
+    They are compared by the target's percentile, if that is within 2 % by GPU time, then by price.
     """
     figures = (
         (replayed.trial.target_s, other.trial.target_s),
@@ -544,7 +544,10 @@ def _with(candidate: TierCandidate, name: str, values: Sequence[Any]) -> list[Ti
 
 
 def sizes_to_compare(pool_bytes: int, most_bytes: int, times: Sequence[float]) -> list[int]:
-    """Return multiples of a pool (bytes; whole GiB from 1 GiB on) until `most_bytes` is reached."""
+    """Return the multiples `times` of a pool (bytes), up to the first of at least `most_bytes`.
+
+    From 1 GiB on they are rounded up to whole GiB.
+    """
     gib, sizes = 1 << 30, []
     for factor in times:
         size = int(pool_bytes * factor)

@@ -292,7 +292,7 @@ class Evaluator:
             raise Stopped("stopped before the search was finished")
 
     def shared(self) -> Self:
-        """Return a handle of this evaluator to pass to many tasks (see `Executor.shared`)."""
+        """Return a reference to this evaluator that tasks share, instead of a copy for each."""
         tables = sum(replica.workload.learned for replica in self._replicas)
         return self.executor.shared(self, tables)
 

@@ -101,7 +101,7 @@ class TuningOptions(Struct, frozen=True):
         return self.router != SESSION
 
     def split(self, prompts: Prompts) -> Split:
-        """Return the windows of a trace; raises as `split_windows` does."""
+        """Return the windows of a trace; raises UsageError if one is empty, InputError if small."""
         return split_windows(prompts, *self.shares, self.target.percentile)
 
 
@@ -451,8 +451,9 @@ class Tuner:
     ) -> WindowTrial | None:
         """Return the held-out trial at the least larger capacity for the SLO; None without one.
 
-        It meets the SLO in validation, but may miss it held-out if all capacities do. Policies but
-        LRU count only if they are the choice. To see the held-out window here favours no policy.
+        The capacity meets the SLO in validation. The trial may miss it if all capacities do, or all
+        but smaller ones. Policies but LRU count only if they are the choice. To see the held-out
+        window here favours no policy.
         """
         for least in (least_any, least_lru):
             if least is None:

@@ -158,9 +158,9 @@ def _as_fast(
 
     `simulate` replays `sent` with the step costs that it is called with. Of all factors tried,
     those win with which the fewest turns arrive before the answer to their previous turn ends (on
-    the engine none did). Of equals, those win with which answers end between the same two arrivals
-    as measured, or closest to that: this decides the hits. Both factors are searched together
-    first, then one after the other.
+    the engine none did). Of equals, those win with which answers end the fewest arrivals off from
+    the measured end, on average: this decides the hits. Both factors are searched together first,
+    then one after the other.
     """
     answered = measured.answered
     ended = np.searchsorted(sent.arrival_s, measured.finish_s[answered])
@@ -194,7 +194,7 @@ def compare_run(
     repeat: int,
     flags: tuple[str, ...] = (),
 ) -> RunFacts:
-    """Return the facts of one run; the first `warmup` requests are not counted.
+    """Return the facts of run `repeat` (from 0); the first `warmup` requests are not counted.
 
     Raises EngineError where no counted request was answered.
     """

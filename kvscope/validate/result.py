@@ -60,13 +60,14 @@ class Figures(Struct, frozen=True):
 
 
 class RunFacts(Struct, frozen=True):
-    """One run of one policy on the engine: prediction and measurement.
+    """One run of one policy on the engine, number `repeat` (from 0): prediction and measurement.
 
     Figures cover the `counted` requests: those after the warm-up that were answered. In
     `mismatched_requests`, cached tokens differ from the prediction, by `mismatched_tokens` in
     total; None where the engine does not report hits. Arrays have an entry for each request of the
     run; `failed` has the errors of unanswered ones. `ended` is why the run ended early, or empty.
-    `numbers` are the requests' numbers in the trace; empty where they were not kept.
+    `numbers` are the requests' numbers in the trace; empty where they were not kept. `leaves`: the
+    policy evicts blocks without cached children ("leaf") or all ("any").
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -136,7 +137,7 @@ class ValidationFacts(Struct, frozen=True, kw_only=True):
 
     `latency` is the name of the latency profile. `tolerance` is the share of the predicted TTFT by
     which the measured one may differ. `forced_outputs`: the engine generates the trace's outputs.
-    `deployment` has the options stated for the engine's deployment, as in `Run`.
+    `deployment` has the stated options of the deployment by their keys in kvscope.toml.
     """
 
     engine: EngineFacts

@@ -145,7 +145,7 @@ EngineOpener = Callable[[PolicyRun], AbstractContextManager[RunningEngine]]
 def own_vllm(
     launch: Launch, server_of: Callable[[Launch], VllmServer], state_tokens: int = 0
 ) -> EngineOpener:
-    """Return an opener that starts a vLLM for each run.
+    """Return an opener: for a `PolicyRun`, a context manager of a vLLM with it (`RunningEngine`).
 
     The opener raises EngineError if the vLLM that it started does not run the policy. For a model
     with linear attention, `state_tokens` is the block size in tokens that vLLM has on a GPU, where

@@ -119,7 +119,7 @@ class EvictionController(Observer):
                 self.policy.adapt(np.array(sorted(self._recent), dtype=np.int64), self.p)
 
     def turn(self, request: Request, state: RequestState) -> tuple[Turn, Sequence[int]]:
-        """Return a request's turn by now, and the cuts (in blocks) between parts of its path."""
+        """Return the request as policies see it so far, and the cuts of its path (in blocks)."""
         learner = self.learner
         category = learner.category(request, state.memo) if learner else 0
         cuts = learner.cuts(state.memo) if learner else ()
@@ -241,7 +241,7 @@ class EvictionController(Observer):
 
 
 def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
-    """Return `policy` if the plugin can run it; raise UsageError at `where` otherwise."""
+    """Return `policy` if the plugin can run it, else raise UsageError about the input `where`."""
     if isinstance(policy, LanePolicy) and policy.runs_in_plugin():
         return policy
     why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"

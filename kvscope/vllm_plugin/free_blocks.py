@@ -48,9 +48,9 @@ def planned(plan: LanePlan, block: Block) -> int:
 class FreeBlocks:
     """The blocks of vLLM's FreeKVCacheBlockQueue, in the order of a policy.
 
-    The constructor takes the free `blocks`, the `total` of the pool, and `score`, which returns the
-    score of a lane's oldest block after a number of idle seconds. `next_step_s` is a stepwise
-    policy's method (else None). `prefixes` tracks cached blocks for a policy that evicts leaves
+    The constructor takes the free `blocks`, the `total` of the pool, and `score`: from a lane and
+    idle seconds to the score of its oldest block, which `next_step_s` (None: any time) maps to the
+    idle seconds of its next change. `prefixes` tracks cached blocks for a policy that evicts leaves
     (else None); `forget` removes a block's hash, and is then called at once for each block taken.
 
     The owner of this object sets three attributes. Before a request frees its blocks, `plan` (in

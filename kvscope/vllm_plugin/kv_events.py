@@ -129,8 +129,9 @@ class BlockChains(Struct):
     State: `_above` has the block before each known one, `_growing` the chains by their last block.
     `_group` is (index, whether it keeps whole prefixes) of the KV group that is followed, None
     until an event names one. `_start_s` is the time of the first batch, `_batch` the number of
-    batches, `_ended` that of requests that ended. `_distances_s` are the latest times between two
-    output blocks of a chain, over all chains, and `_pace_s` is their median, infinite at first.
+    batches, `_ended` of requests that ended, `_computed` of blocks computed in this batch (at most
+    `_most_computed` in any). `_distances_s` are the latest times between two output blocks of a
+    chain, over all chains, and `_pace_s` is their median, infinite at first.
     """
 
     quiet_s: float = QUIET_S

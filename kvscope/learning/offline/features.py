@@ -89,11 +89,11 @@ class PrefixFeatures(NamedTuple):
 
     A segment is a stretch of a path that one earlier request touched last (see `Segments`): request
     `previous` touched it `wait_s` (s) before `request` came. It ends in front of depth `end`: where
-    the segment of the path ends, or the prompt's `full` (R) full blocks. Flags of segments that
-    begin in the prompt: `whole` if the path up to `end` covers the whole prompt of the previous
-    request, `recent` if that is one of the latest `memory` requests (an argument of
-    `prefix_features`). `deepest` has the number of each request's last recent segment, and nothing
-    for requests without one.
+    the segment of the path ends, or the prompt's `full` (R) full blocks. Flags, False for segments
+    that begin in the output: `whole` if the path up to `end` covers the previous request's whole
+    prompt, `recent` if that is one of the latest `memory` requests (an argument of
+    `prefix_features`). `deepest` has the number (0 to K - 1) of the last recent segment of each
+    request that has one: up to R entries.
     """
 
     full: Int64s
@@ -128,9 +128,9 @@ class PrefixFeatures(NamedTuple):
 
 
 def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> PrefixFeatures:
-    """Return the prefixes that prompts share with one of the latest `memory` requests.
+    """Return the prefixes that earlier requests touched, as segments.
 
-    Each block is attributed to the last request that touched it.
+    `recent` marks those that one of the latest `memory` requests touched last; older ones are kept.
     """
     previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
     wait_s = traffic.arrival_s[request] - traffic.arrival_s[previous]

@@ -44,7 +44,7 @@ class Taken(NamedTuple):
     candidate: Int64s
 
     def over(self, since: Int64s, requests: int) -> Taken:
-        """Return the candidates in force, their periods also divided at each of `since`."""
+        """Return the candidates, their periods also divided at each of `since` below `requests`."""
         begins = np.unique(np.concatenate((since, self.since)))
         begins = begins[begins < max(requests, 1)]
         return Taken(begins, self.candidate[row_at(self.since, begins)])
@@ -98,11 +98,7 @@ class GuardedShadows:
         self._samples: dict[float, _ShadowSample] = {}
 
     def tables(self) -> Tables:
-        """Return the policy's tables for caches of any size; a replay states its policy and size.
-
-        It calls their `choose`, which returns the tables that the guard chooses there, and those of
-        an unguarded policy unchanged.
-        """
+        """Return the policy's tables for caches of any size; a replay calls their `choose`."""
         return replace(self._own, choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:

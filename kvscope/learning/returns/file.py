@@ -99,11 +99,7 @@ class FittedReturns(FittedTable):
 
     @property
     def values(self) -> Float64s:
-        """The policy's table: four equal rows, one for each lane, for each row of `index`.
-
-        The lanes of a class and part differ in how likely a next turn needs their blocks, by which
-        `gittins` multiplies the index.
-        """
+        """The policy's table: four equal rows, one for each lane, for each row of `index`."""
         values: Float64s = np.repeat(self.index, LEVELS, axis=0)
         return values
 
@@ -123,12 +119,12 @@ class FittedReturns(FittedTable):
         return {TABLE: table}
 
     def refitted_in_engine(self) -> FittedReturns:
-        """Return the same fit, in force until an engine has served `requests` requests."""
+        """Return the fit, in force until an engine has served as many requests as it was fit to."""
         return replace(self, refits=True)
 
 
 def read_returns(document: Mapping[str, Any], where: str) -> FittedReturns | None:
-    """Return the fit in the document at `where`, None without one; raises InputError."""
+    """Return the fit in a parsed policy file (path `where`), or None. Raises InputError."""
     if TABLE not in document:
         return None
     table = table_as(document[TABLE], _ReturnsTable, f"{where}: {TABLE}", _REMEDY)

@@ -106,11 +106,11 @@ class FitMemory(NamedTuple):
     `lasts_s` (AGES), the seconds that each age lasts, and `prior` (AGES), the shape of the hazard.
     Overwritten: `blocks` (classes) that were touched, and `at_risk` (classes x AGES), their blocks
     times seconds. `returned` and `risk` (AGES) of one group, in touches. `hazard` (levels x AGES)
-    of the groups of the present class; for each level, `level` is the level whose hazard a class
-    there takes, and `row` the index's row of its own hazard, -1 if it is not written yet. `alive`,
-    `spent_s` and `after` (AGES) of the stretch from an age to its best horizon: the share of blocks
-    that have not returned at the horizon, the mean seconds until a return or the horizon, and the
-    age after it.
+    of the groups of the present class; for each level, `level` is the deepest one up to it whose
+    group has touched blocks (0 at least), since its hazard counts there, and `row` the index's row
+    of its own hazard, -1 if not written yet. `alive`, `spent_s` and `after` (AGES) of the stretch
+    from an age to its best horizon: the share of blocks not returned at the horizon, the mean
+    seconds until a return or the horizon, and the age after it.
     """
 
     sizes: Int64s

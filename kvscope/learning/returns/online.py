@@ -201,7 +201,7 @@ class ReturnsLearner(GuardedLearner):
         return f"fitted once to {fitted.requests} requests{more}, {guarded}"
 
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
-        """Touch the prompt's blocks, which set its class; return as `OnlineLearner.arrive`."""
+        """Touch the prompt's blocks, find its class; return (whether `table` changed, memo)."""
         changed = self._refit(arrival_s)
         changed |= self.switched()
         if changed:

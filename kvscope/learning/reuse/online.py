@@ -163,10 +163,7 @@ class ReuseEstimator:
 
 
 class ReuseLearner(GuardedLearner):
-    """Learns for `wa` how soon the blocks of each category, a type and a turn, are reused.
-
-    For a guarded policy, the guard decides whether this table or LRU is in force.
-    """
+    """Learns for `wa` how soon the blocks of each category are reused; a guard may prefer LRU."""
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedTable | None) -> None:
         super().__init__(policy, block_size, MEMORY)
@@ -193,7 +190,7 @@ class ReuseLearner(GuardedLearner):
         return Scores(self._lru), Scores(self._estimator.table)
 
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
-        """Find the request's category, and show the guard its prompt (`OnlineLearner.arrive`)."""
+        """Find the category, show the guard; return (True if `table` may have changed, memo)."""
         changed = self._estimator.at(arrival_s)
         if changed and self.online_guard is not None:
             self.online_guard.use(self._candidates())

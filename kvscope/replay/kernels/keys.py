@@ -84,9 +84,10 @@ def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: P
 
 @once
 def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
-    """Return the kernel that replays a key policy: arguments and result as in `replay_loop`.
+    """Return the kernel that replays a key policy, whose key function is compiled into it.
 
-    The policy's key function is compiled into the kernel, as it is called for each block.
+    As that of `replay_loop`, it takes traffic, segments, empty `Keys` and settings, fills an array
+    (R) with the leading blocks that each request hits, and returns the number of blocks evicted.
     """
     return replay_loop(keys_order(policy))
 
@@ -95,10 +96,8 @@ def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
 def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     """Return the eviction order of a key policy.
 
-    A heap entry is stale once later requests have taken over the whole run; it is dropped when it
-    is the lowest, or with all stale entries of a heap grown too large. Where keys grow with time
-    (`rising`), an entry's key may be too low: the lowest entry gets its present key, and goes back
-    into the heap unless it is still the lowest.
+    A heap entry is stale once later requests have taken over the whole run. Where keys grow with
+    time (`rising`), the lowest entry gets its present key first: it may no longer be the lowest.
     """
     key_of = callable_in_kernels(policy.key)
     admits_turn = callable_in_kernels(policy.admits)

@@ -41,7 +41,8 @@ class Lanes(NamedTuple):
     caches scores that change in steps: the request scored, its worth, and the time (s) until which
     that holds. `places` (R x 2) has the depth where the lane of each run's deepest block begins,
     and that lane; `recent` the uncached tokens of recent requests (recent.py). The last four are
-    flags (0 or 1): `selects` if the policy does not admit every turn, others as in `LanePolicy`.
+    flags (0 or 1): `selects`, the policy does not admit every turn; `adaptive`, it may adapt to
+    `recent`; `timeless`, scores never change with time; `stepwise`, only at certain idle times.
     """
 
     runs: CachedRuns
@@ -99,10 +100,7 @@ def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
 
 @once
 def referenced_functions(policy: type[LanePolicy]) -> Referenced:
-    """Return `lane_functions` as one `Referenced`: kernels take the address of all six functions.
-
-    It is cached for the life of the process, so the address stays valid.
-    """
+    """Return `lane_functions` as one `Referenced`, valid for the life of the process."""
     return Referenced(lane_functions(policy))
 
 
@@ -201,7 +199,11 @@ def calls_by_address() -> Calls:
 
 
 def lanes_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
-    """Return the kernel that replays a lane policy: arguments and result as in `replay_loop`."""
+    """Return the kernel that replays a lane policy.
+
+    As that of `replay_loop`, it takes traffic, segments, empty `Lanes` and settings, fills an array
+    (R) with the leading blocks that each request hits, and returns the number of blocks evicted.
+    """
     return _kernel_of(lanes_order(calls_of(policy)))
 
 

@@ -112,8 +112,9 @@ class EvictionOrder(Struct, frozen=True, eq=False):
 def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
     """Return the function that serves one request from one cache in this order.
 
-    It returns the leading blocks that the request hits, the cache's blocks afterwards, and the
-    blocks evicted. `size` is the cache's blocks before, `number` how many requests it has served.
+    It takes (traffic, its segments, state, request, now, capacity in blocks, whether other blocks
+    must be evicted before the request's own, blocks cached before, requests served before), and
+    returns (leading blocks that the request hits, blocks cached afterwards, blocks evicted).
     """
     admits, touch, enter, join = order.admits, order.touch, order.enter, order.join
     evict, observe = order.evict, order.observe
@@ -163,10 +164,11 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
 def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
     """Return the kernel that replays traffic on one cache in this order.
 
-    It fills `hits` (R) with the leading blocks that each request hits, and returns the number of
-    blocks evicted. `state` is the empty cache of the order, `capacity` is in blocks, `p` the
-    policy's parameters. Runs idle for more than `ttl_s` expire. With `mandatory`, other blocks are
-    evicted before the request's own. `functions` are the policy's, for calls by address.
+    It takes, in order: the traffic; its segments; the order's empty cache; the capacity in blocks;
+    the policy's parameters; its `TablePeriods`; the idle time (s) after which runs expire; whether
+    other blocks must be evicted before a request's own; an array (R) that it fills with the leading
+    blocks that each request hits; the policy's functions, for calls by address. It returns the
+    number of blocks evicted.
     """
     serve, expire, retable = server(order), order.expire, order.retable
 

@@ -65,8 +65,9 @@ def empty_rings(rings: int, blocks: int, most: int) -> Int32s:
 def queues_server(policy: type[QueuePolicy]) -> Callable[..., tuple[int, int, int]]:
     """Return the function that serves one request from one cache of a queue policy.
 
-    It returns the leading blocks that the request hits, the cache's blocks afterwards, and the
-    blocks evicted; `size` is the blocks before. Anonymous blocks are numbered from `nameless` on.
+    It takes (traffic, its paths, `Queues`, request, number of its first anonymous block, capacity
+    in blocks, the policy's parameters, whether other blocks must be evicted before new ones enter,
+    blocks cached before), and returns (leading blocks hit, blocks cached afterwards, evicted).
     """
     hit = callable_in_kernels(policy.hit)
     insert = callable_in_kernels(policy.insert)
@@ -121,10 +122,10 @@ def queues_server(policy: type[QueuePolicy]) -> Callable[..., tuple[int, int, in
 def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a queue policy.
 
-    It fills `hits` (R) with the leading blocks that each request hits, and returns the number of
-    blocks evicted. `queues` is the empty cache, `capacity` is in blocks, `p` the policy's
-    parameters. With `mandatory`, a block is evicted before another enters a full cache. Each
-    anonymous block has a number of its own, beyond those of the trie.
+    It takes, in order: the traffic; its paths; the empty `Queues`; the capacity in blocks; the
+    policy's parameters; whether a block must be evicted before another enters a full cache; an
+    array (R) that it fills with the leading blocks that each request hits. It returns the number of
+    blocks evicted. Each anonymous block has a number of its own, beyond those of the trie.
     """
     serve = queues_server(policy)
 
