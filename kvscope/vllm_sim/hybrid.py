@@ -102,8 +102,8 @@ def ends_segment(machine: Machine, group: int, at: int) -> bool:
 def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
     """Return whether to hash a request's block `at` of a group, since later hits may need it.
 
-    True for full and chunked attention; for windows and states, before multiples of the retention
-    interval and, if one is set, before the prompt's end and the request's `junction`.
+    True for full and chunked attention; for windows and states, before multiples of
+    `segment_tokens` and, with `keeps_boundaries`, before the prompt's end and the junction (STATE).
     """
     record, layout, state = machine.requests[request], machine.groups[group], machine.state[0]
     if layout.kind not in (SLIDING, LINEAR):
