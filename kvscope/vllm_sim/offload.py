@@ -472,7 +472,7 @@ def join(machine: Machine, request: int, tokens: int) -> None:
 
 @callable_in_kernels
 def next_loaded(machine: Machine, at: int) -> int:
-    """Return the first index in `loading`, from `at`, of a loaded request; the list's end if none."""
+    """Return the first index in `loading`, from `at`, of a loaded request, else the end."""
     off = machine.offload
     while at < off.state[0].loading and off.members[off.loading[at]].stage == LOADING:
         at += 1
