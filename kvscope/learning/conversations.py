@@ -41,7 +41,7 @@ class RequestHints(NamedTuple):
 
 
 def read_hints(request: Request) -> RequestHints:
-    """Return the hints in `request`; types but 1-32 ASCII letters, digits or `_.:-` are unknown."""
+    """Return the hints in `request`; a type that is not 1-32 of `A-Za-z0-9_.:-` is "unknown"."""
     params = request.sampling_params
     extra: Mapping[str, Any] = (params.extra_args if params is not None else None) or {}
     kind, turn = str(extra.get(TYPE, UNKNOWN)), extra.get(TURN)

@@ -192,7 +192,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def full_s(self) -> float | None:
-        """Time (s) until the tier's files fill their disk if no write repeats; None if no files."""
+        """Time (s) until the tier's files fill their disk if each write adds; None: no files."""
         if self.tier is None or not self.tier.keeps_files:
             return None
         writing = self.replicas if self.tier.pool else 1

@@ -48,10 +48,10 @@ def planned(plan: LanePlan, block: Block) -> int:
 class FreeBlocks:
     """The blocks of vLLM's FreeKVCacheBlockQueue, in the order of a policy.
 
-    The constructor takes the free `blocks`, the `total` of the pool, and `score`: from a lane and
-    idle seconds to the score of its oldest block, which `next_step_s` (None: any time) maps to the
-    idle seconds of its next change. `prefixes` tracks cached blocks for a policy that evicts leaves
-    (else None); `forget` removes a block's hash, and is then called at once for each block taken.
+    The constructor takes the free `blocks` and the `total` of the pool. `score(lane, idle_s)` is
+    the score of a lane's oldest block, `next_step_s(idle_s)` the idle time at which it changes next
+    (None: at any time). `prefixes` tracks cached blocks for a policy that evicts leaves (else
+    None); `forget` removes a block's hash, and is then called at once for each block taken.
 
     The owner of this object sets three attributes. Before a request frees its blocks, `plan` (in
     tokens, see `planned`) names their lanes; while it is None, blocks go to the lanes that
