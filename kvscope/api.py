@@ -108,12 +108,11 @@ def open_trace(
 ) -> OpenTrace:
     """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name.
 
-    `source` None is the trace last used in the store `db`; several paths are read as one trace.
-    The arguments after `db` are options of `kvscope ingest` for a new trace. `session_arrivals`:
-    the arrival process of sessions that have no common clock, such as "poisson:0.5/s" (None: back
-    to back). `turns`: each row of a session holds its "whole" prompt, or only what is new
-    ("delta"); None: as the rows show. `max_bad`: the largest share of bad lines; with `strict` the
-    first one raises.
+    `source` None is the trace last used in the store `db`; several paths are read as one trace. The
+    arguments after `db` are options of `kvscope ingest` for a new trace. `session_arrivals`: the
+    arrival process of sessions that have no common clock, such as "poisson:0.5/s" (None: back to
+    back). `turns`: each row of a session holds its "whole" prompt, or only what is new ("delta");
+    None: as the rows show. `max_bad`: the largest share of bad lines; with `strict`, none.
     """
     reading = parsed(Reading, locals())
     from kvscope.app.traces import TraceSource
@@ -146,8 +145,9 @@ def hash_logs(
 ) -> int:
     """Write logs with prompts as a trace of hashes, lengths and times; return the request count.
 
-    Without `force`, raises UsageError if `output` is a file with other content than an HTML report
-    or TOML settings that kvscope wrote: an earlier trace is not replaced.
+    `parts` says what to keep of prompts' parts: their kinds and ends, also tools' names, or
+    nothing. Without `force`, raises UsageError if `output` exists, except files that kvscope marks
+    as its own, HTML reports and TOML settings: a trace is not replaced.
     """
     from kvscope.app.hash_logs import HashOptions
     from kvscope.app.hash_logs import hash_logs as run
@@ -171,9 +171,9 @@ def tune_tiers(trace: Source, **options: Any) -> UseCaseResult:
 
 
 def function_of(name: str) -> Callable[..., UseCaseResult]:
-    """Return the function of a use case; its arguments are the options of the command.
+    """Return the function of a command; its arguments are the options of the command.
 
-    Without `force`, raises UsageError for an output file that kvscope did not write.
+    If called without `force`, it raises UsageError for an output file that kvscope did not write.
     """
     case = use_case(name)
     targets = targets_of(case.options)

@@ -82,11 +82,11 @@ class UseCaseResult:
         return fragment(self._report.screen())
 
     def save(self, path: str | PathLike[str] | None = None, *, force: bool = False) -> None:
-        """Write the command's output file; the logger `kvscope` gets a note on it.
+        """Write the command's output file, by default under its usual name; log a note on it.
 
-        Without `force`, a recommendation of a change is not replaced by another verdict, and a file
-        that kvscope did not write is not replaced (UsageError). Raises AttributeError if the
-        command writes no file.
+        The logger is `kvscope`. Without `force`, a recommended change stays if the new verdict is
+        another, which the note says, and a file that kvscope did not write raises UsageError.
+        Raises AttributeError if the command writes no file.
         """
         from kvscope.core.files import check_replaceable
 
@@ -124,7 +124,7 @@ def attribute_of(case: AnyUseCase) -> str:
 
 @cache
 def result_class(name: str) -> type[UseCaseResult]:
-    """Return the class of the result of a use case's function."""
+    """Return the class, such as AnalysisResult, of what the function of command `name` returns."""
     entry = USE_CASES[name]
     about = f"What `{entry.function}` returns; `{attribute_of(use_case(name))}` has it all."
     facts = {"__doc__": about, "__module__": __name__, "__slots__": ()}

@@ -28,9 +28,8 @@ class History(Struct, frozen=True):
     `arrival_s`, `category` (an index into `categories`) and `continued` (whether a next turn
     follows) have R entries; `settle_s` is the p90 of the time to a next turn, 0 without any. Run k:
     `gap.weight[k]` blocks, last touched by request `prev[k]`, were touched again by `request[k]`
-    after `gap.value[k]` seconds. Group g: `life.weight[g]` cacheable blocks were first touched by
-    request `first[g]` and last by `last[g]`, `life.value[g]` seconds later. Runs and groups may be
-    on disk.
+    `gap.value[k]` s later. Group g: `life.weight[g]` cacheable blocks were first touched by request
+    `first[g]` and last by `last[g]`, `life.value[g]` seconds later. Runs and groups may be on disk.
     """
 
     span_s: float

@@ -66,7 +66,7 @@ def reuse_gaps(trace: Trace, history: History) -> ReuseGaps | None:
     """Return the distribution of reuse gaps, weighted by blocks; None without hashes.
 
     Only gaps that end inside the trace count, so long ones are under-represented; `fit` models
-    account for that. Source: ATC'25, section 3 (reuse time).
+    account for that. Source: KVCache Cache in the Wild (ATC'25), section 3 (reuse time).
     """
     if not trace.has_hashes:
         return None
@@ -85,11 +85,11 @@ def reuse_hazard(trace: Trace, history: History) -> ReuseHazard | None:
 
     None without hashes. Where grid points are more than a second apart, reuse up to the next point
     counts, converted to an equivalent probability per second, so that no reuse falls between two
-    points. At risk at t are touches after which the block stays untouched up to t, among those with
-    enough of the trace left to observe the outcome; so the trace's end (right-censoring) causes no
-    bias. Each touch is one observation, also a block's last. Left out is a touch after which the
-    next request to touch the block has it in its output, not in its prompt: that is no reuse.
-    Source: ATC'25, section 3 (reuse probability).
+    points. At risk at t are touches after which the block stays untouched up to t, if the trace
+    lasts for that second, or to that point; so its end (right-censoring) causes no bias. Each touch
+    is one observation, also a block's last. Left out is a touch after which the next request to
+    touch the block has it in its output, not in its prompt: that is no reuse. Source: KVCache Cache
+    in the Wild (ATC'25), section 3 (reuse probability).
     """
     if not trace.has_hashes:
         return None
@@ -224,9 +224,9 @@ _RANGES = 1024
 def lifetimes(trace: Trace, history: History, windows: Windows | None = None) -> Lifetimes | None:
     """Return the lifetimes of cacheable blocks; None without hashes.
 
-    A lifetime runs from the first to the last touch and is 0 for a block never touched again.
-    Categories and windows are those of the first touch. The trace's end cuts lifetimes short, those
-    of late blocks most. Source: ATC'25, section 3 (lifetime).
+    A lifetime runs from first to last touch, 0 for a block never touched again. Categories and
+    `windows` (None: `round_windows`) are those of the first touch. The trace's end cuts lifetimes
+    short, late blocks' most. Source: KVCache Cache in the Wild (ATC'25), section 3 (lifetime).
     """
     if not trace.has_hashes:
         return None
@@ -279,7 +279,7 @@ def working_set(trace: Trace, history: History) -> WorkingSet | None:
     """Return the number of live blocks over time: the capacity that loses no reuse.
 
     A block is alive at t if first touch <= t < last touch. Mean and p99 are weighted by time. None
-    without hashes. Source: ATC'25, Figure 22.
+    without hashes. Source: KVCache Cache in the Wild (ATC'25), Figure 22.
     """
     if not trace.has_hashes:
         return None

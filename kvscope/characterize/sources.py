@@ -80,7 +80,7 @@ def sources(store: Store, trace: Trace, history: History) -> Sources | None:
 
     Only the last touch counts: a system prompt that two users touch in turn is cross-user reuse,
     although both have used it before. Weighted by blocks; None without hashes or reuse.
-    Source: ATC'25, section 3 (intra- and inter-user reuse).
+    Source: KVCache Cache in the Wild (ATC'25), section 3 (intra- and inter-user reuse).
     """
     if not trace.has_hashes:
         return None
@@ -120,7 +120,7 @@ def skew(store: Store, trace: Trace) -> Skew | None:
 
     Blocks are all cacheable ones (full in some prompt), including those never reused; reuse counts
     every prompt that hits the block. Users have one request or more. None without hashes.
-    Source: ATC'25, section 3 (skew).
+    Source: KVCache Cache in the Wild (ATC'25), section 3 (skew).
     """
     if not trace.has_hashes:
         return None
@@ -161,9 +161,8 @@ MOST_PREFIXES = 400
 class Prefix(Struct, frozen=True):
     """A run of blocks that the same prompts reuse.
 
-    `number` is its first block, `parent` the `number` of the run before (0: root), `hash_id` the
-    hash of its last block in the trace. `reuses` counts prompts that hit it, `branches` the reused
-    runs that follow.
+    `number` is its first block, `parent` the `number` of the run before (0: root), `hash_id` that
+    of its last block. `reuses` counts prompts that hit it, `branches` the reused runs that follow.
     """
 
     number: int

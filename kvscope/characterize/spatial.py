@@ -62,10 +62,11 @@ def start_spatial(
 
     Rates are of blocks in an infinite cache. A position is depth / full blocks of the request that
     caches the block. Every full block of a prompt is looked up on its own, whether or not blocks
-    before it hit, except that the last token is recomputed; outputs are left out. Offset + stride
-    beyond 100 % equals 100 %. `count_deciles` counts look-ups, for a caller that has the paths in
-    memory or in files; if it is None, the paths are loaded from the store, which is read before the
-    future is returned. The result is None without hashes. Source: ATC'25, section 3, Figure 16.
+    before it hit, but the last token is recomputed; outputs are left out. Offset + stride beyond
+    100 % equals 100 %. `count_deciles` counts look-ups, for a caller with the paths; None: they are
+    loaded from the store before this returns. `sizes` give the result's `prefix_depth`, `history`
+    the follow-up turns. None without hashes. Source: KVCache Cache in the Wild (ATC'25), section 3,
+    Figure 16.
     """
     if not trace.has_hashes:
         return in_background(lambda: None)

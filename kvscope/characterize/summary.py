@@ -139,8 +139,9 @@ class Category(Struct, frozen=True):
     """Statistics of one category; gaps or lifetimes are None if it has none.
 
     `share` is its share of all requests, `hit_share` of all hits of an infinite cache, in blocks
-    (None if there are none). `multi_turn_share` is the share of its requests that are follow-up
-    turns.
+    (None if there are none), `multi_turn_share` that of follow-up turns among its requests.
+    `next_turn_probability` is over settled requests (see `next_turns`), over all if none are
+    settled; None without a lineage.
     """
 
     category: str
@@ -194,9 +195,9 @@ def start_characterization(
 ) -> Callable[[], Characterization]:
     """Read the trace's tables and start to compute; return a function that waits for the result.
 
-    Without `count_deciles` the trace's paths are loaded. With a folder `work`, runs of reuse and
-    groups of blocks stay in files there. `step` is called before each of `STEPS` steps, with its
-    name; an error that it raises ends the work.
+    `count_deciles` returns the counts of `decile_histogram` for a mask of follow-up turns; None:
+    from the trace's paths, loaded here. With a folder `work`, runs of reuse and groups of blocks
+    stay in files there. `step` gets the name of each of `STEPS` before it; its errors end the work.
     """
 
     def run(name: str, compute: Callable[..., T], *arguments: object) -> T:
@@ -268,8 +269,7 @@ def _categories(
     """Return one row per category, ordered by type and turn.
 
     Gaps belong to the category of the touch before the reuse, lifetimes to that of the first touch.
-    `next_turn_probability` is the settled probability if known. A category has either first or
-    later turns, so its `multi_turn_share` is 0 or 1.
+    A category has either first or later turns, so its `multi_turn_share` is 0 or 1.
     """
     requests = sum(row["requests"] for row in rows)
     hits = sum(row["ideal_blocks"] for row in rows)

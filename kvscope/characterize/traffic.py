@@ -70,7 +70,10 @@ class OverTime(Struct, frozen=True):
 
 
 class TypeContribution(Struct, frozen=True):
-    """Requests and ideal hits of first turns, or of follow-up turns (`multi_turn`), of one type."""
+    """Requests and ideal hits of first or follow-up turns (`multi_turn`) of one type.
+
+    Shares are of the trace's requests and of its hits in blocks; `hit_share` is None without hits.
+    """
 
     type: str
     multi_turn: bool
@@ -149,8 +152,8 @@ def over_time(store: Store, trace: Trace, windows: Windows | None = None) -> Ove
 def contribution(store: Store, trace: Trace) -> Contribution:
     """Return ideal hit rates, and requests and ideal hits by type, first and follow-up turns apart.
 
-    Hits are those of an infinite cache under the default definition: full blocks, last-token rule,
-    outputs carried. Source: ATC'25, section 3 (single- and multi-turn requests).
+    Hits are those of an infinite cache by default: full blocks, last-token rule, outputs carried.
+    Source: KVCache Cache in the Wild (ATC'25), section 3 (single- and multi-turn requests).
     """
     rows = store.rows("characterize/contribution", trace_id=trace.trace_id)
     names = ("requests", "input_tokens", "full_blocks", "ideal_blocks")

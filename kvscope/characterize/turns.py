@@ -90,7 +90,7 @@ class NextTurns(Struct, frozen=True):
 def turns(store: Store, trace: Trace) -> ConversationTurns | None:
     """Return turns per conversation, as far as inside the trace; None without a lineage.
 
-    Source: ATC'25, section 3 (turns).
+    Source: KVCache Cache in the Wild (ATC'25), section 3 (turns).
     """
     if trace.lineage == "none":
         return None
@@ -134,10 +134,11 @@ def _read_summary(row: Mapping[str, Any], name: str) -> Summary:
 def next_turns(trace: Trace, history: History, windows: Windows | None = None) -> NextTurns | None:
     """Return the probability that another turn follows a request, by category and over time.
 
-    The trace's end hides next turns of late requests. So each value comes twice: for all requests,
-    and for settled ones, which arrive `settle_s` or more before the end. `settle_s` is the p90 of
-    the time from a request to its next turn in this trace (0 without next turns). A window is
-    settled if all of it is. None without a lineage. Source: ATC'25, section 3 (turns).
+    The trace's end hides next turns of late requests. So each value comes twice: for all requests
+    and for settled ones, `settle_s` or more before the end. `settle_s` is the p90 of the time from
+    a request to its next turn in this trace (0 without next turns). One of the `windows` (None:
+    `round_windows`) is settled if all of it is. None without a lineage. Source: KVCache Cache in
+    the Wild (ATC'25), section 3 (turns).
     """
     if trace.lineage == "none":
         return None

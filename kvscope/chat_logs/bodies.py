@@ -106,7 +106,8 @@ def from_schema(tool: Mapping[str, Any]) -> Tool:
 def from_parts(message: Message, name: str) -> Iterator[Message]:
     """Yield a message with OpenTelemetry's `parts` as OpenAI's messages; yield others unchanged.
 
-    Each tool response becomes a message. Raises BadLine with `name`, the log's field.
+    Each tool response becomes a message. Raises BadLine with `name`, the log's field, for a part
+    that is no text, reasoning, tool call or response, and for `parts` that are no list.
     """
     parts = message.get("parts")
     if parts is None:

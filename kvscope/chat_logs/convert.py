@@ -129,7 +129,8 @@ class Converter:
     ) -> Iterator[bytes]:
         """Yield the trace's lines for the log at `path`; add unusable log lines to `rejects`.
 
-        `advance` is called with the bytes read. Raises InputError if the log cannot be read.
+        `format_name` is in FORMATS (None: detected); `advance` is called with the bytes read.
+        Raises InputError if the log cannot be read.
         """
         with closing(Source(path, advance)) as source:
             rejects.place = source.place
@@ -390,7 +391,7 @@ def _message(line: bytes) -> bytes:
 
 
 def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of lines with text; reject long ones. Raises InputError if cut off."""
+    """Yield (number, line) of lines with text; reject long ones. Raises InputError if truncated."""
     for first, text in source.lines():
         if text is None:
             rejects.reject(first, TOO_LONG)

@@ -20,7 +20,7 @@ _OTHERS = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Ext
 
 
 class ReadInOrder(Sequence[Any]):
-    """Messages that record in `ends` the length of the text `written` when each one is read."""
+    """Messages that store in `ends`, by index, what `written()` (a length) is when each is read."""
 
     def __init__(
         self, items: Sequence[Any], written: Callable[[], int], ends: dict[int, int], first: int = 0
@@ -49,7 +49,7 @@ class ReadInOrder(Sequence[Any]):
 def least_messages(template: nodes.Template) -> int | None:
     """Return the number of messages from which on prompts grow; None if the code does not show it.
 
-    If not None, the code uses `messages` only as `ReadInOrder` allows.
+    If not None, the code reads `messages` only in a loop over them and by constant indices.
     """
     if next(template.find_all(_OTHERS), None) is not None:
         return None
@@ -79,8 +79,8 @@ def _variables(template: nodes.Template) -> tuple[set[str], set[str], set[int]]:
     """Return names of variables that hold messages, names that carry a loop's state, and node ids.
 
     Those that hold messages have been assigned all of them, or all from an index on; the ids are
-    those of the name nodes in such assignments. A loop's state may be in a namespace, a cycler, a
-    joiner, and in any name of an assignment with one of these.
+    those of the name nodes in such assignments, which are harmless. A loop can leave state in a
+    namespace, a cycler, a joiner, and in any name of an assignment with one of these.
     """
     lists, state, known = {"messages"}, set(_STATE), set[int]()
     for assign in (*template.find_all(nodes.Assign), *template.find_all(nodes.AssignBlock)):

@@ -35,7 +35,11 @@ class MessageLineage:
         self._last: tuple[list[Message], list[bytes]] = [], [b""]
 
     def link(self, request: LoggedRequest) -> None:
-        """Set `name` and `continues` of a chat, and its ids unless the log states its parent."""
+        """Set `name` and `continues` of a chat.
+
+        Unless the log states its parent, set `request_id`, if None, to `name`, and `parent_id` to
+        the id of the request that it continues (None: none).
+        """
         chat = request.prompt
         if not isinstance(chat, Chat):
             return
@@ -74,10 +78,10 @@ class MessageLineage:
     ) -> str | None:
         """Return the name of the request of the latest known answer in the history, or None.
 
-        If no answer is known (its request is in another log), return the name that the request of
-        the last answer must have there: from the messages before it and, if `answered`, from the
-        answer. Names contain answers only in logs that have them, so `answered` says whether this
-        request's answer is logged.
+        Known is an answer if an earlier request had the messages before it. If none is (their
+        requests are in another log), return the name that the last answer's request must have
+        there: from the messages before it and, if `answered`, from the answer. Names contain
+        answers only in logs that have them, so `answered`: this request's answer is logged.
         """
         guess = None
         for at in range(len(messages) - 2, 0, -1):
@@ -117,7 +121,8 @@ class TemplateBreaks:
     def compare(self, request: LoggedRequest, ids: Sequence[int]) -> int | None:
         """Return the tokens of the previous prompt's messages, which the request's messages repeat.
 
-        None without a previous prompt, or if tools or arguments differ. Stores block hashes, `ids`.
+        In whole blocks; None without a previous prompt, or if tools or arguments differ. Stores the
+        block hashes, `ids`, of this one.
         """
         chat = request.prompt
         if not isinstance(chat, Chat):

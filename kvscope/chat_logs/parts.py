@@ -160,7 +160,10 @@ def _in_sequence(text: str, tools: Iterable[str], at: int) -> list[_Located]:
 
 
 def _in_order(parts: Sequence[_Located], at: int) -> Iterator[Part]:
-    """Yield parts from `at` on by their ends; long texts between two are the template's."""
+    """Yield parts from character `at` on by their ends.
+
+    Text in front of a part belongs to it; from 64 characters on it is a part "template".
+    """
     for part in parts:
         if part.begin - at >= _LONGEST_MARK:
             yield Part("template", part.begin)

@@ -61,8 +61,7 @@ def _tojson(
 class ChatTemplate:
     """A model's chat templates by name, with its special tokens.
 
-    `templates` has "default" and, for requests with tools, maybe "tool_use". Raises BadLine for a
-    template that is no Jinja.
+    `templates` has "default" and, for tools, maybe "tool_use". Raises BadLine if one is no Jinja.
     """
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -176,15 +175,14 @@ class ChatTemplate:
 def service(settings: tuple[Mapping[str, str], Mapping[str, str]]) -> tuple[None, _Answer]:
     """Return None (no facts), and a function that renders chats.
 
-    `settings` are the arguments of `ChatTemplate`: the text of templates by name, and special
-    tokens by name.
+    `settings` are the arguments of `ChatTemplate`: texts of templates and special tokens, by name.
     """
     template = ChatTemplate(*settings)
 
     def render(request: tuple[Chat, float | None, Message | None]) -> Rendered:
         """Return the prompt of a chat, or with an answer, the chat up to the answer's end.
 
-        `request` is the chat, the date for the template (s since 1970) and the answer, or None.
+        `request`: the chat, the template's date in s since 1970 (None: 0) and the answer, or None.
         """
         chat, date_s, answer = request
         text = template.render(chat, date_s=date_s, answer=answer)

@@ -412,8 +412,8 @@ def load(path: str, template: str | None = None) -> Tokenizer:
 class _Cut(Struct):
     """A prompt cut into pieces; `pieces` omits the first `shared`, as in the prompt before.
 
-    Piece i starts at character `starts[i]`, behind `counts[i]` tokens. `parts` end at characters;
-    `ended` are the same parts by tokens.
+    Of all pieces, number i starts at character `starts[i]`, behind `counts[i]` tokens. `parts` end
+    at characters; `ended` are the same parts by tokens.
     """
 
     text: str
@@ -454,9 +454,8 @@ def _begun(process: LibraryProcess, what: str, where: str) -> Any:
 def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[Any], Any]]:
     """Return the facts of a tokenizer file, and a function that encodes texts.
 
-    `settings` are the path of the file, a tokenizer.json, and special tokens by name, which are
-    added where the file lacks them. The library may raise anything, panic or abort: see
-    `LibraryProcess`.
+    `settings` are the path of the file, a tokenizer.json, and special tokens by name, added if
+    missing. The library may raise anything, panic or abort: see `LibraryProcess`.
     """
     import tokenizers
 
@@ -475,8 +474,7 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
     def encode(request: tuple[str, list[str], bool]) -> list[bytes]:
         """Return the token ids of texts, or the character index behind each token, as uint32 bytes.
 
-        `request` is "ids", the texts, and whether to add special tokens; or "ends", a list of one
-        text, and False.
+        `request` is ("ids", texts, whether to add special tokens) or ("ends", [one text], False).
         """
         what, texts, adds_special = request
         if what == "ends":

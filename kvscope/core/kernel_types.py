@@ -172,7 +172,7 @@ def _load_length(context: Any, builder: Any, called: Any, arguments: Any) -> Any
 
 
 class Bare(types.Type):  # type: ignore[misc]
-    """The type of a contiguous array passed as its address and sizes: at most half the words."""
+    """A contiguous array passed as address and sizes: at most half the machine words of numba's."""
 
     def __init__(self, of: Any) -> None:
         self.of = of

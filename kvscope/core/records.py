@@ -16,7 +16,7 @@ T = TypeVar("T")
 Beside: TypeAlias = Annotated[T, "beside the document"]
 """A field of a result that its sections need and its JSON document lacks."""
 Inline: TypeAlias = Annotated[T, "fields of the document"]
-"""A record in a result whose fields are fields of the document; null or empty where it is None."""
+"""A record in a result whose fields the result's document has as its own (None: null or empty)."""
 
 
 def defaults(kind: type[Struct]) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class Pieces(NamedTuple):
     """K paths in one shard: path k is that of the request in file row `row[k]`.
 
     It has `length[k]` hash ids, and `ids` has those of all paths, one after the other. The first
-    `split[k]` blocks are copies of the trunk's; 0 in the trunk's own shard, where paths are cut.
+    `split[k]` are copies of the trunk's: 0 in the trunk's own shard, where paths end with it.
     """
 
     row: Int32s
@@ -263,7 +263,7 @@ def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def shard_sizes(folder: Path, shards: int) -> Int64s:
-    """Return the numbers of paths (row 0) and of blocks (row 1) by shard, the trunk's first."""
+    """Return paths (row 0) and blocks (row 1) of the trunk and of each of `shards` other shards."""
     index: Int64s = np.load(folder / _INDEX).reshape(-1, 2, shards + 1)
     sizes: Int64s = index.sum(axis=0)
     return sizes

@@ -70,9 +70,8 @@ class ShardEntry(Struct, frozen=True):
 class Manifest(Struct, frozen=True):
     """The manifest of a finished dataset.
 
-    `content` is a digest of the bytes that were read, `columns` of the columns of all requests.
-    `kvscope` is the version that wrote it. The trunk has `cut_prefixes` leaves; `shards` begins
-    with the trunk's.
+    `content` is a digest of the bytes read, `columns` of all requests' columns. `kvscope` is the
+    version that wrote it. The trunk has `cut_prefixes` leaves; `shards` begins with the trunk's.
     """
 
     version: int
@@ -85,7 +84,7 @@ class Manifest(Struct, frozen=True):
 
 
 LEAST_LEFT = 384 * MIB
-"""Bytes that the store and the runs of reuse in a stretch of time take at least."""
+"""Bytes that the store and the runs of reuse of consecutive requests take at least."""
 _PROGRAM_BYTES = 350 * MIB
 _REQUEST_BYTES = 80  # arrival, category, live blocks; three columns that a shard looks up
 _BLOCK_BYTES, _PATH_BYTES, _RUN_BYTES = 12, 120, 200  # of a shard, and of a stretch; measured
@@ -172,7 +171,7 @@ class Dataset:
 
     @property
     def work(self) -> Path:
-        """The folder for temporary files: the dataset's own, where it can be written."""
+        """The folder for temporary files: the dataset's own, the system's if that is read-only."""
         return self.folder if os.access(self.folder, os.W_OK) else Path(gettempdir())
 
     def least_bytes(self) -> int:
@@ -203,5 +202,5 @@ class Dataset:
 
 
 def shard_folders(folder: Path, shards: int) -> list[Path]:
-    """Return the folders of the shards, the trunk's first."""
+    """Return the folders of all `shards`, of which the trunk is the first."""
     return [folder / SHARDS / f"{number:04}" for number in range(shards)]

@@ -65,8 +65,7 @@ def _find_owners(
 ) -> None:
     """Fill each block's `owner`: the first path with it in `order`, -1 where `own` is False.
 
-    Per path, also fill the number of `new` blocks that it owns, and the owner of the block `above`
-    these.
+    Per path, fill the number of `new` blocks that it owns, and the owner of the block `above` them.
     """
     for k in order:
         block = leaf[k]

@@ -248,7 +248,11 @@ class FollowTask(Struct, frozen=True):
 
 
 def follow_shard(task: FollowTask) -> None:
-    """Write a shard's runs of reuse and, per prompt, its leading blocks written before."""
+    """Write a shard's runs of reuse and, per prompt, its leading blocks that earlier requests had.
+
+    Arrays: `member` (requests); per walk k `run{k}`, `seen{k}` (looked up and written before) and
+    `start{k}` (before a block unlike the previous turn's); per look `ideal{k}`, like `seen{k}`.
+    """
     shard = load_shard(Path(task.shard), Path(task.columns), task.digest)
     paths = shard.paths
     folder = Path(task.into)
@@ -330,11 +334,11 @@ class FollowedShards:
     def distances(
         self, definition: HitDefinition
     ) -> Iterator[tuple[int, PromptLengths, LruDistances]]:
-        """Yield (first request, prompt lengths, LRU stack distances) of each stretch of time.
+        """Yield (first request, prompt lengths, LRU stack distances) of each stretch of requests.
 
-        A stretch has about `DatasetPaths.runs_at_once` requests and runs. Its first request is a
-        number in the trace; the distances number the stretch's requests from 0. In the lengths,
-        `parent` is a number in the trace.
+        Those are consecutive, about `DatasetPaths.runs_at_once` with their runs. The first request
+        is a number in the trace; the distances number the stretch's requests from 0. In the
+        lengths, `parent` is a number in the trace.
         """
         key = self._walks.index(walked(definition))
         if key not in self._measured:
@@ -361,10 +365,7 @@ class FollowedShards:
             yield file
 
     def novelty(self, definition: HitDefinition, begin: int, lengths: PromptLengths) -> Novelty:
-        """Return the new blocks of each prompt in a stretch of requests, from `begin` on.
-
-        `lengths` are those of the stretch's requests.
-        """
+        """Return the new blocks of the prompts from `begin` on, which have these `lengths`."""
         key = self._walks.index(walked(definition))
         part = slice(begin, begin + len(lengths.blocks))
         seen = self.most(f"seen{key}", part)
@@ -378,9 +379,9 @@ class FollowedShards:
     def most(self, name: str, part: slice) -> Int32s:
         """Return per request of `part` the largest value of array `name` in any shard, or 0.
 
-        `name` is that of an array of leading blocks from `follow_shard`: "seen", "start" or "ideal"
-        with the number of the definition. A shard has only a part of some paths and counts blocks
-        from their heads, so the largest number in any shard is that of the whole path.
+        `name` is an array of leading blocks that `follow_shard` wrote, such as "seen0" of walk 0. A
+        shard has only a part of some paths and counts blocks from their heads, so the largest
+        number in any shard is that of the whole path.
         """
         most = np.zeros(min(part.stop, self._paths.requests) - part.start, dtype=np.int32)
         for shard in self._shards:

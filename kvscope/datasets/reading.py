@@ -74,8 +74,7 @@ def read_files(
 ) -> None:
     """Read the trace at `path`, in the format `chosen`, into a folder.
 
-    `spill` is (cuts, number of shards without the trunk's). `advance` is called with each number of
-    bytes read.
+    `spill` is (cuts, number of shards but the trunk). `advance` is called with bytes read.
     """
     with (
         whole_folder(folder) as draft,

@@ -38,8 +38,8 @@ class Stretches(NamedTuple):
     """A trie as S stretches of blocks with consecutive numbers, each below its `parent` stretch.
 
     Stretch k ends with block `last[k]` and begins after last[k - 1]; stretch 0 is the root, and
-    parents come first. `leaf` has the stretch with which each of R prompts ends, `carried_leaf`
-    that of each cached path.
+    parents come first. `leaf` is the last stretch of each of R prompts, `carried_leaf` of each
+    cached path.
     """
 
     last: Int32s
@@ -67,7 +67,7 @@ def drawn_trace(
 
 
 def load_stretches(store: Store, trace: Trace) -> Stretches:
-    """Return a dataset's trie in stretches. Raises InputError for more than INT32_MAX blocks."""
+    """Return a dataset's trie in `Stretches`. Raises InputError for more than INT32_MAX blocks."""
     block, above = load_branches(store, trace)
     leaf, carried_leaf = store.columns("ingest/leaves", trace_id=trace.trace_id).values()
     # A path adds its blocks in a row, so where the next one begins to, a path has ended.
@@ -84,8 +84,7 @@ def load_stretches(store: Store, trace: Trace) -> Stretches:
 def draw(store: Store, trace: Trace, rate: float) -> Sample:
     """Return the sample of a dataset's trace at this rate, drawn by subtrees.
 
-    Raises UsageError where the sample is empty, InputError where the trace has more than INT32_MAX
-    blocks.
+    Raises UsageError where the sample is empty, InputError for more than INT32_MAX blocks.
     """
     trie = load_stretches(store, trace)
     requests, group = _drawn(trie, trace, rate)

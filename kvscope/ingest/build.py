@@ -129,8 +129,8 @@ class Arranged:
     def link(self, ends: PathEnds) -> tuple[Lineage, Int32s]:
         """Add the columns of conversations and of cached blocks to `requests`.
 
-        Return how conversations are known ("given", "inferred", "none"), and each request's carrier
-        (see `lineage.carriers`).
+        Return how conversations are known ("given", "inferred", "none"), and the request whose
+        prompt contains each one's cached path: itself, or a next turn (`lineage.carriers`).
         """
         requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
@@ -242,8 +242,8 @@ def _previous_of_chat(chat_id: Int64s) -> Int32s:
 def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOptions) -> list[str]:
     """Move sessions with clocks of their own to random starts, if a rate is stated; return notes.
 
-    Replaces columns of `rows`: `clock` gets the number of each row's clock from 0 on, -1 for the
-    trace's own; after the move, `arrival_s` the new times and `clock` -1 everywhere.
+    Without a rate (`session_arrivals`), `clock` in `rows` gets the number of each row's clock, -1
+    for the trace's own; with one, and two clocks or more, `arrival_s` new times, and `clock` -1.
     """
     clock = _numbered(rows["clock"])
     session = _numbered(rows["session"])
@@ -282,10 +282,10 @@ def _lineage(
 ) -> tuple[Int32s, Lineage, list[str]]:
     """Return each request's parent (-1: none), how it is known, and notes on unusable parent ids.
 
-    `links` has the columns `parent_chat_id`, `session` and `session_parent` (the row of the
-    session's previous request); these and `blocks`, the lengths of paths, are in file order. In a
-    hashed trace only hashed requests decide whether conversations are given: requests without
-    hashes have no reuse, and must not prevent inference.
+    Requests and parents have their numbers by arrival. In file order are `blocks`, the lengths of
+    paths, and the columns of `links`: `parent_chat_id`, `session` and `session_parent` (the row of
+    the session's previous request). In a hashed trace only hashed requests decide whether
+    conversations are given: the others have no reuse, and must not prevent inference.
     """
     deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
     before, parent_chat = links["session_parent"], links["parent_chat_id"]

@@ -248,8 +248,7 @@ class Gaps(Struct):
 class Interner(Protocol):
     """Destination of a trace's paths: a `Trie`, or files from which tries are made later.
 
-    `count`: blocks in memory, root included. `request_bytes`: memory that later steps need per
-    request.
+    `count`: blocks in memory, root included. `request_bytes`: memory per request in later steps.
     """
 
     count: int
@@ -260,7 +259,11 @@ class Interner(Protocol):
 
 
 class PartTree(NamedTuple):
-    """Tree of prompt parts, the root first: `above` (parent), `kind`, `end` as in `PromptParts`."""
+    """A tree of the parts of prompts: entry 0 is the root, each other one a part.
+
+    `above` is the part before it, `kind` an index into the names of kinds, `end` the token of the
+    prompt at which it ends.
+    """
 
     above: Int32s
     kind: Int32s
@@ -390,7 +393,7 @@ class Columns:
         return batch
 
     def _checked(self, records: Records) -> Records:
-        """Return the records, with unusable ones moved to `refused`."""
+        """Return the usable ones of `records`; the result's `refused` lists the others."""
         checked = Records(refused=records.refused)
         for line, requests in records:
             try:
@@ -598,7 +601,7 @@ class Columns:
         self._extend("tenant", numbers)
 
     def _append_times(self, batch: RequestBatch) -> None:
-        """Append each request's arrival (s), session and clock, the last two as first rows.
+        """Append each request's arrival (s), and the first row of its session and clock (-1: none).
 
         A request without a time arrives with its session's previous request, or a stated delay
         after that request's answer; without a previous request, with the row before it.

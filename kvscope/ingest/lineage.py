@@ -211,9 +211,9 @@ def carriers(
 
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
     KV yet. The first child whose prompt contains the whole history identifies the output blocks;
-    without such a child, the path is that of the request's own prompt.
+    without such a child, the request itself is returned, with the path of its own prompt.
 
-    `above`, `above_blocks` and `full_leaf` are the fields of `PathEnds`.
+    `above`, `above_blocks` and `full_leaf` are `above`, `blocks` and `full_leaf` of a `PathEnds`.
     """
     carrier = np.arange(len(parent), dtype=np.int32)
     blocks = full_blocks.copy()

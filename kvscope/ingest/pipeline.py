@@ -80,7 +80,10 @@ class Ingested(Struct, frozen=True):
 
 
 class IngestOptions(Struct, frozen=True):
-    """How to ingest: `format` None is detected; `max_bad` is the tolerated share of bad lines."""
+    """How to ingest a trace: `format` None is detected, `name` None is made from the path.
+
+    `strict` refuses a bad line or a cut trace; else a share `max_bad` of bad lines is tolerated.
+    """
 
     name: str | None = None
     format: str | None = None

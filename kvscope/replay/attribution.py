@@ -1,6 +1,6 @@
 """Why input tokens missed: one cause for each missed token of each request.
 
-From its head on, a prompt consists of stretches: hits, tokens that earlier requests had written to
+From its head on, a prompt consists of hits, tokens that earlier requests had written to
 this cache, tokens computed elsewhere, new tokens, and tokens that no prefix cache can hit. All
 boundaries are token positions.
 """
@@ -107,7 +107,7 @@ def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
     """Return the leading blocks that earlier requests have too, as if `cause` did not exist.
 
     In the trie of `steps`, requests that `cause` keeps apart share blocks. Blocks that hit are
-    included: `hit_blocks` (R) does not change the result.
+    included, so `hit_blocks` (R), which `look_up` takes, does not change the result.
     """
     known = look_up(steps, hit_blocks)
     return Elsewhere(cause, known.seen, known.shared_with)
@@ -145,7 +145,8 @@ _ODD = np.int64(0x1E3779B97F4A7C15)
 def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
     """Return the same paths in a new trie, in which requests of different groups share no blocks.
 
-    `group` has R entries, `ids` is as in `salted`.
+    `group` has R entries, `ids` one per block (N + 1, see `salted`): hash ids, which merge equal
+    blocks of tenants, or the blocks' own numbers, which merge none.
     """
     ends = [(steps.leaf, steps.length)]
     block_parent, (leaf,) = salted(steps.block_parent, ends, group * _ODD, ids)
@@ -313,9 +314,9 @@ def attribute(
 ) -> Attribution:
     """Return the cause of every missed token.
 
-    `several`: `cached` is of workers with a cache each. `tenants` is None where all requests
-    have the same tenant. `repeated_tokens` (R entries) is the number of leading tokens of the
-    previous turn's prompt that the messages of a request repeat; None where unknown.
+    `several`: `cached` is of workers with a cache each. `tenants` is None where all requests have
+    the same tenant. `repeated_tokens` (R) is the number of leading tokens of the previous turn's
+    prompt that the messages of a request repeat (0: unknown); None: all unknown.
     """
     steps, size = walk(prompts, definition), prompts.block_size
     lookups, rejected = cached.lookups, cached.rejected

@@ -48,8 +48,7 @@ class ChangingHeads(Struct, frozen=True):
     `change` is the index of the costliest change in each prompt (NO_CHANGE: none). Without it the
     first `end` blocks (0: none) would have been computed before: the leading blocks that two or
     more requests share, but no more than requests of an earlier period shared, as contents behind
-    the change may differ. If the block changed after the previous turn, at least the blocks of that
-    turn.
+    the change may differ; yet no fewer than the previous turn's, if the block has changed since.
     """
 
     changes: tuple[HeadChange, ...]
@@ -64,8 +63,7 @@ def changing_heads(
 
     `common` is the number of leading blocks that a path shares with its previous turn (0 where
     `parent` is -1: none). Hashes do not show whether contents behind a change are equal. So of the
-    blocks that requests of one period share, only as many count as lost as requests of an earlier
-    period shared.
+    blocks that requests of one period share, only as many count as lost as in an earlier period.
     """
     requests = len(steps.leaf)
     entered = np.zeros(len(steps.block_parent), dtype=np.int32)
@@ -130,7 +128,7 @@ def _ends(
 
 
 def _branch_points(block_parent: Int32s, entered: Int32s) -> Bools:
-    """Return a mask (N + 1) of up to 500 branch points, whose children may be contents of a head.
+    """Return a mask (N + 1) of up to 500 branch points, whose children may be a changing block.
 
     A branch point has four or more children that two or more requests entered; those that the most
     requests entered are taken, and the root if it is one. `entered` (N + 1) is the number of
@@ -189,8 +187,7 @@ def _period(arrival_s: Float64s, block: Int32s) -> int | None:
 def _phase(change_s: Float64s, width_s: Float64s, period_s: float) -> tuple[float, Bools]:
     """Return the clock phase (s) that fits the most changes, and a mask of the changes that fit.
 
-    Change k happened within `width_s[k]` seconds from `change_s[k]` on; it fits if the clock ticks
-    in that time.
+    Change k happened within `width_s[k]` s from `change_s[k]` on; it fits if the clock ticks then.
     """
     start = change_s % period_s
     candidates = np.concatenate((start, (start + width_s) % period_s))
@@ -215,8 +212,7 @@ def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s
     """Return the content that requests have behind branch points: request and block of each pair.
 
     The block is a child of a branch point (mask `tested`, N + 1) on the request's path, not among
-    its `common` leading blocks. `changing_heads` tests whether a branch point's pairs follow a
-    clock.
+    its `common` leading blocks. `changing_heads` tests if a branch point's pairs follow a clock.
     """
     nothing = np.empty(0, dtype=np.int32)
     count = _write_choices(steps, common, tested, nothing, nothing)

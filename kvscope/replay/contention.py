@@ -49,7 +49,8 @@ class GroupLosses(Struct, frozen=True):
 def grouped(prompts: Prompts, by: By) -> tuple[Int32s, tuple[str, ...]]:
     """Return each request's group (R), and the names of the groups, at most MOST_GROUPS.
 
-    The groups with the fewest input tokens are merged. Raises UsageError for fewer than two groups.
+    Of more groups, those with the fewest input tokens are merged into the last. Raises UsageError
+    for fewer than two groups.
     """
     if by == "type":
         types = [name.rpartition(" ")[0] for name in prompts.categories]

@@ -92,8 +92,7 @@ def curve_of(
 ) -> HitCurve:
     """Return the hit curve that follows from stack distances.
 
-    `distances` must be of a definition with the same `partial`, `last_token_rule`, `outputs` and
-    `flat`.
+    `distances` must be of a definition with equal `partial`, `last_token_rule`, `outputs`, `flat`.
     """
     first = first_counted(prompts, definition)
     at, weight = bends(prompts, definition, distances, first)
@@ -145,7 +144,7 @@ def first_counted(prompts: PromptLengths, definition: HitDefinition) -> int:
 
 
 def _block_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
-    """Return the runs in the mask `counted` with a weight of 1 for each block."""
+    """Return the distance, blocks and weight (1: each block) of the runs in the mask `counted`."""
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     return distance, blocks, np.ones_like(blocks)
 

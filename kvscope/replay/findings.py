@@ -85,7 +85,7 @@ class ComputedBy(Struct, frozen=True):
 
 
 class GapTotal(Struct, frozen=True):
-    """Tokens by which observed hits differ from predicted ones, for one cause (see `hit_gaps`)."""
+    """Tokens (0 or more) by which observed hits are fewer, or more, for one cause: see `Gap`."""
 
     cause: Gap
     tokens: int
@@ -192,7 +192,10 @@ def _are_reported(prompts: Prompts) -> bool:
 def observed_hits(
     prompts: Prompts, causes: Attribution, gaps: HitGaps, measured_blocks: int | None
 ) -> Observed:
-    """Return observed against predicted hits; a validation ran with `measured_blocks` KV blocks."""
+    """Return observed against predicted hits.
+
+    Observed are those that the trace reports, else those of a validation with `measured_blocks`.
+    """
     known, by_cause = gaps.known, {name: int(of.sum()) for name, of in gaps.tokens.items()}
     reported = _are_reported(prompts)
     return Observed(

@@ -83,8 +83,7 @@ def fleet_bytes(traffic: Traffic, replicas: int, *, router_counts_blocks: bool =
     """Return the bytes of a replay of a fleet, each of `replicas` with the state of a whole cache.
 
     `router_counts_blocks`: the router sees the blocks in use at each replica, whose users are then
-    counted per block and replica. Bytes are counted from the arrays of the state; peaks of whole
-    fleets were not fitted.
+    counted per block and replica. Bytes are those of the state's arrays, not fitted peaks.
     """
     blocks = (8 if router_counts_blocks else 4) * len(traffic.block_parent)
     return replicas * (blocks + 30 * len(traffic.leaf)) + replay_bytes(traffic)

@@ -34,7 +34,7 @@ def queued_ttft_s(arrival_s: Float64s, service_s: Float64s) -> Float64s:
 
 
 GROWTH = 0.02
-"""Seconds of TTFT gained per second of the window from which on replicas do not keep up."""
+"""Growth of TTFT, in seconds per second of arrivals, from which on replicas do not keep up."""
 _PART = 5  # the first and the last fifth of a window are compared
 
 
@@ -51,12 +51,12 @@ class QueueTimes(Struct, frozen=True):
 
     @property
     def growth(self) -> float:
-        """Seconds by which the TTFT grows per second: in the window, or since the queue was empty.
+        """Seconds by which TTFT grows per second: over the requests, or since the queue was empty.
 
-        In the window: mean TTFT of the last fifth of the requests less the first fifth's, over the
-        time between their mean arrivals. Since it was empty: mean waiting time of the last fifth,
-        over the time until their mean arrival. The larger one counts; 0 for fewer than 5 requests
-        or no time in between. Growth is g if an engine serves 1/(1 + g) of the work.
+        Over the requests: mean TTFT of their last fifth less the first fifth's, over the time
+        between mean arrivals. Since it was empty: mean waiting time of the last fifth, over the
+        time until their mean arrival. The larger one counts; 0 for fewer than 5 requests or no time
+        in between. Growth is g if an engine serves 1/(1 + g) of the work.
         """
         part = len(self.ttft_s) // _PART
         if not part:

@@ -83,8 +83,7 @@ class Novelty(Struct, frozen=True):
     """New blocks of each of R prompts, whatever the cache; all fields are in blocks from the head.
 
     Blocks before `seen` had been written by earlier requests. Blocks from there to `look` are new;
-    of these, [`diverged_from`, `diverged_to`) stand where the conversation's previous turn had
-    other blocks.
+    of these, [`diverged_from`, `diverged_to`) stand where the previous turn had others.
     """
 
     seen: Int32s
@@ -129,7 +128,7 @@ def reasons(
     inputs = prompts.input_tokens[counted].astype(np.int64)
 
     def tokens(blocks: Int32s) -> int:
-        """Return the tokens in `blocks` leading blocks; a partial last block holds fewer."""
+        """Return the tokens in these leading blocks of all requests that count."""
         held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
         return int(held.sum())
 

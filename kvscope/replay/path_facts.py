@@ -76,7 +76,7 @@ class PathFacts(Protocol):
     def follow(
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> Followed:
-        """Return curves and misses under the definitions `curves`, ideal rates under `ideals`."""
+        """Return curves and misses under `curves` alone, ideal rates under `ideals` alone."""
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return counts of block look-ups (2 x 1024) by place of the block in earlier prompts.

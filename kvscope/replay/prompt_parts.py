@@ -104,7 +104,7 @@ def breaks(
 
 
 def part_totals(causes: Attribution, broken: Mapping[Cause, Break]) -> tuple[PartTotal, ...]:
-    """Return up to five kinds of parts, most lost tokens first; each loses more than NEGLIGIBLE."""
+    """Return up to five kinds of parts, most lost tokens first: each lost over 0.1 % of input."""
     inputs, names, totals = int(causes.input_tokens.sum()), tuple(broken), []
     at, kind, tokens = (
         np.stack([getattr(each, name) for each in broken.values()])

@@ -198,8 +198,8 @@ def kernel_of(policy: type[Policy]) -> Callable[..., int]:
     """Return the kernel that replays a policy: a queue, lane, next-use or key policy.
 
     It fills an array with the leading blocks that each request hits, and returns the number of
-    blocks evicted. Arguments are as in `queues_kernel` for queue policies, else as in
-    `replay_loop`.
+    blocks evicted. `queues_kernel` and `replay_loop` (other policies) name its arguments: traffic,
+    an empty cache, its capacity, the policy's parameters and that array.
     """
     if issubclass(policy, QueuePolicy):
         return queues_kernel(policy)

@@ -66,8 +66,7 @@ class DrawnTrace(Struct, frozen=True):
 def sampled(source: Sample, rate: float, part: int = 0) -> Sample:
     """Return a sample of a share `rate` of the trace's subtrees, from one of at least that share.
 
-    Samples of the same rate and another `part` are disjoint. Raises UsageError if no request is
-    left.
+    Samples of the same rate and another `part` are disjoint. Raises UsageError for an empty one.
     """
     chosen = np.flatnonzero(is_drawn(source.group, rate, part))
     if not len(chosen):
@@ -167,8 +166,7 @@ class Anchor(Struct, frozen=True):
         `hit_blocks` are the hits of each sampled request at `sample.capacity(capacity_blocks)`. The
         error is twice the root sum of squares of the standard error of the lead over LRU, by
         subtrees, and of the sample's largest error about LRU between half and twice the capacity,
-        since other policies suffer from scaling, too. It is 1 where the scaled cache holds too few
-        requests.
+        since other policies suffer from scaling, too; 1 if the scaled cache holds too few requests.
 
         Source: Cochran, "Sampling Techniques", sections 6.3 and 9A (ratios over clusters).
         """
@@ -201,8 +199,8 @@ class Anchor(Struct, frozen=True):
     def _wrong(self, capacity_blocks: int, counted: slice, asked: int) -> float:
         """Return LRU's hit rate on the sample minus its exact one on the whole trace.
 
-        `counted` are the sampled requests that count, `asked` the amount that these look up, in the
-        definition's weight.
+        The sample's cache is scaled. `counted` are the sampled requests that count, `asked` (above
+        0) the amount that these look up, in the definition's weight.
         """
         hits = float(self._lru_hits(capacity_blocks)[counted].sum())
         return hits / asked - float(self.whole.rate(capacity_blocks))
@@ -212,12 +210,12 @@ class Anchor(Struct, frozen=True):
 
 
 def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Estimate:
-    """Return an estimate from a sample of this rate, its error widened by its drift with size.
+    """Return `estimate`, from a sample of this rate, its error widened by its drift with size.
 
     `parts` are the estimates from the parts of the sample, each a sample of rate / PARTS. A policy
     may behave otherwise in a smaller cache (lfu counts requests that share a block, and a sample
-    has fewer): the change from the parts to the sample, plus its own uncertainty, is assumed to
-    recur with each factor of PARTS up to the whole.
+    has fewer): the change from the parts to the sample, plus its own uncertainty, is added for each
+    factor of PARTS up to the whole.
     """
     if max(estimate.error, *(part.error for part in parts)) == 1:
         return Estimate(estimate.rate, 1.0)

@@ -147,10 +147,9 @@ def with_groups(
     """Return the setting for the deployment's engine, and the model whose KV one block holds.
 
     In an engine with a hybrid model, that is the model with the layers of one group
-    (`Model.by_block`), and the setting gets the groups. In all other cases `model` is returned as
-    it is, None included: a cache without an engine counts all layers as full attention.
-    `trace_block` is the tokens of the trace's blocks. On SGLang, the setting's block bytes are
-    those of one GPU.
+    (`Model.by_block`), and the setting gets the groups. Else `model` is returned as it is, None
+    included: a cache without an engine counts all layers as full attention. `trace_block` is the
+    tokens of the trace's blocks. On SGLang, the setting's block bytes are those of one GPU.
     """
     if deployment is not None and not setting.engine:
         setting = _of_engine(setting, deployment)
@@ -181,8 +180,8 @@ def tree_setting(
     """Return `setting` on a simulated SGLang that prefills in chunks of `max_num_batched_tokens`.
 
     A setting with a sample, or with a hit definition other than `standard()` (its warm-up may
-    differ), stays the same, a cache of idle blocks; if `engine` has a host tier (HiCache), raises
-    UsageError instead.
+    differ), stays the same, a cache of idle blocks; if `engine`, such as "sglang:hicache_ratio=2",
+    has a host tier (HiCache), raises UsageError instead.
     """
     whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
     if not (whole and setting.exact):

@@ -40,8 +40,7 @@ class LruDistances(Struct, frozen=True):
 def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
     """Return the stack distance of every block that is looked up again, in one pass over the trace.
 
-    This costs a query of a Fenwick tree over requests for each run, not for each access: blocks
-    that the same request touched last are one stretch of any path.
+    This costs a query of a Fenwick tree over requests for each run, not for each access.
 
     Source: Mattson et al., IBM Systems Journal 1970 (stack algorithms); Bennett & Kruskal, IBM J.
     Res. Dev. 1975 (the tree); the runs are kvscope's own.
@@ -78,8 +77,8 @@ def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
 class LruStack:
     """LRU's list over R requests, kept as the number of blocks that each request touched last.
 
-    A trace may be processed in stretches of time. Requests before a stretch are then merged between
-    those whose blocks it touches, so its cost depends on its runs, not on R.
+    A trace may be processed in stretches of consecutive requests. Earlier ones then count as one
+    between each two whose blocks the stretch touches, so its cost depends on its runs, not on R.
     Source: Niu et al., IPDPS 2012 (Parda: distances of a stretch, corrected by what is before it);
     to merge owners instead of accesses is kvscope's own.
     """

@@ -203,8 +203,7 @@ def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
     """Return whether the tool behind this definition makes room before it inserts a block.
 
-    libCacheSim cannot refuse a block. kvcache-simulator's fifo cannot either; its lru and its
-    optimum can.
+    libCacheSim cannot refuse a block, nor can kvcache-simulator's fifo; its lru and optimum can.
     """
     if definition.name == KVCACHE_SIMULATOR.name:
         return isinstance(policy, QueuePolicy)
@@ -304,7 +303,7 @@ def engine_of(
 ) -> EngineSettings:
     """Return the engine of a setting with a pool of `capacity_blocks` blocks of the trace.
 
-    Such a block has `block_size` tokens. `tiers` are the pool and the tiers below, if any.
+    Such a block has `block_size` tokens. `tiers`: the pool and the tiers below; (): a pool alone.
     """
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None

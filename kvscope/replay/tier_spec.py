@@ -83,8 +83,7 @@ class SharedPool(Struct, frozen=True):
     def parse(cls, options: Sequence[str], place: str) -> SharedPool:
         """Return the pool with options such as `bandwidth=40GB/s` and `evict=lru`.
 
-        Raises UsageError, whose `where` is `place`, for unknown and repeated options and for wrong
-        values.
+        Raises UsageError at `place` for unknown and repeated options and for wrong values.
         """
         values: dict[str, Any] = {}
         example = "write for example bandwidth=40GB/s"
@@ -114,8 +113,8 @@ def parse_tiers(text: str, *, block_bytes: int | None = None) -> tuple[Tier, ...
 
     A capacity is a size, which needs `block_bytes`, or a number of blocks (`5000blocks`). With
     `block_bytes` 0, for a trace not yet known, sizes stay bytes. Options are read and write (bytes
-    per second, `25GB/s`) and latency. Raises UsageError for text in another form, and for a lower
-    tier with an unknown name and no `read`.
+    per second, `25GB/s`) and latency; a `SharedPool` is parsed on its own. Raises UsageError for
+    text in another form, a size without `block_bytes`, and an unknown lower tier without `read`.
     """
     tiers: list[Tier] = []
     for part in text.split(","):

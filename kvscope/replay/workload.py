@@ -98,7 +98,8 @@ class Workload:
     ) -> Workload:
         """Return the same workload on an engine with this latency, these limits and layer groups.
 
-        `engine` is as in `RunSetting`; None leaves the present one.
+        `engine` names a version (None: the present one), `kv_groups` is a `KvGroups.text` ("":
+        none). Limits of None are those of `EngineSettings`.
         """
         return self._under(
             replace(

@@ -191,9 +191,8 @@ def readings(
 ) -> list[Tile]:
     """Return tiles of LRU's figures at a capacity of `blocks`: hit rate, size, TTFT percentiles.
 
-    `outcome` has its hit rate and its TTFT on an idle engine by the latency profile of the name
-    `profile`. `pool` is a replay in KV pools of that capacity, whose hit rate is then shown; None
-    without one.
+    `outcome` has its hit rate and its TTFT on an idle engine by the latency profile `profile`.
+    `pool` is a replay in KV pools of that capacity, whose hit rate is then shown; None without one.
     """
     tokens = blocks * sizes.block_size
     rate, about = outcome.token_hit_rate, "LRU, token-weighted."
@@ -216,7 +215,7 @@ def readings(
 
 
 def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
-    """Draw LRU's hit rate over capacity; mark the ideal rate, shares of it, and `hbm_bytes`."""
+    """Draw LRU's hit rate by capacity; mark the ideal, shares of it and any `sizes.hbm_bytes`."""
     unit, hbm_blocks = sizes.axis, sizes.hbm_blocks
     points = _rising(caching)
     blocks = [point.capacity_blocks for point in points]

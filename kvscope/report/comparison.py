@@ -33,7 +33,7 @@ _Points = tuple[Sequence[float], Sequence[float | None]]
 
 
 def screen(compared: Comparison) -> list[Section]:
-    """Return the differences, the most important first."""
+    """Return the figures that differ, the most important first; [] if all are equal."""
     ranked = compared.differences
     if not ranked:
         return []

@@ -72,7 +72,7 @@ _ASSUMED = {
 
 
 def screen(study: FleetStudy) -> list[Section]:
-    """Return one screen: answer, routers, shared pools and variants (or lost hits), assumptions."""
+    """Return answer, routers, pools, autoscaling, disaggregation (else lost hits), assumptions."""
     losses = Section.of(_losses_title(study), _losses(study, _leading(study)))
     return [
         Section.of("Answer", *in_words(study)),
@@ -221,7 +221,7 @@ def _tier_flags(study: FleetStudy) -> list[str]:
 def _leading(study: FleetStudy) -> list[FleetLine]:
     """Return the best line (runs with one policy) of each router, as many as fit on one screen.
 
-    Best: it needs the fewest replicas, then has the lowest TTFT with them. References come last.
+    Best: fewest replicas, then lowest TTFT. All `reference` routers (in no program) come last.
     """
     best: dict[str, FleetLine] = {}
     for line in study.ranked:
@@ -250,7 +250,7 @@ def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
 def interval(size: FleetSize, compared: int) -> str:
     """Return the 95 % CI of the fewest replicas in words.
 
-    `compared` is the most replicas that were replayed for it: an end that is None is above.
+    An end (`low`, `high`) of None is more than `compared`, the most replicas that were replayed.
     """
     ends = (str(end or f"more than {compared}") for end in (size.low, size.high))
     return f"95% CI of that number: {' to '.join(dict.fromkeys(ends))}."
@@ -602,7 +602,7 @@ def _layers_counted(study: FleetStudy) -> str:
 
 
 def _sharing(pool: SharedPool) -> str:
-    """Return how replicas share files, and how the simulation approximates it."""
+    """Return how replicas share a pool's files of KV blocks, and what is approximate."""
     link = f"{READS['remote'].bytes_per_s / 1e9:.3g} GB/s of its own"
     if np.isfinite(pool.bytes_per_s):
         link += f", of at most {pool.bytes_per_s / 1e9:.3g} GB/s for all together"

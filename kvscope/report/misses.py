@@ -86,7 +86,7 @@ _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily
 def screen(explanation: Explanation) -> list[Section]:
     """Return the summary (causes and remedies), and with `--by` also "Who evicts whom".
 
-    If a single request was named, return the section on it.
+    If a single request was named, return only the section on it.
     """
     return sections(explanation)[: 2 if explanation.groups else 1]
 

@@ -207,7 +207,7 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
 
 
 def _template(analysis: Analysis) -> list[str]:
-    """Return the chat template's cost in hits and the remedy, if it costs 1 % or more."""
+    """Return the chat template's cost in hits and the remedy, from 1 % of the input tokens on."""
     cost = next((each for each in analysis.causes if each.cause == "template"), None)
     if cost is None or cost.share < _WORTH_SAYING:
         return []

@@ -276,7 +276,7 @@ def memory_in_words(tuned: Recommendation) -> list[str]:
 
 
 def memory_to_set(tuned: Recommendation) -> Iterator[str]:
-    """Yield notes on the folder of the added tier's files, if it has one."""
+    """Yield what PATH is, the folder of the added tier's files, and a caution; nothing without."""
     tier = tuned.tier
     if tier is not None and tier.files_bytes:
         if not tier.pool:
@@ -403,7 +403,7 @@ def _memory_named(tuned: Recommendation, option: PlanOption) -> str:
 
 
 def _frees(tuned: Recommendation, option: PlanOption) -> str:
-    """Return the share of GPU time that an option frees, beyond the free change, and its price."""
+    """Return the GPU time (%) that `option` frees beyond the one at no cost, and its worth."""
     free = tuned.plan.free or tuned.plan.today
     freed, saved = free.trial.utilization - option.trial.utilization, option.saves_hour
     if saved is not None:

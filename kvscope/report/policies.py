@@ -503,7 +503,7 @@ def over_time_chart(simulation: Simulation, capacity_blocks: int) -> style.Figur
 
 
 def hits_by_window(run: Run) -> tuple[list[float], list[float]]:
-    """Return the start (h) and the hit rate of each of a run's windows."""
+    """Return the starts (h) and the hit rates of a run's windows of equal length."""
     parts = [part for part in run.parts if part.start_s is not None]
     hours = [(part.start_s or 0.0) / 3600 for part in parts]
     return hours, [hit_rate(run.setting, part.outcome) for part in parts]
@@ -530,11 +530,11 @@ def lru_curve_chart(
     replayed: float | None = None,
     runs: Sequence[Run] = (),
 ) -> style.Figure:
-    """Draw LRU's hit rate at every capacity, with `at_blocks` marked and `runs` as points.
+    """Draw LRU's hit rate at every capacity, with `at_blocks` ("chosen") and `runs` as points.
 
-    All `runs` have one setting; for each policy, the parameters with most runs are drawn. `memory`
-    is the name and size (blocks) of the present memory; `replayed` is the hit rate of an engine's
-    pool of that size, which holds running requests too.
+    All `runs` have one setting; for each policy, the parameters with most runs are drawn. Vertical
+    lines mark the working set and `memory`, the present one's name and size (blocks); `replayed` is
+    the hit rate of an engine's pool of that size, which holds running requests too.
     """
     largest = max(int(curve.knots[-1]), at_blocks, memory[1] if memory else 0, 2)
     visible = curve.capacity_for(_VISIBLE * curve.ideal)

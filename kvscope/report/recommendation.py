@@ -406,8 +406,8 @@ def _in_words(seconds: float | None) -> str:
 def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
     """Return the SLO's TTFT percentile under LRU and under a policy, and the change with its CI.
 
-    `trial` is the policy's, on the later requests. If the target's measure is the violations, the
-    change is that of their shares, which come first.
+    `trial` is the policy's, on the later requests. If the target's measure is "violations", the
+    shares of requests over the SLO come first, and the change is theirs.
     """
     target, lru = tuned.tuning.target, tuned.tuning.lru.later
     gain = trial.gains[target.objective]
@@ -424,7 +424,7 @@ def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:
 
     `blocks` is the capacity that the text before names. If held-out requests need it, the sentence
     says what the training window needed; if the training window did, what held-out requests would
-    need. [] if it is neither, or if one is enough for both.
+    need. [] if it is neither, or if the training window's meets the SLO on held-out requests too.
     """
     for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is None or least.would_need_blocks is None:
@@ -560,8 +560,7 @@ def _policies(tuned: Recommendation) -> Section:
 def _gains(tuned: Recommendation) -> Table:
     """Return each contender's changes against LRU on the later requests, and harms.
 
-    One change has its CI: that of the figure by which policies are ranked, the SLO's percentile of
-    TTFT or the violations.
+    The figure by which policies are ranked (TTFT percentile or violations) has its CI.
     """
     decisive = tuned.tuning.target.objective
 
@@ -653,9 +652,9 @@ def _to_set(tuned: Recommendation) -> Section:
 
 
 def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
-    """Return, for each end of an uncertain input's range, the verdict with that value.
+    """Return the verdict at each extreme of pool capacity, prefill time and session starts.
 
-    Without `layouts`, leave out other session starts.
+    Without `layouts`, leave out session starts.
     """
 
     def words(other: EndVerdict) -> str:

@@ -85,8 +85,7 @@ def category_table(
 def _next_turn(following: NextTurns | None, rows: Sequence[Category]) -> float | None:
     """Return the next-turn probability of one category, or of several in one row.
 
-    Of several, only settled requests count: early enough for the trace to show a next turn. None
-    without any.
+    Of several, only settled requests count, early enough to show a next turn; None without any.
     """
     if len(rows) == 1:
         return rows[0].next_turn_probability

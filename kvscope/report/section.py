@@ -22,9 +22,8 @@ _SHADES = " ░▒▓█"
 class Table(Struct, frozen=True):
     """A titled table; every cell is text already.
 
-    The first column names the row; the others are figures, aligned right, except the columns
-    numbered in `words`. A further column without a title holds bars made of characters. `note`
-    explains columns.
+    The first column (0) names the row; the others are figures, aligned right, except the indices in
+    `words`. A column titled "" holds bars made of characters. `note` explains columns.
     """
 
     title: str
@@ -35,7 +34,7 @@ class Table(Struct, frozen=True):
 
 
 class Tile(Struct, frozen=True):
-    """A figure to see first: `about` explains it, `good` says whether it meets its target."""
+    """A figure to see first, explained by `about`; `good`: it meets its target (None: has none)."""
 
     label: str
     value: str
@@ -119,7 +118,7 @@ def bar(share: float, width: int = 24) -> str:
 def sparkline(values: Sequence[float | None], top: float | None = None) -> str:
     """Return one character per value; heights are relative to `top` (default: the largest).
 
-    More values than PLOT_WIDTH are thinned to their means.
+    None is a blank. More values than PLOT_WIDTH are thinned to their means.
     """
     values = thinned(values, PLOT_WIDTH)
     highest = top if top is not None else max((value or 0.0 for value in values), default=0.0)
@@ -163,7 +162,7 @@ def heat_map(rows: Sequence[Sequence[float]], top: float | None = None) -> list[
 
 
 def thinned(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most `width` values: the mean of each segment of equal length."""
+    """Return at most `width` values: means of equal segments, None left out (None if all are)."""
     if len(values) <= width:
         return list(values)
     thin: list[float | None] = []

@@ -127,8 +127,7 @@ def keep_answer(
 def question_of(request: Any) -> str:
     """Return a digest of a use case's request, by which a stored report on the same is found.
 
-    It is the same whether a user stated a default value or left it out, and whether a timeline
-    (`perfetto`) is written.
+    It is the same whether a default is stated or left out, with and without timeline (`perfetto`).
     """
     for beside, nothing in (("given", frozenset()), ("perfetto", None)):
         if hasattr(request, beside):

@@ -162,7 +162,7 @@ def bars(
     hover: str = "%{y}: %{x:.1%}",
     colours: Sequence[str] = (),
 ) -> Figure:
-    """Draw horizontal bars: one of each group for each name, the first name on top."""
+    """Draw horizontal bars for `names`, from the top: one of each group, in the group's colour."""
     chart = figure(title, x, y, height=height)
     colours = colours or ((SKY, BLUE, PURPLE) if len(groups) > 1 else (BLUE,))
     for (name, values), colour in zip(groups.items(), colours, strict=False):

@@ -67,7 +67,7 @@ def _requests(facts: Characterization) -> Section:
 
 
 def over_time(facts: Characterization, served: Sequence[PartOutcome] = ()) -> Section:
-    """Return requests and ideal hit rates by window; with `served` (LRU's results), TTFT too."""
+    """Return requests and ideal hits by window; with `served` (LRU's, by window), TTFT too."""
     windows = facts.over_time.windows
     requests = [window.requests for window in windows]
     rates = [window.token_hit_rate for window in windows]

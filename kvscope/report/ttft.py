@@ -204,7 +204,7 @@ def trade_off_chart(
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Return the Pareto front: points that no other beats in both price and tail."""
+    """Return the Pareto front by rising price: each tail is below those of all points before."""
     best: list[Point] = []
     for point in sorted(points, key=lambda point: (point.price_ms, point.tail_ms)):
         if not best or point.tail_ms < best[-1].tail_ms:

@@ -31,7 +31,7 @@ DEFAULT_HITS = (
 
 
 class TimeUnit(Struct, frozen=True):
-    """A unit shared by all times (or rates) of a column, which are divided by `seconds`."""
+    """A unit of a column's times (or rates): it has `seconds` seconds (or events per second)."""
 
     name: str
     seconds: float
@@ -145,7 +145,7 @@ def left_out(rows: Sequence[object], shown: Sequence[object], things: str = "req
 def interval_in_words(interval: tuple[float, float] | None, write: Callable[[float], str]) -> str:
     """Return an interval from low to high, `?` if the data do not determine it.
 
-    An interval of zero width means that the estimate is at its bound.
+    One of zero width, of an estimate at its bound, becomes `at its bound, 2.5`.
     """
     if interval is None:
         return "?"

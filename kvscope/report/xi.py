@@ -90,16 +90,16 @@ def _tiles(run: Run, lru: Run) -> list[Tile]:
 
 
 def best(simulation: Simulation) -> float:
-    """Return the xi with the lowest p95 among those that break no limit, else among all."""
+    """Return the xi with the lowest p95 TTFT among those without `objections`, else among all."""
     runs, lru, slo_s = by_xi(simulation.runs), _lru(simulation), simulation.setting.slo_s
     allowed = {xi: run for xi, run in runs.items() if not objections(run, lru, slo_s)}
     return min(allowed or runs, key=lambda xi: runs[xi].outcome.ttft_ms.p95)
 
 
 def objections(run: Run, lru: Run, slo_s: float | None) -> list[str]:
-    """Return the limits of `kvscope tune` that a run breaks against LRU, by estimates, not CIs.
+    """Return how a run is worse than LRU by more than `Limits` allow, by estimates, not CIs.
 
-    Without an SLO, only the limits of the median and the tail apply.
+    Compared are p95 and p50 TTFT, and with an SLO the TEL and the share of requests that meet it.
     """
     then, now = run.outcome, lru.outcome
     target = Target(slo_s or math.inf)

@@ -3,8 +3,7 @@
     model = Weibull().fit(observations)
     model.params_, model.interval_["shape"], model.survival(60.0)
 
-As in scikit-learn: `fit` returns the model itself, learned attributes end in `_`, and fitting again
-replaces them.
+As in scikit-learn: `fit` returns the model, and replaces the learned attributes, which end in `_`.
 
 The fit is by maximum likelihood under right-censoring. A touched block is ever reused with
 probability p, after a wait distributed by F: S(t) = 1 - p F(t). A block reused after t adds log p +
@@ -33,7 +32,7 @@ class ReuseModel:
 
     A subclass defines F: `log_density`, `wait_survival`, the start of the search, and the meaning
     of its free parameters (unbounded). Learned: `reuse_probability_` p; `params_` of F; `interval_`
-    of p and each of them at 95 %, or None where the data do not identify it; `n_` touched blocks,
+    at 95 % of each of them and of "reuse_probability", None if unidentified; `n_` touched blocks,
     `censored_` of them not seen reused; `log_likelihood_`, the sum over all touched blocks; `aic_`,
     2 K - 2 log L with K counting p, log L scaled from `n_` to the `effective_n_` independent
     blocks; `ks_`, the distance from the Kaplan-Meier curve (`KaplanMeier.distance`); `converged_`.
@@ -76,9 +75,9 @@ class ReuseModel:
         raise NotImplementedError
 
     def natural(self, free: Float64s) -> Float64s:
-        """Return the values of F's `parameters`; each increases with its own free parameter alone.
+        """Return the values of F's parameters, in the order of their names, `parameters`.
 
-        Neither `free` nor the result includes p.
+        Each increases with its own free parameter alone. Neither `free` nor the result includes p.
         """
         return np.exp(free)
 

@@ -29,7 +29,10 @@ def turn_waits(
     cluster: NDArray[np.integer] | None = None,
     resolution_s: float = RESOLUTION_S,
 ) -> Observations:
-    """Return each request's wait for its next turn, censored at `end_s` (exclusive)."""
+    """Return each request's wait (s) for its next turn, censored at `end_s` (exclusive).
+
+    Waits seen are `resolution_s` or more. Requests of one `cluster` may depend (None: none do).
+    """
     reused = next_s < end_s
     waited_s = np.where(reused, next_s, end_s) - arrival_s
     return Observations.of(waited_s, reused, None, cluster, resolution_s)

@@ -50,8 +50,7 @@ class Evidence:
     A touched block waits, in the category of its request, until another prompt touches it. Blocks
     are the full ones of prompt and output. Output that no later turn carries is never reused and
     counts as waiting. A touch counts neither as reused nor as waiting if the block's next touch is
-    by another request's output: the wait then begins anew with that touch. Runs of one conversation
-    are a cluster.
+    by another request's output: the wait then begins anew. Runs of one conversation are a cluster.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Evidence:
         return Span(begin, self.whole.end_s)
 
     def waits(self, span: Span) -> list[Observations]:
-        """Return the waits, by category, of blocks touched within `span`, censored at its end."""
+        """Return, by `categories`, the waits of blocks touched in `span`, censored at its end."""
         first, last = np.searchsorted(self.arrival_s, (span.start_s, span.end_s))
         low, high = np.searchsorted(self._previous, (first, last))
         previous, reused_s = self._previous[low:high], self._reused_s[low:high]

@@ -21,7 +21,7 @@ class Observations(Struct, frozen=True, dict=True):
     """K runs of touched blocks, each with one wait.
 
     Run k: `weight[k]` blocks were touched together and, `waited_s[k]` later, touched again
-    (`reused[k]`) or, where not, still waiting when the window closed: right-censored. Runs of one
+    (`reused[k]`) or, where not, still waiting when the time span ended: right-censored. Runs of one
     `cluster` (0 to C - 1) may depend on each other, those of different ones do not.
     """
 

@@ -17,12 +17,12 @@ Interval = tuple[float, float]
 
 
 class ModelFit(Struct, frozen=True):
-    """One model of one category in one span of time.
+    """One model of one category in one span of time; `chosen` marks the category's (see `choose`).
 
-    `params` are those of F in S(t) = 1 - p F(t), `reuse_probability` is p, `interval` has both at
-    95 %, None where the data do not identify it. `n` touched blocks, `censored` of them not seen
-    reused, in `runs` runs of reuse; `effective_n` is the equivalent in independent blocks. `ks`
-    is the largest distance from Kaplan-Meier as a share of the reuse, `aic` is by `effective_n`.
+    `params` are those of F in S(t) = 1 - p F(t), `reuse_probability` is p, `interval` has both by
+    name at 95 %, None if the data leave it open. `n` touched blocks, `censored` of them not seen
+    reused, in `runs` runs; `effective_n` is the equivalent in independent blocks. `ks` is the
+    largest distance from Kaplan-Meier as a share of the reuse, `aic` is by `effective_n`.
     """
 
     category: str

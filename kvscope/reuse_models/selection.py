@@ -99,7 +99,7 @@ class _WindowSample(Struct, frozen=True):
 
 
 def default_length_s(span: Span) -> float:
-    """Return the window length: an hour, as in the paper, or a fifth of the span if less."""
+    """Return the window length: an hour (KVCache Cache in the Wild), at most a fifth of `span`."""
     return min(DEFAULT_LENGTH_S, span.length_s / _LEAST_COUNT)
 
 

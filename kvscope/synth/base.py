@@ -25,8 +25,7 @@ class Counts(Protocol):
 class Skewed(Struct, frozen=True):
     """A lognormal distribution of counts, typical of prompt and answer lengths.
 
-    `sigma` is the standard deviation of ln(count); `mean` is the mean before counts are limited to
-    `maximum`.
+    `sigma` is the standard deviation of ln(count); `mean` is that before the limit, `maximum`.
     """
 
     mean: float
@@ -69,9 +68,9 @@ ROOT = -1
 class Record(msgspec.Struct, frozen=True):
     """One request, in the field names and order of the Qwen-Bailian JSONL traces.
 
-    `timestamp` is in seconds from the start of the trace, rounded to milliseconds; `hash_ids` has
-    ceil(input_length / block size) entries, of which the last may stand for a partial block.
-    `block_size` is written only where it is not the format's 16 tokens.
+    `timestamp` is in seconds from the trace's start, rounded to milliseconds; `turn` counts from 1,
+    where the parent is -1; `hash_ids` has ceil(input_length / block size) entries, of which the
+    last may stand for a partial block. `block_size` is written only if not the format's 16.
 
     Source: https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon
     """

@@ -53,12 +53,12 @@ def gaps(scale: float) -> tuple[float, ...]:
 
 
 def prompts(first: float, follow_up: float) -> tuple[Counts, ...]:
-    """Return new tokens by turn bucket: a question, follow-ups (turns 2 to 6), small talk."""
+    """Return new tokens by bucket: mean `first` (turn 1), `follow_up` (2-6), 340 (small talk)."""
     middle = Skewed(follow_up, 1.0)
     return (Skewed(first, 0.6), middle, middle, middle, Skewed(340, 0.8))
 
 
-# The order of the gaps is the paper's: multimodal < text < search < file.
+# The order of the gaps is as published (see ToC): multimodal < text < search < file.
 KINDS = (
     Kind(
         "text", 0.775, gaps(1.0), prompts(450, 500), Skewed(3_750, 0.9), Skewed(330, 0.7),
@@ -99,9 +99,9 @@ class ToC(Profile):
     of a next turn of 0.5 after turn 1 and 0.8 later, which imply 71 % with a parent. The profile
     meets the shares, the turns and 0.46 after turn 1 (54 % single-turn conversations); 77 % of
     reuse from a tenth of the blocks needs few conversations that last for hours: `engaged_share` of
-    all, with `engaged_turns`. These engaged ones come at even intervals among all conversations and
-    vary little in turns, or chance would decide every figure. `next_turn` has the probabilities of
-    a further turn after turns 1, 2, 3 and 4, and after any later turn, in other conversations.
+    all, with `engaged_turns`. These come at even intervals and vary little in turns, or chance
+    would decide every figure. A share `new_user_share` of conversations has a new user, the others
+    one of the last `recent_users`; a share `personal_prompt_share` of users has a system prompt.
 
     sample_traces/README.md compares this profile with the published figures.
 

@@ -4,8 +4,8 @@ A record shows its fields, except those marked `Beside`, or the fields that its 
 
     DOCUMENT = "*outcome router=fleet.router.name slo_ms"
 
-`*outcome` adds the fields of a nested record, `router` is the attribute at a dotted path (null if
-one on the path is None), and `slo_ms` converts seconds: `name_ms` also takes an attribute `name_s`.
+`*outcome` adds the fields of a nested record, `router` is the record's value at a dotted path (null
+if a part is None), and `slo_ms` converts seconds: `name_ms` also takes an attribute `name_s`.
 Units are in the names, rates from 0 to 1. Fields are added, never renamed or removed. Infinities
 and NaN become null.
 """
@@ -29,7 +29,7 @@ _PLAIN = frozenset({NoneType, bool, datetime, float, int, str})
 
 
 class Shown(NamedTuple):
-    """A field of a document, and the path of its attribute.
+    """A field of a document, and the dotted `path` of the record's attribute that it shows.
 
     An `inline` record's fields become fields of the document.
     """
@@ -40,11 +40,11 @@ class Shown(NamedTuple):
 
     @property
     def in_ms(self) -> bool:
-        """Whether the document converts the attribute from seconds to milliseconds."""
+        """Whether the record has the value in seconds, the document in milliseconds."""
         return self.name.endswith("_ms") and self.path.endswith("_s")
 
     def value(self, record: Any) -> Any:
-        """Return the attribute in the document's unit; None if an attribute on its path is None."""
+        """Return the record's value in the document's unit; None if part of `path` is None."""
         for name in self.path.split("."):
             if record is None:
                 return None
@@ -61,7 +61,7 @@ def is_record(kind: Any) -> bool:
 
 @cache
 def shown_fields(kind: type) -> tuple[Shown, ...]:
-    """Return the fields that documents show of this class."""
+    """Return the fields that documents show of records of this class."""
     annotations = {
         name: str(annotation)
         for each in reversed(kind.__mro__)

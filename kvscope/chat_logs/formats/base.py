@@ -97,8 +97,8 @@ class LoggedRequest(Struct, kw_only=True):
 class LogFormat(ABC):
     """A log format: recognizes logs by their keys, and reads their lines.
 
-    `marks` are keys that identify lines, as in `TraceFormat`. Each log gets a new instance, which
-    may have state; `left_out` counts, by reason, lines and spans without a request to a model.
+    Each of `marks` is a text of keys that identify lines together. Each log gets a new instance,
+    which may have state; `left_out` counts, by reason, lines and spans without a model request.
     """
 
     name: ClassVar[str]

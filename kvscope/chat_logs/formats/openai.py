@@ -3,8 +3,7 @@
 A line is a request body of OpenAI's chat completions, completions or Responses API, or of
 Anthropic's Messages API, or an object with the body in `request` or `body` and the response in
 `response`. Messages of which the last is the assistant's are a conversation: a request per answer.
-Conversations of public data sets (`conversation`, or `conversations` with `from` and `value`) are
-read too.
+So are those of public data sets, in `conversation`, or in `conversations` with `from` and `value`.
 """
 
 from __future__ import annotations
@@ -148,9 +147,9 @@ class OpenAI(LogFormat):
         ]
 
     def served(self, body: dict[str, Any], size: int, **known: Any) -> Sequence[LoggedRequest]:
-        """Return the request of a body with one prompt, with the `known` fields set.
+        """Return the one request of a body, with its fields in `known` set to these values.
 
-        `body` may hold its `response`. Raises BadLine for several prompts.
+        `body` may hold its `response`; `size`: of its line. Raises BadLine for several prompts.
         """
         requests = self.requests({"response": {}} | body, size)
         if len(requests) > 1:

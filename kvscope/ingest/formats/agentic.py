@@ -111,9 +111,9 @@ class AgenticMooncake(RowFormat):
         )
 
     def _waits_for(self, row: _AgenticRow) -> _WaitsFor | None:
-        """Return the dependency on a request's end whose request ends last; None without any.
+        """Return the dependency on the request that ended last, as recorded; None without any.
 
-        Dependencies on another event (its trigger), such as the dispatch of a request, are ignored.
+        Dependencies with another `trigger` than the end, such as a request's dispatch, are ignored.
         """
         ends = [each for each in row.dependencies or () if each.trigger == _AFTER_END]
 

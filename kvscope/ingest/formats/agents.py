@@ -1,7 +1,6 @@
 """Agents' rounds and calls with lengths and without hashes: TraceLab, Claude Code and Codex.
 
-Block ids follow from lengths: each prompt repeats the beginning of its session's previous prompt,
-and the rest is new.
+Block ids follow from lengths: prompts begin like the session's previous one; the rest is new.
 
 A round of TraceLab states its prompt's cached prefix and new input, and its output with reasoning;
 a session's rounds are in order. A round is sent at its latest user message or tool result. Source:

@@ -22,8 +22,7 @@ _SPELLED = {
 class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     """A line as it is written; unknown fields are ignored.
 
-    It has all attributes of a `Request` and is used as such: a conversion would take as long as
-    decoding.
+    It has all attributes of a `Request` and is used as one: converting takes as long as decoding.
     """
 
     chat_id: Identifier

@@ -184,9 +184,9 @@ class Records(Struct):
 class ReadOptions(Struct, frozen=True):
     """Reading options: facts about a trace that its file does not state.
 
-    `session_arrivals`: the rate (sessions per second) at which sessions without a common clock
-    begin, as a Poisson process; None keeps their times. `turns`: whether rows of sessions hold
-    whole prompts; None detects it. Raises UsageError for a rate that is not positive and finite.
+    `session_arrivals`: the rate (per second) at which sessions without a common clock begin, as a
+    Poisson process; None keeps their times. `turns`: what rows of sessions hold, prompts ("whole")
+    or new parts ("delta"; None: detected). Raises UsageError for a rate not above 0 and finite.
     """
 
     block_size: int | None = None

@@ -57,7 +57,7 @@ class _MooncakeRow(ServiceRow, gc=False):
 
 
 class Mooncake(RowFormat):
-    """Mooncake JSONL and its relatives: JSON lines with lengths, and without `chat_id`."""
+    """Mooncake JSONL and relatives: JSON lines with lengths; a line with `chat_id` is unusable."""
 
     name = "mooncake"
     summary = "Mooncake JSONL (aiperf, Dynamo too): times in ms, blocks of 512 tokens"
@@ -118,8 +118,7 @@ class Mooncake(RowFormat):
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:
         """Raise BadLine unless `counts` (the row's `block_tokens`) has each hashed block's size.
 
-        All blocks have the row's `block_size` (else the option's, else 512), except a shorter last
-        one at the prompt's end.
+        All have the row's `block_size` (else the option's, else 512), except a shorter last one.
         """
         size = row.block_size or self.options.block_size or _BLOCK_SIZE
         hashes = len(decoded(_whole_prompt(row.hash_ids)) or ())

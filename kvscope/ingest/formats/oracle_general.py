@@ -77,7 +77,7 @@ def _find_next_access(
     """Write to `following`, for each access to a block, the number of the next access to it.
 
     Entries of blocks that are not accessed again stay as they are (NEVER). Path k's accesses begin
-    at following[starts[k]]. A run is a stretch of path k that a later request touches next: runs
+    at following[starts[k]]. A run is blocks of path k that a later request touches next: runs
     runs[k] to before runs[k + 1], each with the later `request`, and `length` blocks from `depth`
     on, which have the same depths in both paths. vtime[r] is the number of request r's first
     access.

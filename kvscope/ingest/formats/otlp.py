@@ -220,8 +220,7 @@ class CachedBeside:
 
     A span with more cached than input tokens shows that its provider is one of them.
 
-    Source: OpenTelemetry semantic conventions for Anthropic (input_tokens excludes cached tokens in
-    its API).
+    Source: OpenTelemetry semantic conventions for Anthropic (input_tokens excludes cached ones).
     """
 
     def __init__(self) -> None:
