@@ -128,7 +128,7 @@ def reasons(
     inputs = prompts.input_tokens[counted].astype(np.int64)
 
     def tokens(blocks: Int32s) -> int:
-        """Return the tokens in these leading blocks of all requests that count."""
+        """Return the tokens in the `blocks` of all counted requests; the last may be partial."""
         held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
         return int(held.sum())
 
