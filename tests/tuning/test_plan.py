@@ -29,6 +29,7 @@ from tests.small_traces import built, prompts
 from tests.tuning.examples import in_turn
 
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
+AGENT = str(data_folder("sample_traces") / "agent.jsonl.gz")
 DEPLOYMENT: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": 2.5}
 
 
@@ -160,6 +161,21 @@ def test_other_machines_are_options() -> None:
     assert plan["rows"][plan["to_meet"]] == small
     with pytest.raises(kvscope.UsageError, match="no GPU 'abacus'"):
         plan_of(SAMPLE, "200ms", also="abacus")
+
+
+def test_gpus_that_hold_the_longest_request_are_an_option() -> None:
+    """Where today's pool rejects requests: without --also, the fewest that reject none."""
+    deployment = {"gpu": "h100", "model": "qwen3-32b", "gpu_hour": 2.5, "policy": "lru"}
+    tuned = kvscope.tune(AGENT, slo="10s", db=":memory:", **deployment)
+    plan = tuned.to_dict()
+    (wider,) = [row for row in plan["rows"] if row["change"] and row["change"]["tp"] == 2]
+    assert plan["rows"][0]["rejected_requests"] > 0 == wider["rejected_requests"]
+    assert plan["rows"][plan["to_meet"]] == wider
+    assert wider["price_per_hour"] == 2 * 2.5 * wider["change"]["replicas"]
+    named = kvscope.tune(AGENT, slo="10s", db=":memory:", also="4xh100", **deployment).to_dict()
+    assert [row["change"]["tp"] for row in named["rows"][1:]] == [4]
+    small = kvscope.tune(AGENT, slo="10s", db=":memory:", **deployment | {"model": "llama3-8b"})
+    assert {row["change"]["tp"] for row in small.to_dict()["rows"][1:]} <= {1}
 
 
 def test_memory_that_the_engine_leaves_is_an_option(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -328,23 +328,27 @@ def _others(
         )
     with placed("--also"):
         return tuple(
-            resolve(
-                replace(
-                    where.stated,
-                    num_gpu_blocks=None,  # pool and latency of another machine are derived
-                    engine_log=None,
-                    latency=None,
-                    max_num_seqs=options.max_num_seqs,
-                    max_num_batched_tokens=options.max_num_batched_tokens,
-                    **dict.fromkeys(GPU_KEYS),
-                    gpu=each.gpu,
-                    tp=each.tp,
-                    weight_dtype=each.weight_dtype or where.stated.weight_dtype,
-                    gpu_hour=each.gpu_hour or _price_known(where, each.gpu),
-                )
+            elsewhere(
+                where,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                **dict.fromkeys(GPU_KEYS),
+                gpu=each.gpu,
+                tp=each.tp,
+                weight_dtype=each.weight_dtype or where.stated.weight_dtype,
+                gpu_hour=each.gpu_hour or _price_known(where, each.gpu),
             )
             for each in options.also
         )
+
+
+def elsewhere(where: ResolvedDeployment, **stated: Any) -> ResolvedDeployment:
+    """Return the deployment on a machine as `stated`, with derived pool and latency.
+
+    Raises UsageError if the model does not fit there.
+    """
+    derived: dict[str, Any] = {"num_gpu_blocks": None, "engine_log": None, "latency": None}
+    return resolve(replace(where.stated, **derived, **stated))
 
 
 def _price_known(where: ResolvedDeployment, gpu: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from kvscope.app.traces import require_arrivals, routers_for
 from kvscope.app.values import TierSize
 from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
+from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment, resolve
 from kvscope.deployment.kv_groups import KvGroups
@@ -43,7 +45,7 @@ from kvscope.tuning.tiers import (
     tier_prices,
 )
 from kvscope.tuning.tuner import End, Tuner, TuningOptions
-from kvscope.usecases.tune import WINDOWS, TuneRequest
+from kvscope.usecases.tune import WINDOWS, TuneRequest, elsewhere
 from kvscope.usecases.tune.recommendation import Assumption, Recommendation, RecordedLater
 from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 
@@ -141,7 +143,7 @@ def tune(
             where.price_of(where.tp) if where else None,
             tiers=offer,
             routers=routers,
-            machines=list(_machines(where, request, trace.block_size)),
+            machines=list(_machines(where, request, prompts)),
             scaling=request.autoscale,
             link=link,
             on_option=lambda option: monitor.row(option.in_words),
@@ -168,14 +170,35 @@ def tune(
 
 
 def _machines(
-    where: ResolvedDeployment | None, request: TuneRequest, block_size: int
+    where: ResolvedDeployment | None, request: TuneRequest, prompts: Prompts
 ) -> Iterator[ReplicaMachine]:
-    """Yield machines to compare: this one with all the KV that its log says fits, then --also."""
+    """Yield machines to compare: this one with all the KV that its log says fits, then --also.
+
+    Without --also, those of `_holding`.
+    """
+    block_size = prompts.block_size
     if where is not None and (fits := where.pool.fitting_bytes) is not None:
         filled = replace(where, pool=where.pool.filling_the_gpu)
         yield ReplicaMachine.of(filled, block_size, fits)
-    for each in request.also:
+    for each in request.also or (_holding(where, prompts) if where is not None else ()):
         yield ReplicaMachine.of(each, block_size, None)
+
+
+def _holding(where: ResolvedDeployment, prompts: Prompts) -> list[ResolvedDeployment]:
+    """Return the deployment on the fewest GPUs a replica whose pool holds the longest request.
+
+    Empty if the present pool does or was stated, and if no pool of up to 8 GPUs does.
+    """
+    longest = int((prompts.input_tokens + prompts.output_tokens).max())
+    stated = where.gpu is None or where.pool.origin == "stated"
+    if stated or longest <= where.pool.tokens or where.engine.name != VLLM:
+        return []
+    for tp in (tp for tp in (2, 4, 8) if tp > where.tp):
+        with suppress(UsageError):  # the model's heads cannot be divided by it, or nothing is left
+            wider = elsewhere(where, tp=tp)
+            if wider.pool.low_tokens >= longest:
+                return [wider]
+    return []
 
 
 def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) -> float | None:
