@@ -133,8 +133,10 @@ def hash_logs(
     output: str | PathLike[str],
     *,
     tokenizer: str | PathLike[str],
-    log_format: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"]
-    | None = None,
+    log_format: (
+        Literal["openai", "litellm", "helicone", "langfuse", "otlp", "openinference", "sglang"]
+        | None
+    ) = None,
     block_size: int = 16,
     chat_template: str | PathLike[str] | None = None,
     parts: Literal["kinds", "names", "none"] = "kinds",
