@@ -281,10 +281,12 @@ def canary(
     comparison of two means).
     """
     per_hour = requests / span_s * 3600 / replicas if span_s > 0 else math.inf
-    difference = float(baseline.value[at] - candidate.value[at])
-    spread = sum(
-        float(np.var(policy.resamples[..., at], axis=1).max()) for policy in (baseline, candidate)
-    )
+    with np.errstate(invalid="ignore"):  # inf - inf, which shows no gain
+        difference = float(baseline.value[at] - candidate.value[at])
+        spread = sum(
+            float(np.var(policy.resamples[..., at], axis=1).max())
+            for policy in (baseline, candidate)
+        )
     if not (math.isfinite(difference) and math.isfinite(spread) and difference > 0 and per_hour):
         return Canary(figure, None, None, per_hour)
     needed = requests * spread * (_CONFIDENCE_AND_POWER / difference) ** 2

@@ -326,8 +326,11 @@ def test_where_nothing_can_be_seen_there_is_no_plan() -> None:
     assert hours(_means(MEAN - GAIN, 2)) is not None
     assert hours(base) is None
     assert hours(_means(MEAN + GAIN, 2)) is None
-    infinite = replace(base, value=np.array([-math.inf]))
-    assert hours(infinite) is None
+    infinite = np.array([math.inf])
+    assert hours(replace(base, value=-infinite)) is None
+    base = Resampled(infinite, np.full_like(base.resamples, math.inf), base.clusters)
+    assert hours(base) is None  # no request gets a token under either
+    base = _means(MEAN, 1)
     assert hours(_means(MEAN - GAIN, 2), 1e10) is None
 
 
