@@ -406,17 +406,19 @@ def _in_words(seconds: float | None) -> str:
 def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
     """Return the SLO's TTFT percentile under LRU and under a policy, and the change with its CI.
 
-    `trial` is the policy's, on the later requests. If the target's measure is "violations", the
-    shares of requests over the SLO come first, and the change is theirs.
+    `trial` is the policy's, on the later requests. If the target's measure is "violations", or
+    LRU's percentile is infinite, the shares of requests over the SLO come first, with their change.
     """
     target, lru = tuned.tuning.target, tuned.tuning.lru.later
-    gain = trial.gains[target.objective]
-    how = f"({change(gain)}, 95% CI {interval(gain)})"
     moves = f"{tuned.target_name} {_time(lru)} -> {_time(trial)}"
-    if target.measure == "percentile":
+    percentile = target.measure == "percentile" and not math.isinf(lru.target_s)
+    gain = trial.gains[target.objective if percentile else "violations"]
+    how = f"({change(gain)}, 95% CI {interval(gain)})"
+    if percentile:
         return f"{moves} {how}"
     before, after = share(lru.violation_share), share(trial.violation_share)
-    return f"{before} -> {after} of the requests over the SLO {how}, {moves}"
+    late = f"{before} -> {after} of the requests over the SLO {how}"
+    return late if math.isinf(trial.target_s) else f"{late}, {moves}"
 
 
 def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -293,6 +294,16 @@ def test_a_target_of_violations_says_what_changed(result: Recommendation) -> Non
     )
     words = " ".join(verdict_in_words(replace(result, tuning=tuning)))
     assert "100.0% -> 0.0% of the requests over the SLO (-100.0%, 95% CI" in words
+
+
+def test_where_the_percentile_is_infinite_shares_change(result: Recommendation) -> None:
+    """As where the pool rejects more requests than the percentile leaves out."""
+    lru = result.tuning.lru
+    rejecting = replace(lru, later=replace(lru.later, target_s=math.inf))
+    words = " ".join(
+        verdict_in_words(replace(result, tuning=replace(result.tuning, lru=rejecting)))
+    )
+    assert "of the requests over the SLO (" in words
 
 
 def test_the_queued_view_is_shown_as_such(result: Recommendation) -> None:
