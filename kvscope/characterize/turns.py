@@ -66,7 +66,10 @@ class CategoryNextTurn(Struct, frozen=True):
 
 
 class WindowNextTurn(Struct, frozen=True):
-    """Next turns after one category's requests in a window; `settled` if the whole window is."""
+    """The share of one category's requests in a window that another turn follows.
+
+    `settled`: the window ends `NextTurns.settle_s` or more before the trace does.
+    """
 
     start_s: float
     category: str

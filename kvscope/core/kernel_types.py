@@ -172,7 +172,7 @@ def _load_length(context: Any, builder: Any, called: Any, arguments: Any) -> Any
 
 
 class Bare(types.Type):  # type: ignore[misc]
-    """A contiguous array passed as address and sizes: at most half the machine words of numba's."""
+    """The type of a contiguous array as address and sizes: at most half the words of numba's."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -187,7 +187,7 @@ class _BareModel(models.StructModel):  # type: ignore[misc]
 
 
 def unwrapped(argument: Any) -> Any:
-    """Return the argument unchanged; in machine code, an array if it was passed as `Bare`."""
+    """Return the argument; compiled, numba's array for a `Bare` one (an address and sizes)."""
     return argument
 
 

@@ -169,7 +169,7 @@ class StateExport(Struct, frozen=True):
     families: tuple[str, ...] = ()
 
     def tokens_in(self, version: tuple[int, int], family: str | None) -> int:
-        """Return `tokens` if vLLM of this version exports states on this GPU family, else 0."""
+        """Return the `tokens` between exports of a vLLM version on a GPU family; 0: no exports."""
         known = version >= self.since and (not self.families or family in self.families)
         return self.tokens if known else 0
 

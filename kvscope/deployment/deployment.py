@@ -499,8 +499,9 @@ def _block_tokens(
 def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) -> None:
     """Raise UsageError for a drafter that is not simulated.
 
-    Simulated is vLLM, with MTP if the model has it. In hybrid models, MTP goes with states or
-    compressed KV, EAGLE with windows, both if `KvGroups.take_drafter`, without `prefix_match_unit`.
+    Drafters are simulated in vLLM only, MTP unless the model is known to lack it. In hybrid models,
+    drafters with KV in the pool need `KvGroups.take_drafter`, equal heads in all layers, and no
+    `prefix_match_unit`: MTP with states or compressed KV, EAGLE with windows.
     """
     if engine.drafter is None:
         return
@@ -527,10 +528,7 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
 
 
 def _unused_mean(engine: Engine, origin: Origin) -> tuple[str, ...]:
-    """Return a note if the drafter's tokens per step are unused, else an empty tuple.
-
-    They are unused if `origin`, that of the latency, is not "derived".
-    """
+    """Return a note if the drafter's tokens per step are unused: the latency is not "derived"."""
     if engine.drafter is None or engine.drafter.per_step == 1 or origin == "derived":
         return ()
     return (f"--speculative @{engine.drafter.per_step:g} is not used: the latency is {origin}",)

@@ -329,11 +329,12 @@ _KINDS: dict[str, GroupKind] = {kind: kind for kind in get_args(GroupKind)}
 def kv_groups(
     kinds: LayerKinds, block_tokens: int, full_times: int = 1, other_times: int = 1
 ) -> KvGroups | None:
-    """Return vLLM's groups of a hybrid model; None for other models, and if they are unknown.
+    """Return vLLM's groups of a hybrid model; None for other models, and if groups are unknown.
 
-    They are if `kinds` are not `alike`, or lack a window or a state. Each group has about as many
-    layers as the rarer kind, so that blocks have equal bytes. A block spans `full_times` x
-    `block_tokens` tokens in full layers, `other_times` x `block_tokens` in other layers.
+    They are unknown without `kinds.alike`, and without the window of windowed layers or the state
+    of linear ones. Each group has about as many layers as the rarer kind, so that blocks have equal
+    bytes. A block spans `full_times` x `block_tokens` tokens in full layers, `other_times` x
+    `block_tokens` in other layers.
 
     Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size and
     unify_kv_cache_spec_page_size.

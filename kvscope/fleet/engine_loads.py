@@ -62,10 +62,11 @@ def see_sent(
 
 @callable_in_kernels
 def list_taken(machines: Machines, uncached: Int32s, counts: LoadCounts, number: int) -> None:
-    """Move the requests that replica `number` has taken from its queue to `counts.listed`.
+    """Add the requests that left the queue of replica `number` to its row of `counts.listed`.
 
-    With a CPU tier, requests may overtake others in the queue: then move all that have arrived,
-    those that still wait too. `uncached` is as in `see_sent`.
+    They no longer count as queued. With a CPU tier, requests may overtake others in the queue: then
+    add all that have arrived, those that still wait too. `uncached` (N x R) is as in `see_sent`:
+    the expected uncached tokens of the request at each place.
     """
     requests, count = machines.each.requests, counts.each[number]
     state = machines.each.state[number, 0]

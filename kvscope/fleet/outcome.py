@@ -115,7 +115,7 @@ class FleetOutcome(Struct, frozen=True):
 
     @property
     def sent(self) -> tuple[tuple[float, ...], ...]:
-        """The uncached tokens sent in each bin, one row a replica."""
+        """The uncached tokens sent to each replica (a row) in each bin of `bin_s` seconds."""
         return tuple(map(tuple, self.sent_tokens.tolist()))
 
     @property

@@ -36,9 +36,10 @@ class BranchPoint(Struct, eq=False):
 class ShadowRuns:
     """State that all shadow caches share: where runs begin, and how they branch.
 
-    Per request number, for the latest `slots` requests (a power of 2): the `first` block of its
-    run, `arrival_s`, the branch point above the run (`parent`), and its own `branches` by depth.
-    Requests numbered below `oldest` are forgotten.
+    For each of the latest `slots` requests (a power of 2): `arrival_s`; `first`, the depth of its
+    run's first block; `parent`, the branch point right before that block, on a later request's run
+    (None for a run from depth 0 on, or without blocks); and `branches`, the branch points on its
+    own run, ascending in depth. Requests numbered below `oldest` are forgotten.
     """
 
     def __init__(self, slots: int, oldest: int) -> None:
@@ -82,7 +83,7 @@ class ShadowRuns:
 class ShadowCache:
     """One candidate's cache of `capacity` blocks, number `which` of those over the same `runs`.
 
-    The policy's scores read `table` (see `use`).
+    The policy's scores read `table`, which `use` replaces.
     """
 
     def __init__(self, which: int, runs: ShadowRuns, policy: LanePolicy, capacity: int) -> None:
@@ -131,10 +132,7 @@ class ShadowCache:
         return end, False
 
     def join(self, number: int, now_s: float, plan: LanePlan, end: int) -> None:
-        """Add a request's run, which ends in front of `end`; then evict down to the capacity.
-
-        `plan` has the lanes of its blocks.
-        """
+        """Add a request's run up to `end`, its lanes in `plan`; then evict down to the capacity."""
         at = number & self._runs.mask
         self._plans[at] = plan
         self.end[at] = end
@@ -220,10 +218,7 @@ class ShadowCache:
         return number < runs.oldest or runs.first[at] >= self.end[at]
 
     def _oldest(self, lane: int) -> tuple[int, float] | None:
-        """Return the request of a lane's oldest run, and its arrival (s); None for an empty lane.
-
-        Empty runs do not count.
-        """
+        """Return (request, arrival in s) of a lane's oldest run with blocks; None without one."""
         heap = self._heaps[lane] if lane < len(self._heaps) else None
         while heap and self._empty(heap[0]):
             heappop(heap)

@@ -22,7 +22,7 @@ REFIT_REQUESTS = Parameter(
 _THIRD, _TWO_THIRDS = 2.0 ** (-2 / 3), 2.0 ** (-1 / 3)
 _XI, _NEXT_PROMPT = 0, 1
 NEEDS = (0.5, 0.1, 0.01)
-"""The need of the last block in each lane but a class's first.
+"""The need by which a class's second, third and fourth lane are scored.
 
 Need is the probability that the next prompt is long enough to need the block.
 """
@@ -46,8 +46,8 @@ class Gittins(LanePolicy):
     one that starts x tokens later only by a turn of Q > x: P(Q > x) = (1 + x / mean)^-2, the tail
     of a Pareto distribution of the second kind (Lomax) with shape 2 whose mean is the parameter
     `next_prompt_tokens`: next prompts are mostly short and at times very long. A class has four
-    lanes: one for the blocks with need 1, and three for the others, each with the need of its last
-    block: 0.5, 0.1 and 0.01, but never below P(Q > xi). At xi = 0 all blocks are needed: plain
+    lanes: one for the blocks with need 1, and three for the others, each with one need: 0.5 and 0.1
+    (that of the last block), 0.01, but none below P(Q > xi). At xi = 0 all blocks are needed: plain
     hits.
     Within a lane only the oldest block is scored: exact as long as the index falls with age.
     Source: Gittins, Bandit processes and dynamic allocation indices (1979); need as in
@@ -73,9 +73,9 @@ class Gittins(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
-        """Return the lane of the block before `end`, as (depth where the lane begins, lane).
+        """Return (depth where the lane begins, lane number) of the block before depth `end`.
 
-        A class (the turn's category) has a lane for each of the needs 1, 0.5, 0.1 and 0.01.
+        Class c (`turn.category`) has lanes 4c to 4c + 3, with the needs 1, 0.5, 0.1 and 0.01.
         """
         needed, begin, level = turn.history_tokens - p[_XI], 0, 0
         beyond = first_safe_depth(needed, block_size)

@@ -40,7 +40,10 @@ class Break(Struct, frozen=True):
     kinds: tuple[str, ...]
 
     def part(self, tokens: Int64s) -> str | None:
-        """Return the known kind of parts in which most of these tokens (R) are lost, else None."""
+        """Return the known kind of parts in which most of the given lost tokens are, else None.
+
+        `tokens` (R) are the field's, or those of some prompts or causes only, 0 for the others.
+        """
         lost = np.bincount(self.kind + 1, tokens, minlength=len(self.kinds) + 1)[1:]
         return self.kinds[int(lost.argmax())] if lost.any() else None
 
@@ -143,10 +146,7 @@ def parts_at(
 
 
 def ends_of_heads(parts: PromptParts, is_message: Bools) -> Int32s:
-    """Return the token at which the first message of each prompt begins, 0 without one (R).
-
-    `is_message` has an entry for each kind.
-    """
+    """Return where each prompt's first message (`is_message` by kind) begins: a token, or 0 (R)."""
     ends = np.zeros(len(parts.last), dtype=np.int32)
     _find_heads(parts.above, is_message[parts.kind], parts.end, parts.last, ends)
     return ends

@@ -78,7 +78,7 @@ def sections(fit: Fit) -> list[Section]:
 
 
 def headline(fit: Fit) -> Section:
-    """Return which categories fit an exponential, the models of the others, and stability."""
+    """Return the summary: each category's model of waits for reuse, and whether it is stable."""
     sentences = [f"Note: {note}." for note in fit.trace.notes]
     fitted = [row for row in fit.categories if row.model is not None]
     if not fit.trace.has_hashes:

@@ -414,8 +414,8 @@ def causes_chart(explanation: Explanation) -> style.Figure:
 class _Node(NamedTuple):
     """A rectangle of the prefix tree, by its unique `name`; `above` is its parent's name, or "".
 
-    `label` is the text that it shows, in the colour `ink`. It is as wide as its children together,
-    and `width` more: for n other requests that branch off, 1 + log2(n).
+    `label` is its text, in the colour `ink`. The rectangle is as wide as its children and `width`
+    together: 4 at the prompt's end, 1 + log2(n) for n other requests that branch off, else 0.
     """
 
     name: str

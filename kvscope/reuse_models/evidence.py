@@ -45,12 +45,13 @@ class Turns(Struct, frozen=True):
 
 
 class Evidence:
-    """R requests in order of arrival, the blocks that they touch, and each block's next touch.
+    """What reuse models are fitted to: R requests by arrival, their blocks, and the next touches.
 
     A touched block waits, in the category of its request, until another prompt touches it. Blocks
     are the full ones of prompt and output. Output that no later turn carries is never reused and
     counts as waiting. A touch counts neither as reused nor as waiting if the block's next touch is
-    by another request's output: the wait then begins anew. Runs of one conversation are a cluster.
+    by another request's output: the wait then begins anew. Waits within one conversation may depend
+    on each other: they are one cluster (see `Observations`).
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class _WindowSample(Struct, frozen=True):
 
 
 def default_length_s(span: Span) -> float:
-    """Return the window length: an hour (KVCache Cache in the Wild), at most a fifth of `span`."""
+    """Return the length of sliding windows: 1 h (KVCache Cache in the Wild), at most `span` / 5."""
     return min(DEFAULT_LENGTH_S, span.length_s / _LEAST_COUNT)
 
 

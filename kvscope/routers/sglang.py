@@ -91,10 +91,9 @@ class Sglang(Router):
     )
 
     def memory(self, sizes: MemorySizes, seed: int) -> OwnedTree:
-        """Return an empty tree with room for two epochs, counts of its clock, per request.
+        """Return an empty tree, with room for the two ticks (epochs) of its clock per request.
 
-        A request takes one when it is matched, whether or not that stamps a node, and one when it
-        is inserted, which stamps its leaf.
+        The clock ticks when a prompt is matched, stamped on a node or not, and when it is inserted.
         """
         replicas = sizes.replicas
         # Each replica that registers adds an epoch for every one registered so far and itself. As

@@ -58,7 +58,7 @@ class FewestReplicas(Struct, frozen=True):
 
     @property
     def replicas_interval(self) -> tuple[int | None, int | None] | None:
-        """The 95 % interval (low, high); an end is None above `compared`, all without `size`."""
+        """The 95 % interval (low, high), None without `size`; an end above `compared` is None."""
         return None if self.size is None else (self.size.low, self.size.high)
 
 

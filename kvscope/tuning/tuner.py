@@ -118,8 +118,9 @@ class RequiredCapacity(Struct, frozen=True):
 
 
 class EndVerdict(Struct, frozen=True):
-    """The verdict at one extreme for the same choice, with held-out trials of LRU and the choice.
+    """The verdict at `end`, an extreme of uncertain inputs, for the policy chosen without it.
 
+    `baseline` and `choice` are held-out trials there of LRU and of that policy (None: none chosen).
     `eligible`: the choice breaks no limit there, with the SLO scaled like prefill time, so that the
     same requests are near it. For a canary, intervals may cross the limits. With other session
     starts a gain must be likely too. `eligible` is None without a choice.
@@ -138,7 +139,7 @@ class EndVerdict(Struct, frozen=True):
 
     @property
     def run(self) -> Trial:
-        """The trial of the policy to run: the choice, else LRU."""
+        """The trial of the policy to run: the choice, or LRU if no policy was chosen."""
         return self.choice or self.baseline
 
 
@@ -567,10 +568,7 @@ def _infinite(window: Window, baseline: WindowTrial | None = None) -> WindowTria
 
 
 def lossless(evaluator: Evaluator) -> int:
-    """Return a capacity at which no block is evicted before its reuse.
-
-    Without an engine, it is the least such capacity.
-    """
+    """Return a capacity at which no block is evicted before reuse: the least for a plain LRU."""
     workload = evaluator.workload
     if workload.setting.capacity_model == "engine":
         known = engine_traffic(workload.prompts)

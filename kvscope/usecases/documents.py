@@ -29,9 +29,10 @@ _PLAIN = frozenset({NoneType, bool, datetime, float, int, str})
 
 
 class Shown(NamedTuple):
-    """A field of a document, and the dotted `path` of the record's attribute that it shows.
+    """A field of a record in a document (`--json`): its `name`, and the attribute that it shows.
 
-    An `inline` record's fields become fields of the document.
+    `path` is the attribute's dotted name in the record. If `inline`, the value is a record, whose
+    fields stand in place of this one.
     """
 
     name: str

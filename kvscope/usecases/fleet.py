@@ -386,7 +386,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null if no
     number of replicas meets the SLO; `chosen` is then the largest. `fewest_interval` is its 95 %
-    interval (a null end: more than were tried; null: no `fewest`, or the ranks of one engine),
+    interval (a null end: more than were compared; null: no `fewest`, or the ranks of one engine),
     found by resampling requests (`size`, not in documents). `pooled` is the reference of one cache
     for the chosen replicas. `on_engines`: an answer of the time model `queue` that meets the SLO,
     replayed on the deployment's simulated vLLMs; `groups` has a hybrid model's layers. `tier`, if
@@ -514,7 +514,10 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def fewest_interval(self) -> tuple[int | None, int | None] | None:
-        """The 95 % interval of the fewest replicas; None as an end: more than were tried."""
+        """The 95 % interval (low, high) of `fewest`, over resampled requests; None without `size`.
+
+        An end is None above the compared numbers: tried ones up to `most_compared(fewest)`.
+        """
         return None if self.size is None else (self.size.low, self.size.high)
 
     @property

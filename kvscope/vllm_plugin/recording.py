@@ -106,13 +106,13 @@ class LineWriter:
 
 
 class Hashes:
-    """Salted hashes: integers below 2^63."""
+    """Hashes keyed by a random salt, one per object and stored nowhere: integers below 2^63."""
 
     def __init__(self) -> None:
         self._salt = secrets.token_bytes(SALT_BYTES)
 
     def of(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the salted hash of each of an engine's block hashes."""
+        """Return the hash of each key: an engine's block hashes, or a cache salt."""
         salt = self._salt
         return [
             int.from_bytes(blake2b(bytes(key), key=salt, digest_size=8).digest(), "big") >> 1

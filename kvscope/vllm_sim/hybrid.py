@@ -569,7 +569,7 @@ def forget(machine: Machine, block: int) -> None:
 def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) -> bool:
     """Return whether all groups of a spec (SPEC) cache a block of request `front` (STATE).
 
-    It ends at node number `depth` (from 1) of the path. If it is smaller than the node, it is block
+    The block ends at node number `depth` (from 1) of the path. If smaller than a node, it is block
     `part` (from 0) of that node; else `part` is 0. With `ever`, evicted blocks count, too.
     """
     last = machine.path[len(machine.path) - 1, depth - 1]

@@ -29,7 +29,7 @@ NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
 
 class _ShadowSample(Struct, frozen=True):
-    """A share `rate` of the traffic's conversations: its `requests`, by ascending number."""
+    """Requests (numbers, ascending) of a share `rate` of conversations; their traffic, segments."""
 
     rate: float
     requests: Int64s
@@ -102,7 +102,10 @@ class GuardedShadows:
         return replace(self._own, choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Return the tables in force in a cache of `capacity_blocks`; without a guard, the own."""
+        """Return the policy's own tables for a cache; with a guard, as the guard changes them.
+
+        While the guard has another candidate in force, that one's row stands in place of all rows.
+        """
         own = self._own
         if not policy.guarded:
             return own

@@ -119,7 +119,10 @@ class FittedReturns(FittedTable):
         return {TABLE: table}
 
     def refitted_in_engine(self) -> FittedReturns:
-        """Return the fit, in force until an engine has served as many requests as it was fit to."""
+        """Return the fit with `refits`: it holds until an engine has served `requests` requests.
+
+        Then the engine's own fits replace it.
+        """
         return replace(self, refits=True)
 
 

@@ -89,8 +89,8 @@ class ReturnCounts(NamedTuple):
     """Blocks touched in a window, by class and age (classes x AGES).
 
     `returned` counts blocks touched again at that age, `waiting` blocks that were at that age,
-    unused, when the window ended; `seconds` is the time that both spent in it. `touches` is the
-    number of touches.
+    unused, when the window ended; `seconds` is the time that these two spent at that age, summed
+    over blocks. `touches` is the number of touches, of any number of blocks each.
     """
 
     returned: Float64s
@@ -129,7 +129,7 @@ class FitMemory(NamedTuple):
 
 
 def fit_memory() -> FitMemory:
-    """Return the constants of a fit, and its working arrays."""
+    """Return the constants and new working arrays to fit tables of `gittins` with `fit_rows`."""
     sizes = [math.prod(STEPS[known:]) for known in range(len(STEPS) + 1)]
     classes, levels = sizes[0], len(sizes)
     return FitMemory(
@@ -217,7 +217,7 @@ def fit_rows(
 
 @callable_in_kernels
 def touches_a_block(counts: ReturnCounts, memory: FitMemory) -> float:
-    """Return touches over blocks touched, 0 without any, as the unit in which blocks count.
+    """Return the number of touches per touched block, 0 without any: what a block counts in a fit.
 
     Blocks of one touch return together, so that each counts as this part of a touch. Also set
     `memory.blocks`, and `memory.at_risk` in blocks times seconds, by age.
@@ -237,10 +237,7 @@ def touches_a_block(counts: ReturnCounts, memory: FitMemory) -> float:
 
 @callable_in_kernels
 def set_root_hazard(counts: ReturnCounts, unit: float, memory: FitMemory) -> None:
-    """Write the hazard of all classes together to row 0 of `memory.hazard`.
-
-    It is shrunk towards the prior. `unit` is the result of `touches_a_block`.
-    """
+    """Write the hazard of all classes together, shrunk towards the prior, to `memory.hazard[0]`."""
     hazard, returned, risk = memory.hazard[0], memory.returned, memory.risk
     sum_group(counts, unit, 0, 0, memory)
     every, weight = 1.0, 1.0
@@ -259,9 +256,8 @@ def set_hazard(
 ) -> bool:
     """Write the hazard of a group to row `known` of `memory.hazard`, unless it was not touched.
 
-    The group is the classes with the first `known` features of class `first`, its first one. The
-    hazard is shrunk towards the coarser group's. `unit` is the result of `touches_a_block`. Return
-    False, and write nothing, if the group was not touched.
+    The group (see `sum_group`) begins with class `first`; its hazard is shrunk towards the coarser
+    group's. `unit` is the result of `touches_a_block`. Return False if the group was not touched.
     """
     if not sum_group(counts, unit, first, known, memory):
         return False
@@ -274,10 +270,11 @@ def set_hazard(
 
 @callable_in_kernels
 def sum_group(counts: ReturnCounts, unit: float, first: int, known: int, memory: FitMemory) -> bool:
-    """Sum a group's returns and time at risk; return whether any of its blocks was touched.
+    """Sum a group's returns and time at risk by age; return whether any of its blocks was touched.
 
-    The sums go to `memory.returned` and `memory.risk`, in touches: blocks times `unit`, the result
-    of `touches_a_block`. The group is the classes with the first `known` features of class `first`.
+    The group is the classes from `first` on that are equal in the first `known` of: part,
+    `new_tokens`, `turns`. `memory.returned` becomes the blocks touched again at each age,
+    `memory.risk` the seconds at it of all blocks; a block counts as `unit` (`touches_a_block`).
     """
     returned, risk, touched = memory.returned, memory.risk, False
     for age in range(AGES):

@@ -51,19 +51,13 @@ class ReturnsOffline(OfflineLearner):
     """
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
-        """Return the tables of all refits, between which and two simpler orders a guard chooses.
-
-        The others are LRU and need alone (see the class).
-        """
+        """Return the tables of all refits; a guard chooses between them, LRU, and need alone."""
         return guarded_shadows(traffic, class_tables(traffic, every)).tables()
 
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
     ) -> FittedReturns:
-        """Return the fit after the last request.
-
-        With a capacity, it includes the evidence of a guard that has seen the trace.
-        """
+        """Return the fit after the last request; with a capacity, also a guard's evidence there."""
         fitted = fit_at_end(traffic, policy.refit_every)
         if capacity_blocks is None:
             return fitted
@@ -174,10 +168,7 @@ def path_cuts(prefixes: PrefixFeatures) -> Int32s:
 
 
 class Touches(NamedTuple):
-    """N touches, ascending in time; `blocks` is the number of blocks of each touch.
-
-    `bin` is the bin of the touching request.
-    """
+    """N touches of `blocks` blocks each, ascending in time; `bin` is the touching request's."""
 
     arrival_s: Float64s
     bin: Int64s
@@ -194,9 +185,10 @@ class Returns(NamedTuple):
 
 
 class TouchedParts(NamedTuple):
-    """One touch for each non-empty part of a path, and the returns of its blocks.
+    """Touches of paths by part: N `touches`, one for each non-empty part of each request's path.
 
-    `request` and `part` (N entries) identify each touch.
+    `request` and `part` (N) are the request's number and the part's, both from 0; `returns` are
+    those of the touched blocks.
     """
 
     touches: Touches
@@ -223,10 +215,7 @@ class IndexRows(NamedTuple):
 
 
 def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s) -> TouchedParts:
-    """Return the touches of the parts between `cuts`, and the returns of their blocks.
-
-    `bins` (R) are the bins of requests.
-    """
+    """Return touches of the parts between `cuts`, and returns; `bins` (R) are those of requests."""
     blocks = traffic.length + traffic.anonymous
     begin = np.concatenate((np.zeros_like(cuts[:, :1]), cuts), axis=1)
     end = np.concatenate((cuts, blocks[:, None]), axis=1)

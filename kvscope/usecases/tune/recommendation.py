@@ -293,7 +293,10 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def uncertain(self) -> bool:
-        """Whether a deployment's policy change fails at one of the ends of uncertain inputs."""
+        """Whether the policy to change to fails (not `eligible`) at an extreme in `tuning.ends`.
+
+        False without such a policy, extremes of uncertain inputs, or a deployment.
+        """
         tuning = self.tuning
         judged = self.deployment is not None and tuning.choice is not None
         return judged and bool(tuning.disagreeing)
@@ -572,7 +575,10 @@ class Recommendation(Struct, frozen=True):
 
     @property
     def least_capacity(self) -> Mapping[Literal["lru", "best"], RequiredCapacity | None]:
-        """The least capacity that meets the SLO in a cache study: with LRU, and with any policy."""
+        """The least capacity that meets the SLO with LRU ("lru"), and with any policy ("best").
+
+        None if no tried capacity does, or if none was tried, as for a deployment.
+        """
         return {"lru": self.tuning.least_lru, "best": self.tuning.least_any}
 
 
