@@ -163,6 +163,17 @@ def test_other_machines_are_options() -> None:
         plan_of(SAMPLE, "200ms", also="abacus")
 
 
+def test_other_machines_of_sglang_are_options(half: str) -> None:
+    """With the figures of a plan that states them; a host tier's links are those of one machine."""
+    sglang: dict[str, Any] = {"engine": "sglang", "policy": "lru"}
+    row = plan_of(half, "2s", also="2xh100", **sglang)["rows"][-1]
+    stated = plan_of(half, "2s", tp=2, **sglang)["rows"][0]
+    figures = "capacity_blocks", "hit_rate", "ttft_ms", "within_slo", "price_per_hour"
+    assert [row[name] for name in figures] == [stated[name] for name in figures]
+    with pytest.raises(kvscope.UsageError, match="without HiCache"):
+        plan_of(half, "2s", also="2xh100", engine="sglang:hicache_ratio=2")
+
+
 def test_gpus_that_hold_the_longest_request_are_an_option() -> None:
     """Where today's pool rejects requests: without --also, the fewest that reject none."""
     deployment = {"gpu": "h100", "model": "qwen3-32b", "gpu_hour": 2.5, "policy": "lru"}

@@ -320,11 +320,14 @@ def _others(
     """Return the deployment on each machine of --also, with derived pool and latency."""
     if options.also is None:
         return ()
-    if where is None or where.engine.name != VLLM:
+    if where is None:
+        remedy = "name it: --gpu and --model"
+        raise UsageError("machines are compared with a deployment", where="--also", remedy=remedy)
+    if where.engine.hicache is not None:
         raise UsageError(
-            "machines are compared with a deployment of vLLM",
+            "machines are compared without HiCache",
             where="--also",
-            remedy="name it: --gpu and --model",
+            remedy="leave out hicache_ratio, or tune the other machine: --gpu, --tp",
         )
     with placed("--also"):
         return tuple(

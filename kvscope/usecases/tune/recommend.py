@@ -191,7 +191,7 @@ def _holding(where: ResolvedDeployment, prompts: Prompts) -> list[ResolvedDeploy
     """
     longest = int((prompts.input_tokens + prompts.output_tokens).max())
     stated = where.gpu is None or where.pool.origin == "stated"
-    if stated or longest <= where.pool.tokens or where.engine.name != VLLM:
+    if stated or longest <= where.pool.tokens or where.engine.hicache is not None:
         return []
     for tp in (tp for tp in (2, 4, 8) if tp > where.tp):
         with suppress(UsageError):  # the model's heads cannot be divided by it, or nothing is left
