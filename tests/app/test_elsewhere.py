@@ -91,7 +91,7 @@ def document(sweep: Sequence[str], folder: Path, capsys: Streams) -> str:
     folder.mkdir(exist_ok=True)
     db = str(folder / "store.duckdb")
     command, *options = sweep
-    trace = write_short(folder, 1_000, "regime-change")
+    trace = write_short(folder, 500, "regime-change")
     arguments = [command, trace, *options, "--slo", "200ms", "--json", "--db", db]
     text = streams_of(capsys, *arguments).out
     assert len(text) > 1000

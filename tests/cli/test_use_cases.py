@@ -6,15 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvscope.app import random_groups
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
-from kvscope.core.trace import Trace
-from kvscope.usecases import USE_CASES, diff
+from kvscope.usecases import USE_CASES
+from tests.cli.once import computed_once
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
@@ -72,17 +71,9 @@ def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _grouped_once() -> Iterator[None]:
-    """Analyze few groups for `diff`, once: they take seconds, and are the same in each run."""
-    in_groups, known = diff._in_groups, dict[Any, Any]()
-
-    def kept(stores: Any, trace: Trace, request: Any, *, in_time: bool) -> Any:
-        if (trace.name, in_time) not in known:
-            known[trace.name, in_time] = in_groups(stores, trace, request, in_time=in_time)
-        return known[trace.name, in_time]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(diff, "_in_groups", kept)
+def _computed_once() -> Iterator[None]:
+    """Compute each answer once, with few groups for `diff`: what is tried is how it is shown."""
+    with pytest.MonkeyPatch.context() as patched, computed_once(*USE_CASES):
         patched.setattr(random_groups, "GROUPS", 3)
         yield
 

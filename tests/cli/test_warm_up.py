@@ -11,27 +11,31 @@ import pytest
 
 from kvscope.cli import warm_up
 from kvscope.core.files import private_cache
+from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
-
 LATER = (
-    ("simulate", "--points", "4"),
-    ("explain", "--capacity-blocks", "20000"),
-    ("simulate", "--model", "qwen2-7b", "--capacity", "20GiB", "--capacity-model", "engine"),
-    ("simulate", "--gpu", "h100", "--model", "gpt-oss-20b"),
-    ("fleet", "--slo", "200ms", "--gpu", "h100", "--model", "gpt-oss-20b", "--replicas", "3"),
+    "simulate --points 4",
+    "explain --capacity-blocks 20000",
+    "simulate --model qwen2-7b --capacity 20GiB --capacity-model engine",
+    "simulate --gpu h100 --model gpt-oss-20b",
+    "fleet --slo 200ms --gpu h100 --model gpt-oss-20b --replicas 3",
 )
+_ALL = """
+import sys
+from kvscope.cli.app import run
+for line in sys.argv[2:]:
+    command, *options = line.split()
+    assert run([command, sys.argv[1], "--db", ":memory:", *options]) == 0
+"""
 
 
 def compile_more(cache: Path) -> set[str]:
     """Run commands on a sample, and return the names of the kernels that they add to a cache."""
     kernels = cache / "kernels"
     before = {path.name for path in kernels.iterdir()}
-    sample = str(SAMPLES / "to-c.jsonl.gz")
-    for command, *options in LATER:
-        words = [sys.executable, "-m", "kvscope", command, sample, "--db", ":memory:", *options]
-        subprocess.run(words, check=True, capture_output=True)
+    trace = write_short(cache)
+    subprocess.run([sys.executable, "-c", _ALL, trace, *LATER], check=True, capture_output=True)
     return {path.name for path in kernels.iterdir()} - before
 
 

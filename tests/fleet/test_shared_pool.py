@@ -119,7 +119,7 @@ def test_equals_files_in_plain_python(
     lag_s=st.sampled_from([0.0, 0.4]),
     closed=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_equals_the_oracle(
     seed: int,
     seconds: float,

@@ -75,7 +75,7 @@ def test_doubled() -> None:
 @pytest.mark.parametrize(
     ("name", "slo", "gpu", "replicas"),
     [
-        ("to-c", "200ms", "h100", 2),
+        long("to-c", "200ms", "h100", 2),
         long("to-c", "150ms", "h100", None),
         long("to-c", "8s", "l4", 6),
         long("to-b", "300ms", "l40s", 9),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cli.once import computed_once
 from tests.cli.replayed import write_profile
 from tests.cli.tune.asked import HOSTILE, write_trace
 from tests.tuning.examples import in_turn
@@ -23,3 +25,10 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     monkeypatch.chdir(tmp_path)
     profile = str(write_profile(tmp_path))
     return ("--db", ":memory:", "--latency", profile, "--policy", "tlru")
+
+
+@pytest.fixture(scope="module")
+def tuned_once() -> Iterator[None]:
+    """Tune once for each question: what is tried is how the answer is shown and written."""
+    with computed_once("tune"):
+        yield

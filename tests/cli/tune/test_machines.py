@@ -15,6 +15,7 @@ from tests.cli.shell import Streams, streams_of
 from tests.cli.tune.asked import document, told, write_trace
 from tests.tuning.examples import in_turn
 
+pytestmark = pytest.mark.usefixtures("tuned_once")
 ASKED = TuneOptions(slo=0.2)
 
 

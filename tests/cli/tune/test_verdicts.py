@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from kvscope.report.words import money
 from tests.cli.shell import Streams
 from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace
 from tests.tuning.examples import in_turn
+
+pytestmark = pytest.mark.usefixtures("tuned_once")
 
 
 def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:

@@ -14,6 +14,7 @@ from tests.cli.replayed import write_profile
 from tests.cli.shell import Streams, streams_of
 from tests.cli.tune.asked import DEPLOYED, HERE, document
 
+pytestmark = pytest.mark.usefixtures("tuned_once")
 GITTINS = ("--policy", "gittins")
 
 
