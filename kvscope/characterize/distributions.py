@@ -35,7 +35,7 @@ class Windows(Struct, frozen=True):
 
     @property
     def parameters(self) -> dict[str, float | int]:
-        """The parameters of SQL queries by these windows."""
+        """The parameters of SQL queries by window: `window_s` and `last_window`, an index."""
         return {"window_s": self.length_s, "last_window": self.count - 1}
 
     def start_s(self, index: int) -> float:
@@ -170,7 +170,7 @@ def _together(part: slice) -> Int64s:
 
 
 class Described(NamedTuple):
-    """The values of one category (None: of all): their total weight, summary and CDF."""
+    """The values of one category (None: all): total weight, summary, CDF on `describe`'s `grid`."""
 
     category: str | None
     weight: int

@@ -215,10 +215,10 @@ def load_sizes(store: Store, trace: Trace, work: Path | None = None) -> tuple[Si
 
 
 def _sizes(row: dict[str, Any], at: Float64s, block_size: int) -> SizeSummaries:
-    """Return summaries from means and maxima in `row`, and quantiles `at` (sizes × percents).
+    """Return summaries from means and maxima in `row`, and quantiles `at` (sizes × _PERCENTS).
 
     Sizes are in the order of `_SIZES`. Keys of `row`: `multi_turn` (None: all requests),
-    `requests`, and for each size and "blocks" NAME_mean and NAME_max.
+    `requests`, and for each NAME in `_SIZES` and "blocks", NAME_mean and NAME_max.
     """
     quantiles_of = dict(zip(_SIZES, at.tolist(), strict=True))
     # Blocks grow with tokens, so that their quantiles are those of the tokens, in blocks.

@@ -121,7 +121,10 @@ def _observed_until(grid: Float64s) -> Float64s:
 def _curve(
     category: str | None, at_risk: Int64s, reused: Int64s, observed_s: Float64s
 ) -> HazardCurve | None:
-    """Return the hazard curve of a category (None: all), or None if it has no blocks at risk."""
+    """Return the hazard curve of a category (None: all), or None if it has no blocks at risk.
+
+    `observed_s` is the time (s) from each grid point in which reuse counts.
+    """
     if not at_risk[0]:
         return None
     not_reused = 1 - reused / np.maximum(at_risk, 1)
@@ -160,9 +163,9 @@ def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, 
 
 
 def _reaching(group: Int64s, points: Int64s, weight: Int64s, shape: tuple[int, int]) -> Int64s:
-    """Return the weight by group and grid point; an item counts at its first `points` points.
+    """Return the total weight by group and grid point of the items that count there.
 
-    Each item has an entry in `group`, `points` and `weight`. `shape`: groups, grid points + 1.
+    Item k counts at the first points[k] grid points. `shape`: (groups, grid points + 1).
     """
     ends = totals(weight, group * shape[1] + points, shape[0] * shape[1]).reshape(shape)
     beyond: Int64s = ends.sum(axis=1, keepdims=True) - np.cumsum(ends, axis=1)

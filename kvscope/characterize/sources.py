@@ -20,8 +20,8 @@ from kvscope.store.db import Store
 class HeatCell(Struct, frozen=True):
     """The number of `blocks` that one user reuses after a touch by another one or the same.
 
-    The reuser has `reuser_user`, the user of the last touch `source_user`; both are ranked from 1
-    by reused blocks. Source user and rank are None for the touches of all other users together.
+    `reuser_user` reuses blocks that `source_user` touched last; ranks are by reused blocks, from 1.
+    Source user and rank are None for users without a rank and requests without a user.
     """
 
     source_rank: int | None
@@ -119,7 +119,7 @@ def skew(store: Store, trace: Trace) -> Skew | None:
     """Return the share of reuse on the most reused blocks, and of ideal hits on the top users.
 
     Blocks are all cacheable ones (full in some prompt), including those never reused; reuse counts
-    every prompt that hits the block. Users have one request or more. None without hashes.
+    every prompt that hits the block. Users without hits count, too. None without hashes.
     Source: KVCache Cache in the Wild (ATC'25), section 3 (skew).
     """
     if not trace.has_hashes:
@@ -161,8 +161,9 @@ MOST_PREFIXES = 400
 class Prefix(Struct, frozen=True):
     """A run of blocks that the same prompts reuse.
 
-    `number` is its first block, `parent` the `number` of the run before (0: root), `hash_id` that
-    of its last block. `reuses` counts prompts that hit it, `branches` the reused runs that follow.
+    `number` is its first block, `depth_blocks` the number of blocks before it, `parent` the
+    `number` of the run before (0: root), `hash_id` that of its last block. `reuses` counts prompts
+    that hit it, `branches` the reused runs that follow.
     """
 
     number: int

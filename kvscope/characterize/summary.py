@@ -196,8 +196,8 @@ def start_characterization(
     """Read the trace's tables and start to compute; return a function that waits for the result.
 
     `count_deciles` returns the counts of `decile_histogram` for a mask of follow-up turns; None:
-    from the trace's paths, loaded here. With a folder `work`, runs of reuse and groups of blocks
-    stay in files there. `step` gets the name of each of `STEPS` before it; its errors end the work.
+    from the trace's paths, loaded here. With `work`, runs of reuse and groups of blocks stay in
+    files there. `step` gets each step's name before it (STEPS calls); its errors end the work.
     """
 
     def run(name: str, compute: Callable[..., T], *arguments: object) -> T:

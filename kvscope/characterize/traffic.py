@@ -72,7 +72,8 @@ class OverTime(Struct, frozen=True):
 class TypeContribution(Struct, frozen=True):
     """Requests and ideal hits of first or follow-up turns (`multi_turn`) of one type.
 
-    Shares are of the trace's requests and of its hits in blocks; `hit_share` is None without hits.
+    `hit_tokens` are the `hit_blocks` in tokens. Shares are of the trace's requests and hit blocks;
+    `hit_share` is None without hits.
     """
 
     type: str
@@ -152,7 +153,7 @@ def over_time(store: Store, trace: Trace, windows: Windows | None = None) -> Ove
 def contribution(store: Store, trace: Trace) -> Contribution:
     """Return ideal hit rates, and requests and ideal hits by type, first and follow-up turns apart.
 
-    Hits are those of an infinite cache by default: full blocks, last-token rule, outputs carried.
+    Ideal hits follow the defaults of hit rates: full blocks, last-token rule, outputs carried.
     Source: KVCache Cache in the Wild (ATC'25), section 3 (single- and multi-turn requests).
     """
     rows = store.rows("characterize/contribution", trace_id=trace.trace_id)

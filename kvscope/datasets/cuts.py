@@ -2,8 +2,7 @@
 
 A prefix belongs to the trunk if more than a share of the requests have it. The trunk is one shard;
 each subtree below it goes as a whole into one of the others. Which prefixes are cut decides how
-even the shards are, never a result: so a sample of the requests chooses them. Paths are written by
-shard while a trace is read.
+even the shards are, never a result: so a sample of the requests chooses them.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ class Pieces(NamedTuple):
     """K paths in one shard: path k is that of the request in file row `row[k]`.
 
     It has `length[k]` hash ids, and `ids` has those of all paths, one after the other. The first
-    `split[k]` are copies of the trunk's: 0 in the trunk's own shard, where paths end with it.
+    `split[k]` are copies of those in the trunk; in the trunk's own shard, `split` is 0.
     """
 
     row: Int32s
@@ -176,8 +175,7 @@ class Spill:
     """Takes the paths of a trace while it is read, and writes them by shard to files in `folder`.
 
     It stands in for `kvscope.ingest.trie.Trie`, which numbers blocks in memory; both are an
-    `Interner` of `kvscope.ingest.columns`. Here blocks get no numbers. Paths are written some tens
-    of megabytes at a time.
+    `Interner` of `kvscope.ingest.columns`. Here blocks get no numbers.
     """
 
     count, request_bytes = 1, 100  # no blocks in memory

@@ -94,8 +94,7 @@ class AnalysisBudget(Struct, frozen=True):
     """How the memory of an analysis is divided between runs of reuse and the store.
 
     `runs_at_once` is how many runs (of `ReusedRuns`) may be loaded at a time. `store_bytes` is what
-    DuckDB may use for its queries on the dataset's store, which has the trace's summary, requests
-    and reuse.
+    DuckDB may use for its queries on the dataset's store.
     """
 
     runs_at_once: int
@@ -103,7 +102,7 @@ class AnalysisBudget(Struct, frozen=True):
 
 
 class Dataset:
-    """A finished dataset. Raises InputError for a folder without one."""
+    """The finished dataset in a folder. Raises InputError for a folder without one."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -157,7 +156,7 @@ class Dataset:
         return folder
 
     def faults(self) -> Iterator[str]:
-        """Yield the faults of the dataset's files, the store aside."""
+        """Yield a text for each damaged folder of the dataset; its store is not checked."""
         try:
             paths = self.paths()
         except DamagedDatasetError as error:

@@ -278,7 +278,7 @@ class DatasetBuild:
         return plan
 
     def _left(self, requests: float) -> float:
-        """Return the memory (bytes) that a worker may use for a shard of a trace of `requests`."""
+        """Return the bytes left to a worker for a shard, after programs and columns of requests."""
         workers = self.executor.workers
         programs = PROCESS_BYTES * (workers + (workers > 1))
         return (self.options.memory_bytes - programs - _COLUMN_BYTES * requests) / workers

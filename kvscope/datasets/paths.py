@@ -250,8 +250,9 @@ class FollowTask(Struct, frozen=True):
 def follow_shard(task: FollowTask) -> None:
     """Write a shard's runs of reuse and, per prompt, its leading blocks that earlier requests had.
 
-    Arrays: `member` (requests); per walk k `run{k}`, `seen{k}` (looked up and written before) and
-    `start{k}` (before a block unlike the previous turn's); per look `ideal{k}`, like `seen{k}`.
+    Arrays: `member`, the requests' numbers; per walk k the runs `run{k}_...` and, in blocks from
+    the head of each prompt, `seen{k}` (looked up, and written before) and `start{k}` (where new
+    blocks begin that replace the previous turn's, else `seen{k}`); per look `ideal{k}`, as `seen`.
     """
     shard = load_shard(Path(task.shard), Path(task.columns), task.digest)
     paths = shard.paths
@@ -334,11 +335,11 @@ class FollowedShards:
     def distances(
         self, definition: HitDefinition
     ) -> Iterator[tuple[int, PromptLengths, LruDistances]]:
-        """Yield (first request, prompt lengths, LRU stack distances) of each stretch of requests.
+        """Yield (first request, prompt lengths, LRU stack distances) of consecutive requests.
 
-        Those are consecutive, about `DatasetPaths.runs_at_once` with their runs. The first request
-        is a number in the trace; the distances number the stretch's requests from 0. In the
-        lengths, `parent` is a number in the trace.
+        Each item is of about `DatasetPaths.runs_at_once` requests plus runs of reuse. The first
+        request, and `parent` in the lengths, are numbers in the trace; the distances number the
+        item's requests from 0.
         """
         key = self._walks.index(walked(definition))
         if key not in self._measured:
@@ -365,7 +366,7 @@ class FollowedShards:
             yield file
 
     def novelty(self, definition: HitDefinition, begin: int, lengths: PromptLengths) -> Novelty:
-        """Return the new blocks of the prompts from `begin` on, which have these `lengths`."""
+        """Return which blocks no earlier request had, of prompts from `begin` on with `lengths`."""
         key = self._walks.index(walked(definition))
         part = slice(begin, begin + len(lengths.blocks))
         seen = self.most(f"seen{key}", part)
@@ -380,8 +381,8 @@ class FollowedShards:
         """Return per request of `part` the largest value of array `name` in any shard, or 0.
 
         `name` is an array of leading blocks that `follow_shard` wrote, such as "seen0" of walk 0. A
-        shard has only a part of some paths and counts blocks from their heads, so the largest
-        number in any shard is that of the whole path.
+        shard counts blocks from the head of a path, of which it may have only a part; so the
+        largest number in any shard is that of the whole path.
         """
         most = np.zeros(min(part.stop, self._paths.requests) - part.start, dtype=np.int32)
         for shard in self._shards:

@@ -38,8 +38,7 @@ class Stretches(NamedTuple):
     """A trie as S stretches of blocks with consecutive numbers, each below its `parent` stretch.
 
     Stretch k ends with block `last[k]` and begins after last[k - 1]; stretch 0 is the root, and
-    parents come first. `leaf` is the last stretch of each of R prompts, `carried_leaf` of each
-    cached path.
+    parents come first. `leaf` has the last stretch of R prompts, `carried_leaf` of cached paths.
     """
 
     last: Int32s

@@ -53,9 +53,8 @@ class ShardTask(Struct, frozen=True):
 
     To build is to make its trie, from the paths in the folder `paths`. To reduce is to find the
     reuse in the built shard, which is then the folder `paths`, and to write what the dataset's
-    store needs of it. `columns` is a folder with columns of all requests: to build, their number by
-    file row and their full blocks; to reduce, their lengths. To reduce, the folder `rows` has the
-    file row of each request, too.
+    store needs of it. `columns` is a folder with columns of all requests: to build, the request of
+    each file row, and full blocks; to reduce, lengths, and in the folder `rows` the file rows.
     """
 
     shard: int
@@ -146,8 +145,8 @@ def prompt_ends(folders: list[Path], requests: int) -> Int64s:
 class ShardPaths(Struct, frozen=True):
     """The requests with blocks in a shard, K of them: `request` are their numbers in the trace.
 
-    In `paths`, `parent` is an index among these K, and block numbers are the shard's. Blocks count
-    from depth `first` on in prompts, from `first_carried` on in cached paths.
+    In `paths`, `parent` is an index among these K, and block numbers are the shard's. Blocks before
+    depth `first` in prompts, or `first_carried` in cached paths, count only in the trunk's shard.
     """
 
     paths: PromptPaths

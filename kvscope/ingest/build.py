@@ -90,9 +90,9 @@ class Arranged:
     """The requests of a trace in order of arrival, with all columns that need no block paths.
 
     `rows` are columns in file order, as `Columns.arrays` returns them. The constructor empties it:
-    parent ids, sessions and tenants are set aside for `link`, all other columns move to `requests`,
+    it keeps parent ids, sessions and tenants for `link`, and moves all other columns to `requests`,
     which must be empty. `order` has the file's rows by arrival. `in_ms`: the format's times are in
-    ms; times in seconds since 1970, written by mistake, are corrected.
+    ms; arrivals that are in seconds since 1970 by mistake are corrected.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class Arranged:
     def link(self, ends: PathEnds) -> tuple[Lineage, Int32s]:
         """Add the columns of conversations and of cached blocks to `requests`.
 
-        Return how conversations are known ("given", "inferred", "none"), and the request whose
-        prompt contains each one's cached path: itself, or a next turn (`lineage.carriers`).
+        Return how conversations are known ("given", "inferred", "none"), and for each request the
+        one whose prompt contains its cached path: a next turn or itself (see `lineage.carriers`).
         """
         requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
@@ -240,10 +240,10 @@ def _previous_of_chat(chat_id: Int64s) -> Int32s:
 
 
 def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOptions) -> list[str]:
-    """Move sessions with clocks of their own to random starts, if a rate is stated; return notes.
+    """Move sessions with own clocks (see `clocks`) to random starts, given a rate; return notes.
 
-    Without a rate (`session_arrivals`), `clock` in `rows` gets the number of each row's clock, -1
-    for the trace's own; with one, and two clocks or more, `arrival_s` new times, and `clock` -1.
+    `clock` in `rows` becomes the number of each row's clock, -1 for the trace's own. With a rate
+    (`session_arrivals`) and two clocks or more, `arrival_s` becomes new times, and `clock` -1.
     """
     clock = _numbered(rows["clock"])
     session = _numbered(rows["session"])
@@ -284,8 +284,8 @@ def _lineage(
 
     Requests and parents have their numbers by arrival. In file order are `blocks`, the lengths of
     paths, and the columns of `links`: `parent_chat_id`, `session` and `session_parent` (the row of
-    the session's previous request). In a hashed trace only hashed requests decide whether
-    conversations are given: the others have no reuse, and must not prevent inference.
+    the session's previous request). If any request has hash ids, only those with hash ids decide
+    whether conversations are given: the others have no reuse, and must not prevent inference.
     """
     deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
     before, parent_chat = links["session_parent"], links["parent_chat_id"]
@@ -318,8 +318,7 @@ def _parent_notes(
     """Return notes that count the parent ids that cannot be followed, by reason.
 
     Each reason names its first request. Parent ids that no request has are noted if they are more
-    than the share _MISSING of all stated parent ids. `order` has the file's row of each request;
-    the other columns are by arrival.
+    than the share _MISSING of all parent ids. `order` has the file's row of each request.
     """
     lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
     reasons = {"the request itself": lost.itself, "later than the request": lost.later}

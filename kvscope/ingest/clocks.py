@@ -43,9 +43,9 @@ _EPOCH_S = 946_684_800, 4_102_444_800
 def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: str) -> Turns:
     """Return whether rows of sessions hold whole prompts or only their new part.
 
-    That is `stated`; if None, whole prompts with few follow-up rows or in a format (`chosen`)
-    without new parts, else what `gaps` show. Raises InputError at `where`, the trace's path, if
-    rows contradict a stated "delta", or both readings.
+    This is `stated`; if None, "whole" for fewer than _LEAST_FOLLOWING follow-up rows or a format
+    (`chosen`) without new parts, else what `gaps` show. Raises InputError at `where`, the trace's
+    path, if rows contradict a stated "delta", or, with None stated, contradict both values.
     """
     following, repeating = gaps.following, gaps.repeating
     if stated == "delta" and repeating > _REPEATING * following:
@@ -141,10 +141,10 @@ class SessionStarts(Struct, frozen=True):
 def other_starts(arrival_s: Float64s, clock: Int32s) -> Iterator[SessionStarts]:
     """Yield five Poisson processes, by rising rate, by which sessions may begin instead.
 
-    Their rates are 0.5, 1, 1, 2 and 4 times that of the starts in `arrival_s`; the last two have at
-    least 4 and 16 starts within a median session. `clock` numbers the sessions from 0, -1 for a
-    request on the trace's clock. Yields nothing where fewer than two sessions have a clock, or
-    where the median session lasts 0 s (one request).
+    Their rates are 0.5, 1, 1, 2 and 4 times that of the starts in `arrival_s`; the fourth is at
+    least 4, the fifth 16 starts per median session length. `clock` numbers the sessions from 0, -1
+    for a request on the trace's clock. Yields nothing where fewer than two sessions have a clock,
+    or where the median session lasts 0 s (one request).
     """
     if clock.max() < 1:
         return

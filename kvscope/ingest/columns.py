@@ -261,8 +261,7 @@ class Interner(Protocol):
 class PartTree(NamedTuple):
     """A tree of the parts of prompts: entry 0 is the root, each other one a part.
 
-    `above` is the part before it, `kind` an index into the names of kinds, `end` the token of the
-    prompt at which it ends.
+    `above` is the part before it, `kind` an index into the kinds' names, `end` its end (tokens).
     """
 
     above: Int32s
@@ -315,7 +314,7 @@ class Columns:
 
     @property
     def trie(self) -> Trie:
-        """The trie of all paths; an `interner` that is no trie is returned unchecked."""
+        """The trie of all paths: the `interner`, which must be a `Trie` (not checked)."""
         return cast(Trie, self._interner)
 
     @property
@@ -470,7 +469,7 @@ class Columns:
     def _extend_values(self, name: str, values: list[str | None] | None) -> None:
         """Append the requests' values (None: no request has one) to the column `name`, as numbers.
 
-        `_extend_named` says which numbers. Where no value is appended, entries are filled up later.
+        `_extend_named` says which numbers. None appends nothing: `_filled` adds missing entries.
         """
         if values is not None:
             self._extend_named(name, *_numbered(values))
@@ -557,7 +556,7 @@ class Columns:
             self._begun[key(session)] = first, max(longest, inputs[row])
 
     def replace_paths(self, paths: Sequence[Sequence[int]], input_tokens: Sequence[int]) -> None:
-        """Replace each request's path and input tokens; the paths make a new trie."""
+        """Replace each request's path (hash ids) and input tokens; the paths make a new trie."""
         blocks = np.fromiter(map(len, paths), dtype=np.int64, count=len(paths))
         self._interner = Trie()
         leaf, at = np.zeros(len(paths), dtype=np.int32), 0

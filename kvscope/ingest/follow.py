@@ -20,11 +20,11 @@ class Follower:
     """Reader of the whole lines added to a file since the last call.
 
     A replaced (rotated) file is read to its end, then the new one from its beginning. A truncated
-    file is read from its beginning again, even if it has outgrown its former size. In a folder,
-    files are read in order of name, as a recording writes them. `switches` counts changes to
-    another file, `recordings` changes to another recording: in a folder, to a name that differs in
-    more than its final number. A line without a line feed is kept for the next call; a line longer
-    than MAX_LINE_BYTES is dropped.
+    file is read from its beginning again, even if it has outgrown its former size. A folder's
+    *.jsonl files are read in order of name, from the last but one of the latest recording (its
+    names differ only in the final number) on. `switches` counts changes to another file,
+    `recordings` those to another recording. A line without a line feed is kept for the next call;
+    a blank line, or one longer than MAX_LINE_BYTES, is dropped.
     """
 
     def __init__(self, path: Path) -> None:

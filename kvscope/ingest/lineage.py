@@ -46,7 +46,7 @@ def parents_by_id(chat_id: Int64s, parent_chat_id: Int64s, none: int) -> Int32s:
 
 @kernel
 def _find_last_earlier(code: Int32s, parent_code: Int32s, last: Int32s, parent: Int32s) -> None:
-    """Fill `parent`, and `last`: the latest request of each code (a dense number of a chat id)."""
+    """Fill `parent`: the `last` earlier request whose `code` (of a chat id) is `parent_code`."""
     for request in range(len(code)):
         if parent_code[request] >= 0:
             parent[request] = last[parent_code[request]]

@@ -102,8 +102,8 @@ def ingest(
     """Store the trace at `path` (`-`: standard input), unless it is stored already.
 
     Without a format and with default reading options, a stored trace of the same content is reused
-    even if its options differ. `advance` gets the bytes read since its last call; `foresee` is
-    called with a new trace that has hashes before it is written, to start work that runs alongside.
+    even if its options differ. `advance` gets the bytes read since its last call; `foresee` gets
+    the `Built` of a new trace with hashes before it is stored, to start work on it meanwhile.
     Raises InputError, and stores nothing, if the trace cannot be read or has too many bad lines.
     """
     options = options or IngestOptions()

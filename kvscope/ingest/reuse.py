@@ -125,7 +125,7 @@ def _followed(
     first: Int32s,
     reuses: Int32s,
 ) -> ReusedRuns:
-    """Return the runs of all paths; fill `last`, and `first` and `reuses` unless empty."""
+    """Return the runs of all paths; fill `last`, and `first` and `reuses` if they have entries."""
     requests, longest = len(leaf), int(length.max(initial=0))
     above, end = unsigned(block_parent), unsigned(leaf)
     path = np.empty(longest + 1, dtype=np.uint32)

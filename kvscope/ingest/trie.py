@@ -23,7 +23,7 @@ class Trie:
     """
 
     request_bytes = 400
-    """What linking and storing the requests of its paths takes, each, on top; measured."""
+    """Memory (bytes) that linking and storing takes per request, besides the trie; measured."""
 
     def __init__(self) -> None:
         self.count = 1  # nodes, the root included
@@ -54,7 +54,7 @@ class Trie:
         self._first_child = self._slots = np.zeros(0, dtype=np.int32)
 
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
-        """Return the last block of each path ids[starts[k]:starts[k + 1]], 0 if it is empty."""
+        """Add the paths ids[starts[k]:starts[k + 1]]; return each one's last block, 0 if empty."""
         self._reserve(len(ids))
         leaf = np.zeros(len(starts) - 1, dtype=np.int32)
         self.count, self._elsewhere = _intern(
@@ -110,7 +110,7 @@ def _slot(parent: np.uint32, hash_id: int) -> np.uint64:
 def _find(
     above: np.uint32, own_id: int, parent: UInt32s, hash_id: Int64s, slots: UInt32s, mask: np.uint64
 ) -> np.uint64:
-    """Return the slot of (above, own_id), or the empty one where it would be."""
+    """Return the index in `slots` of the block (above, own_id), or of a 0 where it would be."""
     at = _slot(above, own_id) & mask
     block = slots[at]
     while block != 0 and (hash_id[block] != own_id or parent[block] != above):
@@ -132,7 +132,7 @@ def _intern(
     elsewhere: int,
     leaf: Int32s,
 ) -> tuple[int, int]:
-    """Add the new blocks of all paths and fill `leaf`; return (blocks, blocks in the table)."""
+    """Add new blocks, fill `leaf`; return (blocks, root included; blocks in the table `slots`)."""
     mask = np.uint64(len(slots) - 1)
     for k in range(len(starts) - 1):
         above = np.uint32(0)

@@ -150,7 +150,10 @@ class Workload:
 
     @cached_property
     def request_traffic(self) -> Traffic:
-        """The traffic with an entry per request, also where `traffic` (flat) has one per access."""
+        """The traffic with an entry per request.
+
+        `traffic` has one per block access if the definition is flat: blocks hit without a prefix.
+        """
         definition = self.setting.definition
         if not definition.flat:
             return self.traffic

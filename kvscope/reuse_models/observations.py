@@ -175,12 +175,12 @@ class KaplanMeier:
 
     @property
     def reach_s(self) -> float:
-        """Time in seconds up to which the curve is reliable (`horizon_`)."""
+        """Time (s) up to which the curve is reliable: times_s_[max(horizon_, 1) - 1]."""
         return float(self.times_s_[max(self.horizon_, 1) - 1])
 
     @property
     def reached(self) -> float:
-        """Share of blocks reused by `reach_s`."""
+        """Share (0-1) of blocks reused within `reach_s` seconds."""
         return float(1.0 - self.survival_[max(self.horizon_, 1) - 1])
 
     def distance(self, reuse_within: Callable[[Float64s], Float64s]) -> float:

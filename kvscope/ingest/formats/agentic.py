@@ -35,7 +35,7 @@ class _TraceSource(msgspec.Struct, gc=False):
 
 
 class _AgenticRow(msgspec.Struct, gc=False):
-    """A request, or the header if it has a `schema`."""
+    """A request, which arrives at `not_before_ms`, or the header if it has a `schema`."""
 
     schema: str | None = None
     version: int | None = None

@@ -47,8 +47,7 @@ class _Rounds(RowFormat):
     ) -> Request:
         """Return the request: the first `repeated` of `total` tokens repeat the previous prompt.
 
-        `outputs` are its output tokens, `others` further fields of `Request`. Raises BadLine for a
-        prompt that is empty or too long.
+        `outputs`: output tokens; `others`: fields of `Request`. BadLine for empty or long prompts.
         """
         if not 1 <= total <= MAX_TOKENS:
             raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")

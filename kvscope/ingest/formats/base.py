@@ -139,7 +139,7 @@ UNUSABLE = (BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a line cannot be used, for one of the errors UNUSABLE."""
+    """Return why a line cannot be used, for an error of a type in UNUSABLE, such as BadLine."""
     if isinstance(error, UnicodeDecodeError):
         return NOT_UTF8
     return TOO_DEEP if isinstance(error, RecursionError) else str(error)
@@ -204,9 +204,9 @@ class ReadOptions(Struct, frozen=True):
             )
 
     def fingerprint(self, *, places_sessions: bool = True) -> str:
-        """Return the text that stands for these options in a content hash.
+        """Return the text that stands for these options in the content hash of a stored trace.
 
-        It leaves out options that the format (see TraceFormat) ignores, and a seed without a rate.
+        Leaves out the rate and `seed` unless `places_sessions`, and a `seed` without a rate.
         """
         arrivals = self.session_arrivals if places_sessions else None
         stated = f"{self.block_size}/{arrivals}/{self.seed if arrivals is not None else 0}"
@@ -258,7 +258,7 @@ class Rejects(Struct):
     def in_words(self) -> list[str]:
         """Return a line of text with the count, then one for each of the commonest kinds of reason.
 
-        A kind is shown by its first line; rarer kinds share a line. Empty if every line is usable.
+        Each kind shows its first place and reason, rarer kinds share a line; [] if all are usable.
         """
         if not self.count:
             return []
@@ -384,7 +384,7 @@ class LineFormat(TraceFormat):
     def parse(self, line: bytes) -> Sequence[Request] | None:
         """Return the requests of a line, or None for a line that is no record (a header).
 
-        Raises one of the errors UNUSABLE with the reason.
+        Raises an error of a type in UNUSABLE, such as BadLine, with the reason.
         """
 
     def is_cut(self, line: bytes) -> bool:

@@ -110,7 +110,7 @@ def stated(line: Mapping[str, object]) -> dict[str, object]:
 
 
 def milliseconds(seconds: float | None) -> int | float | None:
-    """Return `seconds` in ms, exact when divided by 1,000 again if possible; None for None."""
+    """Return ms such that ms / 1,000 == seconds where possible, int if whole; None for None."""
     if seconds is None:
         return None
     nearest = round(seconds * 1000)

@@ -76,11 +76,10 @@ def _find_next_access(
 ) -> None:
     """Write to `following`, for each access to a block, the number of the next access to it.
 
-    Entries of blocks that are not accessed again stay as they are (NEVER). Path k's accesses begin
-    at following[starts[k]]. A run is blocks of path k that a later request touches next: runs
-    runs[k] to before runs[k + 1], each with the later `request`, and `length` blocks from `depth`
-    on, which have the same depths in both paths. vtime[r] is the number of request r's first
-    access.
+    Entries of blocks that are not accessed again stay as they are (NEVER). Of the k-th path, the
+    accesses begin at following[starts[k]], and the runs are runs[k] to before runs[k + 1]. A run is
+    `length` blocks from `depth` on that a later `request` (a number in the trace) touches next, at
+    the same depths. vtime[r] is the number of the first access of request r of the trace.
     """
     for k in range(len(starts) - 1):
         for run in range(runs[k], runs[k + 1]):

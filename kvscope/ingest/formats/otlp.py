@@ -98,7 +98,7 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
         return code in {2, "STATUS_CODE_ERROR"}
 
     def values(self) -> Values:
-        """Return the attributes of events and span; the span's override. Raises BadLine."""
+        """Return the attributes by key: the events', overridden by the span's. Raises BadLine."""
         events = (each for event in self.events for each in event.attributes)
         return {each.key: _plain(each.value) for each in (*events, *self.attributes)}
 
@@ -177,7 +177,7 @@ def _whole(value: Any) -> int:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return the plain value of OTLP's AnyValue, None for an unknown kind."""
+    """Return an AnyValue of OTLP, `depth` levels deep, as a plain value; None if unknown."""
     if depth > MAX_NESTING:
         raise BadLine(TOO_DEEP)
     if not isinstance(value, dict):

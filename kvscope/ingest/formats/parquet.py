@@ -84,7 +84,7 @@ class _Walk:
         self._at = 0
 
     def struct(self, depth: int) -> None:
-        """Walk through the fields of a structure, up to its stop field."""
+        """Walk through the fields of a structure `depth` levels deep, up to its stop field."""
         if depth > _DEEPEST:
             raise MalformedError("too deep")
         while header := self._byte():

@@ -137,8 +137,8 @@ def _description(head: bytes) -> tuple[str, str]:
 def _nearest(names: list[str], candidates: Sequence[type[TraceFormat]]) -> str | None:
     """Return a hint for a file with the keys or columns `names`; None without a hint.
 
-    Keys of text (such as `prompt`): text is not read. Else: the nearest of the `candidates`, and
-    the fields that the file lacks for it.
+    With keys of text (such as `prompt`), the hint is that text is not read; else it names the
+    nearest of the `candidates` and the fields that the file lacks for it.
     """
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):

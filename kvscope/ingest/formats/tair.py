@@ -27,7 +27,7 @@ class _TairRow(msgspec.Struct, gc=False):
 
 
 class Tair(RowFormat):
-    """Tair KVCache's optimizer schema; an instance counts as a model, so it shares no blocks."""
+    """Tair KVCache's optimizer schema; instances, read as the `model`, share no blocks."""
 
     name = "tair"
     summary = "Tair KVCache optimizer traces: times in us, blocks of 16 tokens"
