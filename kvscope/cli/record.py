@@ -160,7 +160,7 @@ def _write(file: LineFile, lines: Iterable[TraceLine]) -> None:
 
 
 def _missed(chains: BlockChains) -> str:
-    """Return the text on how much of the traffic may be missing or misread."""
+    """Return the text on requests that a recording of KV events may have missed or misread."""
     share = chains.unknown / max(chains.stored, 1)
     reports = (
         f"{chains.reported:,} requests reported what they found"

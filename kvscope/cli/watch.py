@@ -78,8 +78,8 @@ def watch(
     """Follow a recording that grows and serve Prometheus metrics of its latest requests.
 
     Among the metrics are hit rates (of the cache, an infinite cache, LRU at one, two and four times
-    the capacity, and a recommendation), the change of the last from its expected rate, and whether
-    to tune again. Runs until Ctrl-C; with --grafana or --grafana-alerts, prints a file instead.
+    the capacity, and a recommendation), how far the recommendation's is from the expected one, and
+    whether to tune again. Runs until Ctrl-C; --grafana and --grafana-alerts print a file instead.
     """
     if grafana or grafana_alerts:
         name = "kvscope-watch.json" if grafana else "kvscope-alerts.yaml"

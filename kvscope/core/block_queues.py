@@ -54,14 +54,14 @@ def length(links: Int32s, queue: int) -> int:
 
 
 def ring_push(rings: Int32s, queue: int, block: int) -> None:
-    """Put a block at the young end of ring `queue`."""
+    """Put a block at the young end of ring `queue`, which must have an empty slot."""
     young = rings[queue, YOUNG]
     rings[queue, YOUNG] = young + 1
     rings[queue, SLOTS + (young & rings[queue, MASK])] = block
 
 
 def ring_remember(rings: Int32s, queue: int, block: int) -> None:
-    """Put a block at the young end of a ring, and note its slot for `ring_forget`."""
+    """Put a block at the young end of a ring (a full one loses its holes); note its slot."""
     if rings[queue, YOUNG] - rings[queue, OLD] > rings[queue, MASK]:
         _close_up(rings, queue)
     rings[NOTES, block] = -1 - (rings[queue, YOUNG] & rings[queue, MASK])
@@ -97,7 +97,7 @@ def _empty_slot(rings: Int32s, queue: int) -> int:
 
 
 def _close_up(rings: Int32s, queue: int) -> None:
-    """Push every block again, in order, without the holes of forgotten blocks."""
+    """Remove the holes of forgotten blocks from a ring: push every block again, in order."""
     for _ in range(rings[queue, YOUNG] - rings[queue, OLD]):
         block = _empty_slot(rings, queue)
         if block == _HOLE:

@@ -38,7 +38,7 @@ class Executor(ABC):
         return free[0] if free else None
 
     def shared(self, value: T, version: int | None = None) -> T:
-        """Return a reference to a large value, which many tasks share as an argument in `before`.
+        """Return a reference to a large value, to pass to `results` in `before` for all tasks.
 
         `version` is a number that changes with the value's content: calls with the same value and
         the same `version` return the same reference. None: each call may copy the value.
@@ -103,7 +103,7 @@ def cores() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """End this process once its parent has ended: loky's workers would outlive a killed parent."""
+    """End this process once its parent (a process id) has: loky's workers outlive a killed one."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -256,9 +256,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_replaceable(path: str, *, force: bool = False) -> None:
-    """Raise UsageError if a file exists at `path` that kvscope did not write.
+    """Raise UsageError for a file at `path` that neither is empty nor begins with kvscope's mark.
 
-    kvscope marks its TOML files and HTML reports; other files have no mark. `force` replaces any.
+    TOML files and HTML reports of kvscope have a mark; `force` allows to replace any other file.
     """
     place = Path(path)
     if force or path == STANDARD_STREAM or not place.is_file():

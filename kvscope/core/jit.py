@@ -76,9 +76,8 @@ class Kernel:
 def kernel(function: F) -> F:
     """Compile `function` to machine code that runs without the interpreter lock.
 
-    A kernel allocates nothing: it writes into arrays passed by the caller. So it counts no
-    references to arrays, which took most of the time of replays, and causes no page faults, for
-    which threads would wait for each other.
+    A kernel allocates nothing: it writes into the caller's arrays. So it spends no time on counts
+    of references to arrays or on page faults, for which threads would wait for each other.
 
     The plain Python function is `.py_func`, for tests and reference implementations.
     """
@@ -116,8 +115,8 @@ class Function:
     `contract` is a function whose annotations state the types of `function`; for a method, that of
     its base class. `memory` states the type of arguments annotated `Any`: a NamedTuple with the
     same array types as the one that kernels will pass, or a `Referenced` of it; None if `function`
-    reads no such argument. For each, kernels pass an `Opaque`, a reference (a `Referenced`, or from
-    `by_reference`), or the address as a whole number. The machine code is cached like a kernel's.
+    reads no such argument. For such an argument, kernels pass an `Opaque`, a `Referenced`, a result
+    of `by_reference`, or the address as a whole number. The code is cached like a kernel's.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class Referenced:
         return getattr(self.arrays, name)
 
     def described(self, describe: Callable[[Any], Any]) -> Any:
-        """Return `describe(arrays)` of the NamedTuple: its type for numba, computed once."""
+        """Return the NamedTuple's type for numba: `describe` of it at the first call, then kept."""
         if self._description is None:
             self._description = describe(self.arrays)
         return self._description

@@ -137,9 +137,9 @@ def hexdigest(tree: object) -> str:
 
 
 def _is_versioned(value: Any) -> bool:
-    """Return whether `value` is a module of Python, NumPy or numba, or an object from one.
+    """Return whether `value` is a module of Python, NumPy or numba, or a global of such a module.
 
-    An object counts if its `__module__` has it as its `__name__`: the version fixes its source.
+    A digest covers its name alone, since the library's version fixes its source.
     """
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in _VERSIONED
@@ -292,7 +292,7 @@ class KernelFiles:
         return self.folder / f"{name}{_SUFFIX}"
 
     def _remove_unused(self) -> None:
-        """Remove files unused for `UNUSED_DAYS`, and above `MAX_BYTES` in all the longest unused.
+        """Remove files unused for `UNUSED_DAYS`; above `MAX_BYTES` in total, the longest unused.
 
         Processes that run a kernel have read its file already; the next one compiles it again.
         """

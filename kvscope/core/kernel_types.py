@@ -187,7 +187,7 @@ class _BareModel(models.StructModel):  # type: ignore[misc]
 
 
 def unwrapped(argument: Any) -> Any:
-    """Return the argument; compiled, numba's array for a `Bare` one (an address and sizes)."""
+    """Return the argument; in compiled code, numba's array for a `Bare` (address and sizes)."""
     return argument
 
 
@@ -345,7 +345,7 @@ def described(arrays: Any) -> Reference:
 
 
 def _mark(value: Any) -> Any:
-    """Return a key that is equal for tuples of equal type."""
+    """Return a tuple's key in the cache of `described`, equal for tuples of equal type."""
     try:
         return compute_fingerprint(value)
     except NotImplementedError:  # a function, or it has some

@@ -447,10 +447,10 @@ _HOLDS_ADDRESSES = attrgetter("library.has_dynamic_globals")  # of memory: valid
 
 
 def _described(argument: Any, digest: SourceDigest | None) -> Tree:
-    """Return the description for digests of a numba type: one of _NAMED_TYPES, or a tuple of them.
+    """Return the part of a digest for a numba type: one of _NAMED_TYPES, or a tuple of them.
 
-    Raises TypeError for other types; without `digest`, for NamedTuples, too. Their fields count by
-    name and order, which numba's own type names leave out.
+    Raises TypeError for other types; without `digest` (of a result), for NamedTuples, too. Their
+    fields count by name and order, which numba's own type names leave out.
     """
     if isinstance(argument, types.BaseNamedTuple) and digest:
         items = tuple(_described(item, digest) for item in argument)
@@ -470,7 +470,7 @@ class _Pickler(NumbaPickler):  # type: ignore[misc]
         self._places = {named: place for place, named in enumerate(tuple_classes)}
 
     def persistent_id(self, value: Any) -> int | None:
-        """Return a NamedTuple class's index in `tuple_classes` of `__init__`, None for others."""
+        """Return a NamedTuple class's index in `SourceDigest.tuple_classes`, None for others."""
         return self._places.get(value) if isinstance(value, type) else None
 
     def reducer_override(self, value: Any) -> Any:

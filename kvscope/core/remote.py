@@ -192,8 +192,8 @@ class _Body(ChunkReader):
 def _refusals(path: str, read: str = "") -> Iterator[None]:
     """Turn errors of libraries and servers in the `with` block into InputErrors about `path`.
 
-    `read` is the progress in words. Only parts of their messages are shown, since the rest may
-    contain the signature of a request.
+    `read` is the size read so far, such as "5 of 9 bytes". Of the libraries' messages only parts
+    are shown, since the rest may contain the signature of a request.
     """
     scheme = path.partition("://")[0]
     try:

@@ -87,14 +87,14 @@ class RunSetting(Struct, frozen=True):
     TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2) for u uncached and c
     cached tokens. `request_s` is the part of `base_s` outside an engine's steps. A step without
     prompts takes `decode_base_s` + `decode_request_s` for each request in it +
-    `decode_context_token_s` for each token before theirs; with `decode_base_s` None, a decoded
-    token costs as much as one of a prompt. `sample_rate` is the share of the trace that was
-    replayed. The two `max_num_` limits are a simulated engine's, else None. `tiers` is the value of
-    `--tiers`, empty for a pool alone;
-    `tier_mode` (the value of `--offload`) and `block_bytes` apply to tiers. `kv_groups` is the
-    `KvGroups.text` of a hybrid model on an engine, else empty. `engine` is the version of vLLM,
-    such as `vllm@0.22`, empty if simulated as the newest. With `capacity_model` "cache" it is that
-    of SGLang, with prefills of `max_num_batched_tokens`, and empty for a cache alone.
+    `decode_context_token_s` for each token of these requests' contexts; with `decode_base_s` None,
+    a decoded token costs as much as one of a prompt. `sample_rate` is the share of the trace that
+    was replayed. The two `max_num_` limits are a simulated engine's, else None. `tiers` is the
+    value of `--tiers`, empty for a pool alone; `tier_mode` (the value of `--offload`) and
+    `block_bytes` apply to tiers. `kv_groups` is the `KvGroups.text` of a hybrid model on an engine,
+    else empty. `engine` is the version of vLLM, such as `vllm@0.22`, empty if simulated as the
+    newest; with `capacity_model` "cache" the version of SGLang, whose prefills have up to
+    `max_num_batched_tokens` tokens, empty for a cache alone.
     """
 
     definition: HitDefinition

@@ -201,9 +201,9 @@ def _refused(message: str, document: object, schema: Any, where: str, remedy: st
 
 
 def _located(schema: Any, value: Any, keys: Sequence[str]) -> tuple[Any, Any, list[str]]:
-    """Return the type and the value at a path of msgspec's, and the names along the path.
+    """Return the type and the value at `keys` (of a message of msgspec's), and the keys as in TOML.
 
-    msgspec writes `[...]` for a mapping's value: the first that does not fit the type is meant.
+    msgspec writes `[...]` for a mapping's key: that of the first value that does not fit its type.
     """
     names = []
     for key in keys:

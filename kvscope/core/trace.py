@@ -207,7 +207,7 @@ class Measurements(Struct, frozen=True):
     workers: tuple[str, ...]
 
     def select(self, requests: Int64s) -> Measurements:
-        """Return the measurements of `requests`; `waits_for` numbers these, else -1."""
+        """Return the measurements of `requests`; `waits_for` is an index into these, else -1."""
         import numpy as np  # a stored trace is looked up without it
 
         place = np.full(len(self.waits_for) + 1, -1, dtype=np.int32)  # the last is of none

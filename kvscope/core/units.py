@@ -222,7 +222,7 @@ def _refused(text: str, kind: str, examples: str) -> UsageError:
 
 
 def _two_units(count: int, per_large: int, large: str, small: str) -> str:
-    """Return `count` small units as large and small units: 2 min 56 s, or 3 min."""
+    """Return `count` small units as large and small ones: 2 min 56 s; 3 min, not 3 min 0 s."""
     whole, rest = divmod(count, per_large)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 

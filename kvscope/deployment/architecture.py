@@ -195,11 +195,11 @@ class Architecture(Struct, frozen=True):
     A layer has `heads` query heads and `kv_heads` KV heads. A query and a key of one head have
     `query_size` elements, a value has `value_size`. `latent_size` is the elements that MLA caches
     per token and layer, None for ordinary heads. `experts` is the number of routed experts in a
-    layer, 0 in dense models; a token passes `experts_per_token` of them, and all experts that
-    `shared_parameters` counts, with the projections to the routed experts' width.
-    `layer_embedding_parameters` are of embeddings that each layer looks up itself (Gemma 3n and 4).
-    Every tensor-parallel rank holds `replicated_parameters` of attention, and the `rotary_bytes` of
-    rotary tables. Widths are in elements, before tensor parallelism.
+    layer, 0 in dense models; a token passes `experts_per_token` of them. `shared_parameters` are of
+    experts for all tokens and of projections to the routed experts' width, `router_parameters` also
+    of compressors. `layer_embedding_parameters` are of embeddings that each layer looks up (Gemma
+    3n and 4). Every tensor-parallel rank holds `replicated_parameters` of attention, and the
+    `rotary_bytes` of rotary tables. Widths are in elements, before tensor parallelism.
     """
 
     hidden_size: int
@@ -373,8 +373,9 @@ def unknown_layers(config: ConfigFields) -> list[str]:
 def usual_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usual config fields equivalent to `layers_block_type` or `block_configs`.
 
-    Nemotron-H: pattern and number of layers, unless the config has a pattern. Nemotron-NAS: layers
-    with attention, KV heads and width of each feed-forward layer; empty if the KV heads differ.
+    Nemotron-H: `hybrid_override_pattern` and `num_hidden_layers`, unless the config has the former.
+    Nemotron-NAS: `layer_types`, `num_key_value_heads`, `intermediate_size` (a list by layer), and
+    None for `block_configs`. Empty for other configs, and if layers differ in KV heads.
 
     Source: vLLM 0.32.0, vllm/model_executor/models/nemotron_nas.py.
     """
@@ -485,7 +486,7 @@ def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
     """Return whether no field says that layers differ in heads or share KV (`LayerKinds.alike`).
 
     Gemma's fields do not count, since `LayerKinds` has the numbers and the heads of these layers.
-    With MLA, True only if the caller states by `latent` that the other layers are linear.
+    With MLA, True only if `latent`: MLA's layers stand beside layers of linear attention.
     """
     unlike = config.has("num_kv_shared_layers") and config.family not in _GEMMA
     unlike = unlike or (config.has("global_head_dim") and config.family not in _GEMMA)
@@ -613,10 +614,10 @@ def _mixed_bits(modules: Mapping[str, Any]) -> WeightBits:
 
 
 def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:
-    """Return whether `names` of unquantized modules include the part of a model in most layers.
+    """Return whether a part of the model is unquantized in more than half of its `layers`.
 
-    `pattern` is a regular expression that finds the part in a name; what is before it names the
-    layer. More than half of the `layers` match, or a matching name has a `*`: all layers.
+    `names` are the unquantized modules. `pattern`, a regular expression, finds the part in a name,
+    behind the name of the layer. A matching name with a `*` stands for all layers.
     """
     matches = [match for name in names if (match := re.search(pattern, name))]
     if any("*" in match.string for match in matches):

@@ -98,13 +98,13 @@ class CompressedKv(Struct, frozen=True):
 
     @property
     def values_per_token(self) -> int:
-        """KV bytes per token: of entries alone, or with `of_block` of a block of the pool."""
+        """KV bytes per token: of entries alone; with `of_block`, a quarter of a pool's block."""
         if self.of_block:
             return self.block_bytes // min(_STATE_BLOCKS.values())
         return -(-sum(size * count for size, count in self._pages("entries").items()) // BLOCK)
 
     def values_on_rank(self, tp: int) -> int:
-        """Return `values_per_token`, since every rank caches all of it."""
+        """Return `values_per_token`, in bytes: every rank caches all of it."""
         return self.values_per_token
 
     @property
@@ -174,8 +174,8 @@ class CompressedKv(Struct, frozen=True):
         """Return the number of groups in each bucket, in the order in which layers use the buckets.
 
         A bucket with equally many pages of each size is divided into groups of `_group_size`
-        layers, any other is one group. A group has room for all layers of ratio 4: their states,
-        of two page sizes, are one group.
+        layers, any other is one group. That size is at least the number of layers of ratio 4, so
+        their states, in pages of two sizes, are one group.
         """
         order: dict[Bucket, None] = {}
         for ratio in self.ratios:

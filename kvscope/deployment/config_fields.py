@@ -114,7 +114,7 @@ class ConfigFields(Struct, frozen=True):
         return value
 
     def count_or(self, default: int, *names: str) -> int:
-        """Return the `count` of `names`; `default` if the config states none of them, or 0."""
+        """Return the `count` of `names`; `default` if the config states 0 or none of them."""
         stated = self.get(*names)
         return self.count(*names) if stated else default
 
@@ -159,9 +159,10 @@ _NOT_READ = {
 
 
 class StateExport(Struct, frozen=True):
-    """Kernels that export a linear-attention state in the middle of a step.
+    """Kernels that also write a state of linear attention from within a step, for later hits.
 
-    States are exported at multiples of `tokens` since vLLM `since`, on GPU `families` (empty: all).
+    That state, an export, follows a multiple of `tokens` tokens from the step's start. vLLM has
+    these kernels since version `since`, on GPU `families` (empty: all).
     """
 
     tokens: int
@@ -169,7 +170,7 @@ class StateExport(Struct, frozen=True):
     families: tuple[str, ...] = ()
 
     def tokens_in(self, version: tuple[int, int], family: str | None) -> int:
-        """Return the `tokens` between exports of a vLLM version on a GPU family; 0: no exports."""
+        """Return `tokens` if this vLLM version exports states on this GPU family, else 0."""
         known = version >= self.since and (not self.families or family in self.families)
         return self.tokens if known else 0
 

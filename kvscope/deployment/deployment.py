@@ -61,8 +61,8 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     `gpu_memory_gib` to `gpu_link_gb_s` describe an unknown GPU, or replace the data of a known one.
     With `dp`, the engine has `dp` data-parallel ranks of `tp` GPUs, which divide the experts: each
-    rank is a replica with a pool of its own, behind vLLM's own balancer. `traffic`: the trace
-    covers the whole fleet or one replica. `gpu_hour` is the price of one GPU for an hour.
+    rank is a replica with a pool of its own, behind vLLM's own balancer. `traffic`: the trace has
+    the requests of the whole "fleet" or one "replica". `gpu_hour` is a GPU's price for an hour.
     `max_model_len` is the longest request in tokens. `num_gpu_blocks` is the engine's own count,
     block 0 included; `engine_log` is a log or saved metrics that report the pool.
     `prefix_match_unit` is vLLM's: the tokens of a hash. `engine` is read by `parse_engine`,
@@ -175,7 +175,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     `latency` is that of one replica. Decisions must hold at `latency_low` and `latency_high` times
     it: the band of a fit or of the roofline; both are 1 for a profile that was calibrated, or
     stated for its own model. `model` and `gpu` are None if not named. `notes` describe
-    uncertainties. `not_switchable` says why no flags may be printed; None if they may.
+    uncertainties. `not_switchable` says why no engine flags may be printed; None if they may.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -236,7 +236,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 
     @property
     def engines(self) -> int:
-        """Number of replicas whose traffic the trace holds: all of them, or one."""
+        """Number of replicas whose requests the trace has: all of them, or one."""
         return self.replicas if self.stated.traffic == "fleet" else 1
 
     @property
@@ -501,7 +501,7 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
 
     Drafters are simulated in vLLM only, MTP unless the model is known to lack it. In hybrid models,
     drafters with KV in the pool need `KvGroups.take_drafter`, equal heads in all layers, and no
-    `prefix_match_unit`: MTP with states or compressed KV, EAGLE with windows.
+    `prefix_match_unit`; MTP also needs states or compressed KV, EAGLE windows.
     """
     if engine.drafter is None:
         return
@@ -528,7 +528,7 @@ def _check_drafter(deployment: Deployment, engine: Engine, model: Model | None) 
 
 
 def _unused_mean(engine: Engine, origin: Origin) -> tuple[str, ...]:
-    """Return a note if the drafter's tokens per step are unused: the latency is not "derived"."""
+    """Return a note if the latency is not "derived", and so leaves `Drafter.per_step` unused."""
     if engine.drafter is None or engine.drafter.per_step == 1 or origin == "derived":
         return ()
     return (f"--speculative @{engine.drafter.per_step:g} is not used: the latency is {origin}",)

@@ -260,7 +260,7 @@ class Engine(Struct, frozen=True):
         return 0.92 if self.has(UTILIZATION) else 0.9
 
     def default_num_seqs(self, gpu: Gpu | None) -> int:
-        """Return the default limit of running requests; None: a GPU of less than 70 GiB."""
+        """Return the default limit of running requests; `gpu` None: one of less than 70 GiB."""
         if self.name == "sglang":
             return SGLANG_NUM_SEQS
         return gpu.default_max_num_seqs if gpu else 256
@@ -363,9 +363,9 @@ class Engine(Struct, frozen=True):
 def parse_engine(text: str) -> Engine:
     """Return the engine that `text` names, its newest known version if none is stated.
 
-    A drafter may follow, as in vllm@0.33+mtp:3/16: 3 tokens a step and, if stated, `block_tokens`
-    16; or options of SGLang, as in sglang:schedule_policy=lpm:hicache_ratio=2. Raises UsageError
-    for another engine, an unreadable version, or an option that is not simulated.
+    A drafter may follow, as in vllm@0.33+mtp:3/16: 3 tokens a step and, if stated, 16 tokens in the
+    engine's blocks; or options of SGLang, as in sglang:schedule_policy=lpm:hicache_ratio=2. Raises
+    UsageError for another engine, an unreadable version, or an option that is not simulated.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is None or match["name"] not in _NEWEST:

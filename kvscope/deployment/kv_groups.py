@@ -26,8 +26,8 @@ class KvGroup(Struct, frozen=True):
     A block holds the KV of `block_tokens` tokens in `layers` layers; for linear attention (`kind`
     "linear") the states at the end of these tokens. The other kinds are "full" attention, "sliding"
     windows of `window_tokens`, and "chunked" local attention with chunks of `window_tokens`, which
-    is 0 otherwise. In a step, linear layers write the state at its end and, with `export_tokens`,
-    the last one at which a hit can end, if that is whole `export_tokens` after the step's start.
+    is 0 otherwise. A step writes linear layers' state at its end and, with `export_tokens`, the
+    last one before at which a hit can end, if a multiple of `export_tokens` tokens from its start.
     """
 
     kind: GroupKind
@@ -147,8 +147,8 @@ class KvGroups(Struct, frozen=True):
     def shares_drafts(self, group: KvGroup) -> bool:
         """Whether `group` holds a drafter's KV, or is looked up together with a group that does.
 
-        True for attention groups with blocks as large as those of the largest sliding window, and
-        for all attention groups of a model without sliding windows.
+        Engines that recompute the last block of a hit do so in these groups: attention with blocks
+        as large as the largest of sliding windows; without sliding windows, all attention groups.
         """
         windows = [each.block_tokens for each in self.groups if each.kind == "sliding"]
         return group.kind != "linear" and group.block_tokens == max(
@@ -157,16 +157,16 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def alignment_tokens(self) -> int:
-        """Unit of steps and retention, in tokens: vLLM's `scheduler_block_size`."""
+        """Least common multiple of block sizes (`scheduler_block_size`), the unit of retention."""
         return math.lcm(*(group.block_tokens for group in self.groups))
 
     @property
     def hit_tokens(self) -> int:
-        """Unit of hits, in tokens: `alignment_tokens`, unless vLLM hits within blocks.
+        """Granularity of hits, in tokens: every hit ends at a multiple of this number.
 
-        It does if states span more tokens than a hash, and if each block of windows and chunks
-        has one hash; the unit is then the tokens of a hash. Source: vLLM 0.32.0,
-        kv_cache_utils.py (partial_hash_hits_enabled).
+        It is `alignment_tokens`, or the tokens of a hash where hits end within blocks: if a block
+        of states has several hashes, and each block of windows and chunks has one. Source: vLLM
+        0.32.0, kv_cache_utils.py (partial_hash_hits_enabled).
         """
         unit = self.match_tokens or self.block_tokens
         fine = all(
@@ -193,7 +193,7 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def export_tokens(self) -> int:
-        """Unit, in tokens, at which linear layers export states within a step; 0 if they cannot."""
+        """`KvGroup.export_tokens` of linear layers; 0: steps write only the state at their end."""
         return max(group.export_tokens for group in self.groups)
 
     @property
@@ -297,9 +297,10 @@ class KvGroups(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The groups in one word: `sliding/16/128/12+full/16/0/12@0`, retention last.
+        """The groups in one word, such as `sliding/16/128/12+full/16/0/12@0`.
 
-        `export_tokens` above 0 end a group, as in `/64`; `match_tokens` end the text: `@0/16`.
+        A group is kind/block_tokens/window_tokens/layers, and /export_tokens if above 0. Behind `@`
+        are `retention_tokens` ("all" for None), and /match_tokens if stated.
         """
         groups = (
             f"{group.kind}/{group.block_tokens}/{group.window_tokens}/{group.layers}"

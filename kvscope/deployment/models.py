@@ -263,7 +263,7 @@ class Model(Struct, frozen=True):
     def served_by(self, engine: Engine, gpu: Gpu | None) -> Model:
         """Return the model with the additions of an engine on a GPU to its KV.
 
-        These are the layer of a drafter with KV, and the unit at which linear layers export states.
+        They are a drafter's KV (a layer, its tokens in linear states) and states' `export_tokens`.
         """
         if engine.drafts_in_pool and self.compressed:
             caches = replace(self.compressed, ratios=(*self.compressed.ratios, 0))
@@ -291,7 +291,7 @@ class Model(Struct, frozen=True):
 
     @property
     def by_layer(self) -> Model:
-        """The model with only one layer's KV, the widest layer's if heads differ."""
+        """The model with one layer's KV (the widest if heads differ), to size blocks for states."""
         return self._of_layers(1)
 
     def _of_layers(self, layers: int) -> Model:

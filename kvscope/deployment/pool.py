@@ -310,12 +310,12 @@ def _graphs(model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int
 
 
 def _captured(largest: int) -> int:
-    """Return how many step sizes vLLM captures up to `largest`: 1, 2, 4, 8, 16, ... 256, 272."""
+    """Return how many step sizes up to `largest` have CUDA graphs: 1, 2, 4, 8, 16, ... 256, 272."""
     return sum(size <= largest for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
 
 
 def _unknown_term(model: Model, terms: Sequence[Term]) -> Term:
-    """Return a term of 0 bytes whose band is the uncertainty by unknown fields of config.json."""
+    """Return a term of 0 bytes for unknown config fields; its band is a share of KV or weights."""
     named = ", ".join(model.unknown[:_NAMED]) + (", ..." if len(model.unknown) > _NAMED else "")
     if concern_the_cache(model.unknown):
         band = _UNKNOWN_KV_BAND * max(0, sum(term.bytes for term in terms))

@@ -47,7 +47,7 @@ class Drafter(Struct, frozen=True):
         return self.method != "ngram"
 
     def drops(self, block_size: int) -> int:
-        """Return the tokens by which hits are shortened: an engine block, in whole trace blocks.
+        """Return the tokens that hits lose: an engine block, rounded to whole trace blocks.
 
         0 for a drafter without KV, and if trace blocks are more than twice as long as the engine's:
         rounding hits down to trace blocks then costs more already.
@@ -64,7 +64,7 @@ class Drafter(Struct, frozen=True):
 
 
 def not_beside(drafter: object, what: str, where: str = "--speculative") -> UsageError:
-    """Return the error for a drafter beside `what`, which is simulated only without a drafter."""
+    """Return the error of option `where` for a feature, `what`, not simulated with a drafter."""
     remedy = "take --speculative none: hits are then those without a drafter"
     if where != "--speculative":
         remedy = "leave it out, or take --speculative none"

@@ -70,7 +70,7 @@ WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
 
 
 class SharedPool(Struct, frozen=True):
-    """Files that all replicas share over a network.
+    """Files of KV blocks, below the CPU tiers, that all replicas share over a network.
 
     `bytes_per_s` is the bandwidth of all replicas' links together. Once full, the pool evicts files
     if `evicts`, else it stores no more.
@@ -146,7 +146,7 @@ def offload_launch(setting: RunSetting) -> str | None:
 
 
 def offload_of(setting: RunSetting) -> OffloadSpec | None:
-    """Return the offload tier of a setting, with the files below it; None without.
+    """Return a setting's CPU tier, with the files (vLLM's `fs`) below it, if any; None without.
 
     None also for a stored run with a tier that only earlier versions of kvscope simulated.
     """
@@ -158,7 +158,7 @@ def offload_of(setting: RunSetting) -> OffloadSpec | None:
 
 
 def _sized(setting: RunSetting) -> tuple[OffloadSpec, int] | None:
-    """Return the offload tier of a setting, and its CPU memory (bytes); None if unknown."""
+    """Return the CPU tier of a setting, and its memory in bytes; None if either is unknown."""
     spec = offload_of(setting)
     if spec is None or setting.block_bytes is None:
         return None

@@ -63,13 +63,13 @@ class Launch(Struct, frozen=True):
     kv_bytes_per_token: int | None = None
 
     def command(self, has: Interpreter, port: int) -> list[str]:
-        """Return the command line as a list of words."""
+        """Return the command line, in words, for vLLM in the interpreter `has`."""
         module = "vllm.entrypoints.openai.api_server"
         address = ("--host", HOST, "--port", str(port))
         return [has.python, "-m", module, *address, *self.options(has)]
 
     def options(self, has: Interpreter) -> list[str]:
-        """Return vLLM's options without host and port, as a list of words."""
+        """Return vLLM's options, in words, for the device of `has`; without host and port."""
         numbers: dict[str, int | None] = {
             "--block-size": self.block_size,
             "--num-gpu-blocks-override": None if self.blocks is None else self.blocks + 1,

@@ -170,7 +170,7 @@ class Store:
         *,
         filtered: bool = False,
     ) -> duckdb.DuckDBPyConnection:
-        """Run a statement that may read table `frame`; `filtered`: keep its requests' rows only."""
+        """Run a statement that may read `frame`; `filtered`: return rows of its requests only."""
         query = statement(name)
         if set(query.parameters) != set(parameters):
             raise KvscopeError(

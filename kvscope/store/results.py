@@ -137,12 +137,10 @@ def remove_runs(store: Store, trace: Trace, which: Callable[[Run], bool]) -> int
 def add_fit(store: Store, trace: Trace, about: Mapping[str, Any], parts: Mapping[str, Rows]) -> int:
     """Store a fit in place of those with the same warm-up and windows; return its id.
 
-    `about` has the columns of the table `fits` that the store does not fill itself: `warmup`,
-    `window_s`, `start_s`, `end_s` and `conversations`. `parts` has rows by key. "models": as from
-    `fit_models`. "windows": `category`, `start_s`, `end_s`, `n`, `censored`, `runs`, `effective_n`,
-    `reuse_probability`, `rate_per_s`, `ks`, `next_ks`, `distance`, `params`. "next_prompts":
-    `category`, `n`, `mean`, `values`. "next_turns": `category`, `turn`, `requests`, `continued`,
-    `probability`. Columns that map names to numbers are dicts, `values` is a list.
+    `about` has `warmup`, `window_s`, `start_s`, `end_s`, `conversations`: see `all_fits`. `parts`
+    has rows by key, with fields of kvscope.reuse_models.results: "models" as from `fit_models`,
+    "windows" of `WindowFit` but `observed`, "next_prompts" of `NextPromptFit` but `tokens`, and
+    "next_turns" of `NextTurnFit` but `interval`. Mappings are dicts, `values` is a list.
     """
     with store.transaction():
         for older in all_fits(store, trace):

@@ -60,7 +60,7 @@ class OffloadSpec(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, *, files: bool = False) -> OffloadSpec:
-        """Return the tier of a text such as `vllm@0.33:store_threshold=2`, above `files` or not.
+        """Return the tier of a text such as `vllm@0.33:store_threshold=2`, with or without `files`.
 
         Raises UsageError for any other text, and for values that vLLM refuses.
         """
@@ -108,7 +108,7 @@ class OffloadSpec(Struct, frozen=True):
     ) -> OffloadSettings:
         """Return the settings of a tier with room for `blocks` blocks, and these copy times.
 
-        `storage` counts with `files` only; by default it is ample and takes no time.
+        `storage`, the file tier, counts with `files` only; by default ample, and takes no time.
         """
         return OffloadSettings(
             max(1, blocks // max(1, self.blocks_per_chunk)),
