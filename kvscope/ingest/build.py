@@ -318,7 +318,7 @@ def _parent_notes(
     """Return notes that count the parent ids that cannot be followed, by reason.
 
     Each reason names its first request. Parent ids that no request has are noted if they are more
-    than the share _MISSING of all parent ids. `order` has the file's row of each request.
+    than the share _MISSING of all stated ids. Columns are by arrival, `order` has the file's rows.
     """
     lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
     reasons = {"the request itself": lost.itself, "later than the request": lost.later}

@@ -47,7 +47,7 @@ class _Rounds(RowFormat):
     ) -> Request:
         """Return the request: the first `repeated` of `total` tokens repeat the previous prompt.
 
-        `outputs`: output tokens; `others`: fields of `Request`. BadLine for empty or long prompts.
+        `outputs`: output tokens; `others`: fields of `Request`. Empty or too long: BadLine.
         """
         if not 1 <= total <= MAX_TOKENS:
             raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")
