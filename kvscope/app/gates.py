@@ -6,8 +6,8 @@ A condition is a name, an operator and a limit. Commas, or the option again, sep
 figure takes `<`, `<=`, `>` or `>=`, a verdict `=` or `!=`. `POLICY.` before the name picks one of
 several policies. Figures are in seconds, shares from 0 to 1, or requests per second.
 
-`regression` is the worst relative change from a baseline, `NAME.regression` that of one figure or
-policy.
+`regression` is the worst relative change from a baseline, `SUBJECT.regression` that of one figure
+or policy: `tlru.regression>5%`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,10 @@ class Known(Struct, frozen=True):
         return f"{names}{prefixed}; {REGRESSION} with --baseline"
 
     def of(self, subject: str) -> tuple[str, ...]:
-        """Return the figures that `SUBJECT.regression` covers; for "", those without a prefix."""
+        """Return the figures that a condition covers; of `tlru.regression>5%`, `subject` is "tlru".
+
+        It is a figure, a policy or a router; "", for `regression>5%`: figures without a prefix.
+        """
         return tuple(name for name in self.figures if _covers(subject, name))
 
     @property
@@ -226,7 +229,7 @@ def parse_gates(texts: Sequence[str], known: Known) -> tuple[Gate, ...]:
 
 
 def reasons(gates: Sequence[Gate], figures: Figures, baseline: Figures | None = None) -> list[str]:
-    """Return a line for every condition that holds. Raises InputError as `Gate.reason` does."""
+    """Return a line for every condition that holds; InputError if a figure for one is missing."""
     return [reason for gate in gates if (reason := gate.reason(figures, baseline)) is not None]
 
 
@@ -326,8 +329,7 @@ def _gate(text: str, known: Known) -> Gate:
 def _check_regression(subject: str, known: Known, where: str) -> None:
     """Raise UsageError if `SUBJECT.regression` covers no figure of the command.
 
-    `subject` is "" for `regression` alone; `where` is the option with the condition as typed, for
-    the message.
+    `subject` is "" for `regression` alone; `where` is the option with the condition as typed.
     """
     if known.of(subject):
         return

@@ -68,7 +68,7 @@ class LogMonitor(Monitor):
 
 
 def replays_on(on: str | None, monitor: Monitor) -> AbstractContextManager[Executor | None]:
-    """Return a context of the executor for replays: the Ray cluster `on`, or None for threads."""
+    """Return a context of the executor: the Ray cluster at `on` (`HOST:PORT`), None for threads."""
     return nullcontext() if on is None else ray_cluster(on, monitor)
 
 

@@ -93,7 +93,7 @@ class _Declared(StructMeta):
 
 
 class Options(Struct, metaclass=_Declared, frozen=True, kw_only=True):
-    """Base class of option records; `declared` has the Options assigned to fields, by field."""
+    """Base class of option records; `declared` maps each field assigned an Option to the Option."""
 
 
 option: Callable[..., Any] = Option
@@ -339,7 +339,7 @@ AS_STORED = Reading()
 
 
 class IntoOptions(Options, frozen=True, kw_only=True):
-    """Options that ingest a trace larger than memory into a dataset: folder, memory, processes."""
+    """Options to ingest a large trace into a dataset: folder, memory, processes, Ray cluster."""
 
     into: str | None = Called(
         "Folder for a dataset: all paths as one trace, in shards that fit into memory.", "DIR"

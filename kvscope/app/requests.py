@@ -220,8 +220,9 @@ class SimulateRequest(Struct, frozen=True):
 
     The tiers of `--tiers` are in `setting`, with their capacities. `tier` is a recommended tier
     below a pool of the named capacity. `copied_bytes_per_token` is the KV that SGLang's host tier
-    copies to each GPU, if a recommendation states it. `recommended`: the request is made from a
-    recommendation; figures without a policy's name are of its policy, which is the last variant.
+    copies to each GPU, if a recommendation states it. `on` is the Ray cluster that replays (None:
+    threads). `recommended`: the request is made from a recommendation; figures without a policy's
+    name are of its policy, which is the last variant.
     """
 
     setting: RunSetting
@@ -270,7 +271,8 @@ class FleetRequest(Struct, frozen=True):
     the trace has none. `engine` has the limits of simulated vLLMs, without the number of blocks:
     for the time model `engine`, or to check an answer of the time model `queue`; else None. `tier`
     is below each pool. `disaggregate`, if not None, also compares prefill and decode on separate
-    replicas, each with a link of `disaggregate` bytes per second.
+    replicas, each with a link of `disaggregate` bytes per second. `on` is the Ray cluster that
+    replays (None: threads), `perfetto` the file for a timeline.
     """
 
     setting: RunSetting

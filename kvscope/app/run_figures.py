@@ -43,7 +43,7 @@ class SettingFacts(Struct, frozen=True):
 
     @property
     def offload_launch(self) -> str | None:
-        """The flags that start vLLM with the tier; None as for `kv_transfer_config`."""
+        """The flags that start vLLM with the tier; None without a tier or a block's bytes."""
         return offload_launch(self.setting)
 
 

@@ -190,7 +190,7 @@ def simulate_over_xi(
     """Return runs of LRU, and of the first variant with each xi from `over_xi`, at one capacity.
 
     That variant must have a parameter xi. The capacity is the smallest stated one, else where LRU
-    gets half of the possible hits. Runs are stored and stops handled as in `simulate`.
+    gets half of the possible hits. Runs are stored; at a stop, those in progress finish first.
     """
     from kvscope.tuning.search import over_xi
 

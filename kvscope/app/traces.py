@@ -385,7 +385,8 @@ def sampleable(
 ) -> Prompts | DrawnTrace:
     """Return a trace's prompts for a replay, or a drawn sample if `setting` samples a dataset.
 
-    Raises as `replayable`, and UsageError for a sample of a trace that is no dataset.
+    Raises InputError for a trace of lengths only, OutOfMemoryError for one too large for memory,
+    and UsageError for a sample of a trace that is no dataset.
     """
     if setting.exact:
         return replayable(stores, trace)

@@ -237,7 +237,7 @@ def session_arrivals(text: str) -> float:
 
 
 def cluster(text: str) -> str:
-    """Return the address of a Ray cluster, or `ray`; reject other text."""
+    """Return a Ray cluster: HOST:PORT, ray://HOST:PORT or `ray` (RAY_ADDRESS, else one here)."""
     host, _, port = text.removeprefix("ray://").rpartition(":")
     if text != "ray" and not (host and port.isdecimal()):
         raise UsageError(
@@ -280,12 +280,12 @@ def target(text: str) -> str:
 
 
 def appended(text: str) -> str:
-    """Return the path of a file to append lines to; raises UsageError as `target` does."""
+    """Return the path of a file to append lines to; UsageError if it cannot be written."""
     return target(text)
 
 
 def new_target(text: str) -> str:
-    """Return the path of an output file; UsageError if it exists, or as `target` raises it."""
+    """Return the path of a new output file; UsageError if it exists or cannot be written."""
     if Path(text).exists():
         raise UsageError(f"{text!r} exists already", remedy="name a new file")
     return target(text)

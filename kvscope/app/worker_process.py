@@ -130,7 +130,7 @@ class Reporter(Monitor):
         self.send("note", text)
 
     def add_part(self, name: str, value: Any) -> None:
-        """Call `add_part(name, value)` of the other process's monitor, which must have it."""
+        """Hand a finished part of the result to the method `add_part` of the other monitor."""
         self.send("add_part", name, value)
 
     def report_progress(self) -> None:

@@ -55,7 +55,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Charge(Struct, frozen=True):
     """A provider's charge for a trace's input tokens under one offer.
 
-    `cost_ratio` is relative to no caching. `storage` is charged as so many uncached input tokens.
+    `cost_ratio` is relative to no caching. `storage` is the charge for it in uncached input tokens.
     """
 
     DOCUMENT: ClassVar[str] = (

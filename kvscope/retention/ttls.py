@@ -171,8 +171,8 @@ def _hold(
 
     `expiry_s` (R entries) is the time until which a request holds its blocks, `without` (R) whether
     it holds and hits nothing; `by_expiry` has the R requests by ascending `expiry_s`. Scratch
-    space: `path` for the longest prompt; `owner` (N + 1), the request by whose TTL a block is or
-    was held, at first -1; `owned` (R), the number of blocks that a request owns, at first 0.
+    space: `path` for the longest prompt; `owner` (N + 1), by block the request whose TTL holds or
+    held it, at first -1; `owned` (R), the number of blocks that a request's TTL holds, at first 0.
     """
     requests = len(traffic.leaf)
     held, peak, expired, block_seconds = 0, 0, 0, 0.0

@@ -85,9 +85,9 @@ def clusters_of(conversation: NDArray[np.int32], user: NDArray[np.int32]) -> NDA
 class Bootstrap:
     """Resamples of a window's requests with replacement, the same ones for every policy.
 
-    `conversation` has the cluster of each request, in order of arrival. `names` of the figures:
-    "p50", "p90", "p95", "p99" and that of `target` (all s), "violations" (a share) and "tel" (mean
-    excess over the SLO, s). Requests without a token are violations and add nothing to "tel".
+    `conversation` has the cluster of each request, by arrival. `names` of the figures: "p50",
+    "p90", "p95", "p99" and `target`'s percentile of TTFT (all s), "violations" (a share) and "tel"
+    (mean excess over the SLO, s). Requests without a token are violations without excess.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Bootstrap:
         return max(likely)
 
     def meeting_share(self, figures: Resampled) -> float:
-        """Return the share (0-1) of resamples whose percentile meets the SLO, least over kinds."""
+        """Return the share of resamples with `target`'s percentile in the SLO, least over kinds."""
         at = self.names.index(format_percentile(self._target.percentile))
         return float((figures.resamples[..., at] <= self._target.slo_s).mean(axis=1).min())
 

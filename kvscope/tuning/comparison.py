@@ -89,9 +89,9 @@ class WindowTrial(Trial, frozen=True):
         )
 
     def preference(self, broken: bool) -> tuple[bool, bool, float, int, float]:
-        """Return the sort key of contenders, best first; `broken`: the policy breaks limits.
+        """Return the sort key of contenders, best first; `broken`: a figure is beyond its limit.
 
-        It is (broken or does not keep up, has no likely gain, -attainment to 0.1 points, the
+        It is (broken or does not keep up, `likely` is below 0.8, -attainment to 0.1 points, the
         target's percentile in steps of 2 %, -prefill throughput).
         """
         scale = np.log(max(self.target_s, 1e-9)) / np.log1p(_ALIKE)
@@ -138,7 +138,7 @@ class Window:
         served: ServedRequests,
         baseline: WindowTrial | None = None,
     ) -> WindowTrial:
-        """Return the trial of a finished replay (`served`), compared as in `measure`."""
+        """Return the trial of a finished replay (`served`); gains and harms need a `baseline`."""
         per_s = self.evaluator.arrivals_per_s
         trial = trial_of(policy, capacity_blocks, served, self.target, per_s)
         times = ttft_s(served, self.target)
@@ -209,7 +209,7 @@ class Window:
 
 
 def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float]:
-    """Return the change of each figure that has a limit, by name, of the figures themselves.
+    """Return the change of each figure that has a limit, by name; intervals do not count.
 
     Changes are relative to the baseline's figure, of `attainment` a difference of shares.
     """
@@ -231,9 +231,9 @@ def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float
 
 
 def bounds(target: Target, limits: Limits, baseline: Trial) -> dict[str, float]:
-    """Return the allowed change of each figure by name, in the units of `changes`.
+    """Return the allowed change of each figure, by name, from LRU's in the trial `baseline`.
 
-    `baseline` is LRU's trial.
+    Changes are relative, of `attainment` a difference of shares.
     """
     return limits.bounds(target, baseline.times_ms.p50 / 1e3, baseline.utilization)
 
@@ -272,7 +272,7 @@ def canary(
     span_s: float,
     replicas: int,
 ) -> Canary:
-    """Return the canary test for figure number `at` of two policies' resampled figures.
+    """Return the canary test for `figure`, at index `at` of both policies' resampled figures.
 
     `requests` arrived in `span_s` seconds at all `replicas`. The two arms serve different requests,
     so their variances add up. Each has the replicas for a test of one day, at most half of all.

@@ -110,9 +110,9 @@ class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
 class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
     """The engine with which the figures were computed, one of `replicas`.
 
-    `summary` is the deployment in one line, `engine` a text for `parse_engine`: name, version and
-    drafter. `kv_groups` are a hybrid model's, as `KvGroups.text`; else empty. With `dp` ranks, each
-    is a replica. `kv_bytes_per_token` is of one GPU, and only with a host tier of SGLang.
+    `summary` is the deployment in one line, `engine` such as `vllm@0.33+mtp:3` (with a drafter).
+    `kv_groups` are a hybrid model's, `sliding/16/128/12+full/16/0/12@0`; else empty. With `dp`
+    ranks, each is a replica. `kv_bytes_per_token` is of one GPU, only with SGLang's host tier.
     """
 
     summary: str
@@ -163,8 +163,8 @@ class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
 class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Memory below the pool, over all GPUs of the engine, with its copy times.
 
-    For a pool that all replicas share, also the bandwidth of all their links together (None: no
-    limit) and its eviction (None: nothing is evicted).
+    A pool that all replicas share has `pool_bytes_per_s`, over all their links together (None: no
+    limit), and `evict` (None: nothing is evicted); both are None for other memory.
     """
 
     kind: TierKind
@@ -177,7 +177,7 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def text(self) -> str:
-        """The tier in the syntax of `--tiers`, without rounding."""
+        """The tier for `--tiers`, unrounded: `dram=8GiB:read=25GB/s:write=25GB/s:latency=10us`."""
         size = f"{self.bytes}B" if self.bytes % units.GIB else f"{self.bytes // units.GIB}GiB"
         read, write = (
             _shifted(each, -9) for each in (self.read_bytes_per_s, self.write_bytes_per_s)
@@ -187,7 +187,7 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 def _pool_of(tier: Tier) -> tuple[float | None, Literal["lru"] | None]:
-    """Return a shared pool's bandwidth and eviction, for a MemoryTable."""
+    """Return a MemoryTable's `pool_bytes_per_s` and `evict`; None, None without a shared pool."""
     if tier.pool is None:
         return None, None
     carried = tier.pool.bytes_per_s
@@ -195,7 +195,10 @@ def _pool_of(tier: Tier) -> tuple[float | None, Literal["lru"] | None]:
 
 
 class TierTable(msgspec.Struct, forbid_unknown_fields=True):
-    """Memory below a pool; `offload` as for `--offload`, KV bytes over all GPUs of the engine."""
+    """Memory below a vLLM's pool: CPU memory, or CPU memory and files below it, in this order.
+
+    `offload` is such as `vllm@0.33:eviction_policy=arc`; KV bytes are over all GPUs of the engine.
+    """
 
     offload: str
     kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -232,7 +235,7 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
         return f"{sizes}, {self.offload}"
 
     def tiers(self, pool_blocks: int) -> str:
-        """Return the pool and this tier in the syntax of `--tiers`, without rounding."""
+        """Return the pool and this tier for `--tiers`: `hbm=9000blocks,` and `MemoryTable.text`."""
         return ",".join((f"hbm={pool_blocks}blocks", *(each.text for each in self.memory)))
 
 
@@ -240,10 +243,9 @@ class RecommendationTable(msgspec.Struct):
     """The contents of recommendation.toml; figures are of the held-out requests.
 
     `expected` maps `lru` and `recommended` to their figures by name: `p50_ms` and other percentiles
-    of TTFT, `violation_share` and `token_hit_rate` (0-1). `gain` maps figures, such as `p95`
-    or `tel`, to the share by which the policy's is below LRU's: the value, and the low and the high
-    end of its 95 % CI.
-    `flags` maps `vllm` and `sglang` to launch flags, without engines that cannot run the policy.
+    of TTFT, `violation_share` and `token_hit_rate` (0-1). `gain` maps figures, such as `p95` or
+    `tel`, to the share by which the policy's is below LRU's: (value, low, high), with the ends of
+    the 95 % CI. `flags` maps `vllm` and `sglang`, if they can run the policy, to launch flags.
     """
 
     schema: int
@@ -267,7 +269,7 @@ class PolicyFile(Struct, frozen=True, kw_only=True):
 
     A recommendation adds the target, capacity and latency of its study, the deployment, and the
     `tier` below the pool of `capacity_tokens`. `expected` maps `lru` and `recommended` to their
-    figures by name, as in `RecommendationTable`; empty without a recommendation.
+    figures by name (`p95_ms`, `token_hit_rate`); empty without a recommendation.
     """
 
     trace: str
@@ -422,7 +424,7 @@ def verdict_in(path: Path) -> str:
 
 
 def _shifted(value: float, digits: int) -> str:
-    """Return `value` times 10 to the power of `digits`, exactly and without an exponent."""
+    """Return `value` times 10^`digits` for `--tiers`, exactly and without an exponent."""
     return f"{Decimal(repr(float(value))).scaleb(digits).normalize():f}"
 
 

@@ -143,7 +143,7 @@ def _speculative_config(stated: Deployment) -> str | None:
 
 
 def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:
-    """Return the flags for a policy with its parameters."""
+    """Return the flags for a policy with its parameters and, if stated, for the `launch`."""
     launch = launch or EngineLaunch()
     return Flags(_sglang(policy, launch), _vllm(policy, launch))
 

@@ -40,9 +40,9 @@ MOST_REPLICAS = 64
 class FewestReplicas(Struct, frozen=True):
     """The fewest replicas with a policy behind a router that meet the SLO.
 
-    `replicas` is None if up to `tried` do not meet it. `size` has the 95 % interval of `replicas`,
-    in which None means more than `compared`; `size` is None without `replicas`, or if none but the
-    only present replica was tried.
+    `tried` is the largest number replayed, `replicas` None if none up to it meets the SLO. `size`
+    has the 95 % interval of `replicas` among the numbers up to `compared` (an end of None: more);
+    it is None without `replicas`, or if none but the only present replica was tried.
     """
 
     DOCUMENT: ClassVar[str] = (

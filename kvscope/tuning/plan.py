@@ -105,11 +105,12 @@ class PlanOption(Struct, frozen=True):
 
     None means: `machine`: the present one, `router`: one replica, `tier` (below each replica): no
     tier, `price_hour`: unknown prices. `attainment_interval` is the 95 % interval of the share of
-    requests within the SLO. `meets_target`: the target's percentile is within the SLO. `saves_hour`
-    is the price of the GPU time saved, None if unknown or on another machine. `written_bytes_s` is
-    the write rate to each replica's tier, `tier_hour` that tier's price per hour, `wear` the writes
-    relative to the memory's rating. `scaling` and `split` are as in OptionChange; with `scaling`,
-    `price_hour` is of `mean_replicas`.
+    requests within the SLO. `meets_target`: the target's percentile is within the SLO; `slo` also
+    counts its interval and uncertain inputs. `saves_hour` is the price of the GPU time saved, None
+    if unknown or on another machine. `written_bytes_s` is the write rate to each replica's tier,
+    `tier_hour` that tier's price per hour, `wear` its writes as a multiple of those that the memory
+    is rated for. With `scaling`, replicas start and stop with the load, and `price_hour` is of
+    `mean_replicas`; with a `split`, some prefill and the others decode.
     """
 
     judged: Judged
@@ -177,7 +178,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def meets(self) -> bool:
-        """Whether the SLO is met on the later requests, with pool and latency as estimated."""
+        """Whether the SLO is met on the later requests, without regard to extremes of inputs."""
         return self.judged.keeps_up and self.meets_target
 
     @property
@@ -192,7 +193,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def full_s(self) -> float | None:
-        """Time (s) until the tier's files fill their disk if each write adds; None: no files."""
+        """Time (s) until files fill their disk if each write adds; None without, or if evicted."""
         if self.tier is None or not self.tier.keeps_files:
             return None
         writing = self.replicas if self.tier.pool else 1
@@ -207,7 +208,8 @@ class TierDoubt(Struct, frozen=True):
     - too-dear: the tiers with a gain cost as much as another replica.
     - met-without: the SLO is met without a tier, and no GPU price is known to value one.
     - costs-more: the SLO is met without a tier, and no tier saves more GPU time than it costs.
-    - uncertain: the option breaks limits or saves too little at extremes (`ends`) of the inputs.
+    - uncertain: it breaks limits or saves too little at extremes of the inputs, such as `copies 3x
+      as long`, whose names are in `ends`.
     """
 
     why: TierReason
@@ -243,7 +245,7 @@ class TuningPlan(Struct, frozen=True):
 
     @property
     def cheapest(self) -> PlanOption | None:
-        """The cheapest option that meets the SLO for certain, else as estimated; None without one.
+        """The cheapest option with `slo` "meets", else with `meets` true; None without either.
 
         Excluded: options that reject more requests than today (a percentile can hide that), and
         options on the present machine that break limits.
@@ -485,9 +487,9 @@ class Planner:
         end: End | None = None,
         copies: float = 1.0,
     ) -> list[Window]:
-        """Return windows of the changed deployment, prefill times and copy times (`copies`) scaled.
+        """Return `windows` of the changed deployment; tier copies take `copies` times as long.
 
-        Of `end`, only `prefill_times` applies.
+        Prefills take `end.prefill_times` as long; its capacity and sessions are not applied.
         """
         tier = None
         if self._tiers is not None and change.tier is not None:
@@ -600,7 +602,8 @@ class Planner:
     def _net_hour(self, free: PlanOption, option: PlanOption) -> float:
         """Return an option's net saving per hour, minus infinity without a GPU price.
 
-        It is that on the validation window or on all later requests, whichever is lower.
+        It is the price of GPU time saved less the tier's: on the validation window or on all later
+        requests, whichever is lower.
         """
         if self._replica_hour is None:
             return -math.inf
@@ -622,8 +625,8 @@ class Planner:
     def _fails_at(self, free: PlanOption, option: PlanOption, *, pays: bool) -> Iterator[str]:
         """Yield names of extremes where a tier breaks limits or, with `pays`, costs what it saves.
 
-        They are those of the result (pool, latency, when sessions start), slow copies, and for a
-        tier with files a full disk: only its CPU memory then stores blocks, and look-ups miss.
+        Extremes: of pool, latency or session starts (the result's `ends`), slow copies and, for a
+        tier with files, a full disk, when only its CPU memory stores blocks and look-ups miss.
         """
         result, tier = self._result, option.tier
         slow = End(f"copies {SLOW_COPIES:g}x as long")

@@ -44,7 +44,7 @@ def router_of(where: ResolvedDeployment | None) -> Router:
 
 
 def conversation_draws(prompts: Prompts, seed: int = 0) -> NDArray[np.float64]:
-    """Return a random number from 0 to 1 for each request, equal within a conversation."""
+    """Return a random number (0-1) for each request, by which conversations are sampled whole."""
     states = (prompts.conversation.astype(np.uint64) + np.uint64(seed + 1)) * STEP
     return np.asarray(fraction(mixed(states)))
 
@@ -151,7 +151,7 @@ def serve_fleet(
 ) -> ServedRequests:
     """Return the results of a workload's requests in a fleet, at `capacity_blocks` per replica.
 
-    `above` is as in `fleet_sweep`; with a `split` some replicas prefill and the others decode.
+    `above` returns its engine with a tier below the pool; with a `split`, some replicas prefill.
     """
     sweep = fleet_sweep(workload, capacity_blocks, target, above)
     if split is None:

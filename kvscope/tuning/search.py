@@ -171,9 +171,8 @@ def over_xi(
 ) -> list[Policy]:
     """Return the policy with every xi to try, ascending.
 
-    Its other parameters are as stated, else as estimated from the workload, else their defaults
-    (`bind`). A xi that the variant states is ignored. The policy must have that parameter
-    (`has_xi`).
+    Its other parameters are as stated, else as estimated from the workload, else their defaults.
+    A xi that the variant states is ignored. The policy must have that parameter.
     """
     given = {name: value for name, value in variant.given.items() if name != XI}
     free = replace(variant, given=given)

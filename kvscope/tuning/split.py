@@ -87,7 +87,8 @@ def window_workloads(
 ) -> tuple[Workload, Workload, Workload]:
     """Return the workloads that end with the training, the validation and the held-out window.
 
-    All begin at the first request; each counts only its last window. `windows` cut results by time.
+    All begin at the first request; each counts only its last window. Results over time are those
+    of `windows` (of equal length).
     """
     training = split.warmup_requests + split.training_requests
     validation = training + split.validation_requests

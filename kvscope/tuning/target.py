@@ -65,7 +65,7 @@ class Target(Struct, frozen=True):
 
     @property
     def objective(self) -> str:
-        """Return the name of the figure that ranks policies, as in kvscope.tuning.bootstrap."""
+        """Return the name of the figure that ranks policies: `violations`, or such as `p95`."""
         return self.measure if self.measure == "violations" else self.rank_name
 
 

@@ -147,11 +147,11 @@ HICACHE = "hicache"
 
 
 class TierCandidate(Struct, frozen=True):
-    """CPU memory of `size_bytes` below a pool; `offload` is the method as in `--offload`.
+    """CPU memory of `size_bytes` below a pool.
 
-    For SGLang, `offload` is "hicache". `files_bytes` is the size of a replica's SSD below, where
-    vLLM keeps files; 0 without. With a `pool`, all replicas share the files over a network, and
-    `files_bytes` is their total size.
+    `offload` is the method: `vllm@0.33:store_threshold=2`, or `hicache` for SGLang. `files_bytes`
+    is the size of a replica's SSD below, where vLLM keeps files; 0 without. With a `pool`, all
+    replicas share the files over a network, and `files_bytes` is their total size.
     """
 
     DOCUMENT: ClassVar[str] = "offload gib files_gib"
@@ -303,7 +303,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         )
 
     def wear(self, candidate: TierCandidate, replicas: int, written_bytes_s: float) -> float:
-        """Return the wear of the most worn tier, if each replica writes `written_bytes_s`."""
+        """Return writes / rated writes of the most worn tier, at `written_bytes_s` of a replica."""
         return max(
             self.prices[kind].wear(size, sharing * written_bytes_s)
             for kind, size, sharing in candidate.shared_by(replicas)
@@ -336,7 +336,7 @@ class TierSearch:
         """Return the tiers to judge with a policy; `alone` is its trial without a tier.
 
         The first is the cheapest that meets the SLO; if none does, the cheapest near the lowest
-        percentile. Empty if the offer has one row and no size lowers the percentile by over 2 %.
+        percentile. Empty if `rows` of the offer is 1 and no size lowers the percentile by over 2 %.
         """
         known: list[_Replayed] = []
         ways: dict[str, list[TierCandidate]] = {}
@@ -360,9 +360,9 @@ class TierSearch:
     def _searched(
         self, sizes: Sequence[TierCandidate], policy: Policy, alone: Trial, advance: Advance
     ) -> list[_Replayed]:
-        """Return one offload method's tiers on the validation window: sizes, and better parameters.
+        """Return one offload method's tiers, replayed in validation: sizes, then other parameters.
 
-        If the offer has one row, sizes are tried in turn until one meets the SLO. Parameters are
+        If `rows` of the offer is 1, sizes are tried in turn until one meets the SLO. Parameters are
         searched at the size that would be chosen and the next smaller one; for a hybrid model that
         misses the SLO at all sizes, at the largest too: longer retention needs room.
         """
@@ -443,7 +443,7 @@ class TierSearch:
     ) -> list[_Replayed]:
         """Return tiers replayed on all cores, without those with which requests never start.
 
-        Their rejections are kept in `rejected`.
+        The attribute `rejected` of the search collects the reasons.
         """
         evaluator.prepare([policy for _, policy in pairs])
         before = map(evaluator.executor.shared, (self.offer, evaluator))
@@ -525,8 +525,7 @@ def _front(known: Sequence[_Replayed]) -> list[_Replayed]:
 def _spread(front: Sequence[_Replayed]) -> list[_Replayed]:
     """Return the front reordered so that its first entries span it, dearest and cheapest first.
 
-    `front` is by ascending price; its ends are taken in turn, inwards: dearest, cheapest, next
-    dearest.
+    `front` is by ascending price; its ends are taken in turn, inwards.
     """
     order = sorted(range(len(front)), key=lambda at: (min(at, len(front) - 1 - at), -at))
     return [front[at] for at in order]

@@ -121,8 +121,7 @@ class Trial(Struct, frozen=True):
 def category_times_ms(outcome: Outcome, view: View) -> Percentiles:
     """Return the percentiles of TTFT (ms) over requests with a token.
 
-    In the view "queued" they are of queued TTFTs, where the outcome has these; else of TTFTs on an
-    idle engine.
+    In the view "queued" of queued TTFTs, if the outcome has these; else of TTFTs on an idle engine.
     """
     queued = outcome.queued_ttft_ms if view == "queued" else None
     return queued or outcome.ttft_ms
@@ -237,7 +236,7 @@ class Evaluator:
         """Return an evaluator of `replicas` replicas, with an optional tier below each.
 
         It has the same target, executor and `stop`, and no trials yet. `workload` and `router`
-        default to this evaluator's; the other arguments are as in RoutedReplicas.
+        default to this evaluator's; `seed`, `scaling` and `split` are fields of RoutedReplicas.
         """
         workload = workload or self.workload
         router = router or (self._routed.router if self._routed else SESSION)
@@ -266,8 +265,7 @@ class Evaluator:
     def evaluate(self, points: Sequence[PolicyAt], advance: Advance | None = None) -> list[Trial]:
         """Return a trial for each policy and capacity, in order.
 
-        Trials in `trials` are reused and new ones added. `advance` is called with 1 after each
-        replay.
+        Trials in `trials` are reused, new ones added; `advance` is called with 1 after a replay.
         """
         keys = [
             (policy.name, policy.evicts, tuple(policy.values.items()), blocks)
@@ -292,7 +290,7 @@ class Evaluator:
             raise Stopped("stopped before the search was finished")
 
     def shared(self) -> Self:
-        """Return a reference to this evaluator that tasks share, instead of a copy for each."""
+        """Return a reference to this evaluator, for `each` to pass to tasks instead of copies."""
         tables = sum(replica.workload.learned for replica in self._replicas)
         return self.executor.shared(self, tables)
 

@@ -452,9 +452,9 @@ class Tuner:
     ) -> WindowTrial | None:
         """Return the held-out trial at the least larger capacity for the SLO; None without one.
 
-        The capacity meets the SLO in validation. The trial may miss it if all capacities do, or all
-        but smaller ones. Policies but LRU count only if they are the choice. To see the held-out
-        window here favours no policy.
+        The capacity meets the SLO in validation. The held-out trial may miss it, if no capacity or
+        only smaller ones meet it there. Policies but LRU count only if they are the choice. To see
+        the held-out window here favours no policy.
         """
         for least in (least_any, least_lru):
             if least is None:

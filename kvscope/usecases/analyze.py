@@ -231,8 +231,8 @@ def analyze(
 ) -> Analysis:
     """Characterize `trace` and compute LRU's curve over it; a dataset's shards one at a time.
 
-    `started`, if given, keeps its own request; `request` is then ignored. `step` is called with the
-    name of each step, as in `characterize`; `monitor` receives the number of finished shards.
+    `started`, if given, is that curve already in progress, with a request of its own: `request` is
+    ignored. `step` is called with each step's name; `monitor` gets the number of finished shards.
     Raises UsageError for a capacity that holds no block, and for less memory than a dataset needs.
     """
     from kvscope.app.latency import latency_for

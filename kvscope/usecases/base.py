@@ -65,17 +65,17 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     """A use case: its request, its result, and how that is shown.
 
     `check` rejects wrong options before heavy imports; `run` computes. The result's fields are the
-    JSON document, version `schema`, except those marked `Beside`; `to_polars` returns the list
-    `table`. `reporting` names the module of `kvscope.report` whose functions `screen` (default: all
-    sections) and `sections` show the result, under `title`; a result of no trace or several has an
-    attribute `heading` (title, sentence).
-    `sections` are the names that `--section` takes. `known` returns the names of figures for
-    `--fail-on`, None for no conditions. With `remembers`, the deployment and the SLO of earlier
-    commands on the trace are filled in; without `takes_trace`, `run` gets the store alone, without
-    `takes_store` neither. `stops`: Ctrl-C ends `run` early, which then raises Stopped or reports
-    what is `unfinished`. `fails`: whether this result exits with code 4. `keeps`: the store keeps
-    the report. `instead` returns another answer if the request leaves open what to compute. `file`
-    is the output file. `of_run` returns the figures of a stored run as a baseline.
+    JSON document, version `schema`, except those of type `Beside[...]`; `to_polars` returns the
+    list `table`. `reporting` names the module of `kvscope.report` whose functions `screen`
+    (default: all sections) and `sections` show the result, under `title`; a result of no trace or
+    several has an attribute `heading` (title, sentence). `sections` are the names that `--section`
+    takes. `known` returns the names of figures for `--fail-on`, None for no conditions. With
+    `remembers`, the deployment and the SLO of earlier commands on the trace are filled in; without
+    `takes_trace`, `run` gets the store alone, without `takes_store` neither. `stops`: Ctrl-C ends
+    `run` early, which then raises Stopped or reports what is `unfinished`. `fails`: whether this
+    result exits with code 4. `keeps`: the store keeps the report. `instead` returns another answer
+    if the request leaves open what to compute. `file` is the output file. `of_run` returns the
+    figures of a stored run as a baseline.
     """
 
     name: str

@@ -108,7 +108,7 @@ class Difference(Struct, frozen=True):
 
 
 class SideFigure(NamedTuple):
-    """A figure of one side; if it has a `key`, it is shown only where the sides' keys differ."""
+    """A figure of one side; one with a `key` (a trace, a parameter) is shown if the keys differ."""
 
     topic: Topic
     name: str
@@ -231,7 +231,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
 
 
 def _in_groups(stores: Stores, trace: Trace, request: DiffRequest, *, in_time: bool) -> _Groups:
-    """Return the values of each figure, by its name, in groups of a trace's conversations.
+    """Return {figure: values in groups of a trace's conversations}, to estimate changes by chance.
 
     `in_time`: in groups consecutive in time, else in random ones; a figure has one value a group.
     """

@@ -73,8 +73,8 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     """Options of `fleet`: the deployment, what to compare, and the SLO.
 
     `tpot_slo` is a time per output token (s) to meet as well as `slo`. `warmup` is the share (0 to
-    1) of the requests that only fill the caches. Routers that choose at random are replayed with
-    `router_seeds` seeds. `perfetto` is the file for a timeline of the answer.
+    1) of the requests that only fill the caches. Random routers are replayed with `router_seeds`
+    seeds, on the Ray cluster `on` (None: threads). `perfetto` is a file for the answer's timeline.
     """
 
     slo: opt.SloToMeet = None
@@ -382,7 +382,7 @@ class CapacityCurve(Struct, frozen=True):
 
 
 class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
-    """The result of `kvscope fleet`; `lines` are ranked, the answer first, references last.
+    """The result of `kvscope fleet`; `lines` are ranked, routers that no program offers last.
 
     `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null if no
     number of replicas meets the SLO; `chosen` is then the largest. `fewest_interval` is its 95 %
@@ -426,7 +426,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ranked(self) -> tuple[FleetLine, ...]:
-        """The lines, fewest replicas first, then the lowest TTFT there; references last."""
+        """The lines, fewest replicas first, then by TTFT; routers that no program offers last."""
 
         def rank(line: FleetLine) -> tuple[bool, float, float, float]:
             run = line.at(line.fewest or self.request.replicas[-1])
@@ -439,7 +439,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def best(self) -> FleetLine:
-        """The line that needs the fewest replicas; a reference only if all lines are references."""
+        """The line that needs the fewest replicas, of those whose router a program offers if any."""
         return self.ranked[0]
 
     @property

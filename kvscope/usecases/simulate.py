@@ -56,9 +56,9 @@ _QUEUED_FIGURES = tuple(f"{QUEUED}{name}" for name in (*PERCENTILES, *BY_SLO))
 class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """Options of `simulate`: the policies to replay, where, and how hits count.
 
-    `sample` is the share (0 to 1) of a dataset's blocks to replay. `tiers` states the sizes of the
-    pool and of the memory below, `offload` the version and the options of vLLM's connector that
-    moves blocks between them.
+    `sample` is the share (0 to 1) of a dataset's blocks to replay. `tiers` are the pool and the
+    memory below (`hbm=40GiB,dram=128GiB`), `offload` the version and options of vLLM's connector
+    between them (`vllm@0.33`). `on` is the Ray cluster that replays (None: threads).
     """
 
     policy: str | None = opt.Names(

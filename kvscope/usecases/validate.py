@@ -121,9 +121,9 @@ class ValidatedReplica(Struct, frozen=True):
     """The replica of a deployment that a validation's one engine stands for.
 
     It serves `share` of the trace: by default 1 / the number of replicas. A replica's pool holds
-    `tokens` (None: not stated). The engine's pool is `scale` times as large, so that it is scaled
-    as the load is: --share times the number of replicas, 1 by default. `block_size` is None for
-    vLLM's default on the device; `flags` are vLLM's further flags.
+    `tokens` (None: not stated). The engine's pool and load are `scale` times a replica's: --share
+    times the number of replicas, 1 without --share. `block_size` is None for vLLM's default on the
+    device; `flags` are vLLM's further flags.
     """
 
     stated: Deployment | None
@@ -511,7 +511,7 @@ def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:
 
 
 def _longest(limit: object, tokens: int) -> int:
-    """Return the longest request (tokens): at most a cache's `tokens`, below an integer `limit`."""
+    """Return the longest request: a cache's `tokens`, or less than a context `limit` (if known)."""
     return min(limit - 1, tokens) if isinstance(limit, int) else tokens
 
 

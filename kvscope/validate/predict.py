@@ -156,11 +156,10 @@ def _as_fast(
 ) -> LatencyProfile:
     """Return the profile with its costs per step and per token scaled to the measured speed.
 
-    `simulate` replays `sent` with the step costs that it is called with. Of all factors tried,
-    those win with which the fewest turns arrive before the answer to their previous turn ends (on
-    the engine none did). Of equals, those win with which answers end the fewest arrivals off from
-    the measured end, on average: this decides the hits. Both factors are searched together first,
-    then one after the other.
+    `simulate` replays `sent` with the step costs that it is called with. The best factors have the
+    fewest turns that arrive before the simulated answer to their previous turn ends (on the engine
+    none did), then the fewest arrivals, on average, between an answer's simulated and measured end:
+    these decide the hits. Both factors are searched together first, then one after the other.
     """
     answered = measured.answered
     ended = np.searchsorted(sent.arrival_s, measured.finish_s[answered])

@@ -26,8 +26,7 @@ _SHORT_S = 0.001
 class Pace(Struct, frozen=True):
     """When requests are sent: `sequential`, `in-flight` (`in_flight` at once), or as `recorded`.
 
-    In flight, a turn waits for the previous turn's answer. `rate_scale` speeds up `recorded`
-    arrivals.
+    In flight, a turn waits for the answer before it. `rate_scale` speeds up `recorded` arrivals.
     """
 
     kind: Literal["sequential", "in-flight", "recorded"]

@@ -137,7 +137,7 @@ class ValidationFacts(Struct, frozen=True, kw_only=True):
 
     `latency` is the name of the latency profile. `tolerance` is the share of the predicted TTFT by
     which the measured one may differ. `forced_outputs`: the engine generates the trace's outputs.
-    `deployment` has the stated options of the deployment by their keys in kvscope.toml.
+    `deployment` has the deployment's stated options by their keys in kvscope.toml; null without.
     """
 
     engine: EngineFacts
@@ -169,10 +169,7 @@ class RequestCounts(Struct, frozen=True):
 
 
 class Validation(ValidationFacts, frozen=True, kw_only=True):
-    """The measurements of `kvscope validate` next to the predictions, and the verdict.
-
-    `deployment` has the deployment's options, by the keys of kvscope.toml; null without one.
-    """
+    """The measurements of `kvscope validate` next to the predictions, and the verdict."""
 
     DOCUMENT: ClassVar[str] = (
         "trace engine deployment pace forced_outputs latency tolerance slo_ms requests runs"

@@ -61,9 +61,9 @@ def recommended_run(
 ) -> PolicyRun:
     """Return the run of the policy in the file at `path`.
 
-    `overlapped` is `EngineSettings.async_scheduling`. With `trace_clock`, the policy's clock
-    follows the arrival times that requests carry (pace `sequential`). `groups` are a hybrid model's
-    KV groups. Raises UsageError for a policy that vLLM cannot run, or not with this model.
+    `overlapped`: vLLM schedules a step during the previous one. With `trace_clock`, the policy's
+    clock follows the arrival times that requests carry (pace `sequential`). `groups` are a hybrid
+    model's KV groups. Raises UsageError for a policy that vLLM cannot run, or not with this model.
     """
     if flags(file.policy).vllm is None:
         raise UsageError(
@@ -101,8 +101,8 @@ def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRu
 class ValidationPlan(Struct, frozen=True):
     """Requests to replay, the simulated engine, and the limits of the verdict.
 
-    `warmup` is the share of first requests that only fill the cache. `forced` is as in
-    `TokenTrace`, `block_size` is the engine's; `profiled` is true if `profile` is not a default.
+    `warmup` is the share of first requests that only fill the cache. `forced`: the engine must
+    output the trace's answers. `block_size` is the engine's; `profiled`: `profile` is no default.
     """
 
     trace: Trace
@@ -147,10 +147,9 @@ def own_vllm(
 ) -> EngineOpener:
     """Return an opener: for a `PolicyRun`, a context manager of a vLLM with it (`RunningEngine`).
 
-    The opener raises EngineError if the vLLM that it started does not run the policy. For a model
-    with linear attention, `state_tokens` is the block size in tokens that vLLM has on a GPU, where
-    a block takes up a state: the opener also raises EngineError if the vLLM reports another one.
-    0: not checked.
+    The opener raises EngineError if the vLLM that it started does not run the policy, or reports
+    another block size than `state_tokens`: of a model with linear attention, the size in tokens
+    that was predicted, as on a GPU (on CPUs, states may need larger blocks); 0: not checked.
     """
 
     @contextmanager
@@ -195,8 +194,7 @@ def _check_policy_runs(log: str) -> None:
 def running_server(endpoint: Endpoint, model: ModelCard) -> EngineOpener:
     """Return an opener of a server that is already running.
 
-    Its cache may hold anything, as each opening has a random `seed`: no token of a run was sent
-    before.
+    Its cache may hold anything: as each opening has a random `seed`, it holds no token of a run.
     """
 
     @contextmanager
@@ -311,7 +309,7 @@ def _replay(
 
 
 def _warm_up(engine: RunningEngine, seed: int, longest: int) -> None:
-    """Send some prompts that are not in the trace, then empty the cache if the engine can."""
+    """Send prompts of up to `longest` tokens, not of the trace; empty the cache if possible."""
     rng = np.random.default_rng([seed, 2])
     for tokens in WARM_UP_TOKENS:
         prompt = [int(token) for token in rng.integers(FIRST, BEHIND, min(tokens, longest))]

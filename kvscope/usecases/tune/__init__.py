@@ -67,7 +67,8 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     Shares (0 to 1) of the requests: `max_violations`, those beyond the SLO; `warmup`, `validation`
     and `judge`, those in the window of this name (`judge`: held-out). Shares of LRU's figures:
     `max_p50_regression`, the largest growth of the median TTFT, and `min_throughput`, the least
-    prefill throughput. `ssd_writes_per_day` counts writes of an SSD's whole capacity.
+    prefill throughput. `ssd_writes_per_day` counts writes of an SSD's whole capacity. `also` are
+    other machines to compare, `on` is the Ray cluster that replays (None: threads).
     """
 
     slo: opt.SloToMeet = None
@@ -183,7 +184,7 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 class TierRequest(Struct, frozen=True):
     """Memory to compare below the pool; `sizes` are None for the defaults.
 
-    `offload` has the methods to compare, as in --offload, `prices` a price per kind of memory.
+    `offload` has the methods to compare (`vllm@0.33`), `prices` a price per kind of memory.
     """
 
     sizes: tuple[values.TierSize, ...] | None

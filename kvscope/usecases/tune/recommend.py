@@ -390,9 +390,8 @@ def tier_offer(
 ) -> TierOffer | None:
     """Return the memory to compare below the deployment's pools; None if none is simulated.
 
-    `kv_groups` are the layer groups of a hybrid model in the form that `KvGroups.parse` reads,
-    empty for other models. Raises UsageError for offload methods that are refused, and for sizes
-    that hold no chunk.
+    `kv_groups` are a hybrid model's layer groups, `sliding/16/128/12+full/16/0/12@0`, empty for
+    other models. Raises UsageError for refused offload methods, and sizes that hold no chunk.
     """
     model, asked = request.model or where.model, request.tiers
     if model is None:

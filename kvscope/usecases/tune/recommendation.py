@@ -86,12 +86,12 @@ class CategoryGain(Struct, frozen=True):
 
 
 class RowTier(Struct, frozen=True):
-    """Memory below the pool of each replica; `offload` is the method as in `--offload`.
+    """Memory below the pool of each replica, by the method `offload`: `vllm@0.33` or `hicache`.
 
-    For SGLang it is `hicache`. `files_gib` is the size of an SSD below CPU memory, or of a pool
-    that all replicas share (`shared`); 0: none. Files fill it in `full_s` seconds at the earliest;
-    null without files. `price_hour` is a replica's price per hour, `wear` the writes as a multiple
-    of the memory's rating.
+    `files_gib` is the size of an SSD below CPU memory, or of a pool that all replicas share
+    (`shared`); 0: none. Files fill it in `full_s` seconds at the earliest; null without files, and
+    if they are evicted. `price_hour` is a replica's price per hour, `wear` the writes as a multiple
+    of those that the memory is rated for.
     """
 
     DOCUMENT: ClassVar[str] = (
