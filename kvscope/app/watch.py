@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvscope.policies.base import Policy
 
 FACTORS = (1, 2, 4)
-"""LRU is computed at so many times the capacity."""
+"""The multiples of the capacity at which LRU is computed."""
 WARMUP = 0.5
 """The share of a window that fills the caches: only the later requests are counted."""
 MOST_BYTES = 256 << 20  # of a window's lines

@@ -18,9 +18,9 @@ MAX_P50_REGRESSION = 0.25
 MIN_THROUGHPUT = 0.95
 MAX_MEAN_REGRESSION = 0.05
 P50_OF_SLO, P50_RATIO = 0.5, 2.0
-"""A median below this share of the SLO may grow to this multiple of LRU's."""
+"""The median may grow to this share of the SLO, but to no more than this multiple of LRU's."""
 SPARE_SHARE = 0.5
-"""The share of the time in which replicas prefill nothing that longer prefills may take."""
+"""The share of the replicas' time without prefills that longer prefills may take."""
 CERTAIN, LIKELY = 0.95, 0.8
 """The least likelihood of a gain: to change now, and to confirm the change on a canary."""
 WARMUP, VALIDATION, HELD_OUT = 0.2, 0.25, 0.25

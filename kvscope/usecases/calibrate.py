@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_LONGEST = 4096
 
 OpenEngine = tuple["Measurable", "CalibratedEngine", int, int]
-"""What to measure, its description, its longest prompt, and its capacity for contexts (tokens)."""
+"""An engine to measure, its record, its longest prompt and its room for contexts (tokens)."""
 
 
 class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
 
     `tpot_slo` is a time per output token (s) to meet as well as `slo`. `warmup` is the share (0 to
     1) of the requests that only fill the caches. Random routers are replayed with `router_seeds`
-    seeds, on the Ray cluster `on` (None: threads). `perfetto` is a file for the answer's timeline.
+    seeds. `on` is a Ray cluster for replays (None: threads), `perfetto` the answer's timeline file.
     """
 
     slo: opt.SloToMeet = None
@@ -439,7 +439,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def best(self) -> FleetLine:
-        """The line that needs the fewest replicas, of those whose router a program offers if any."""
+        """The line with the fewest replicas, among routers that programs offer if there are any."""
         return self.ranked[0]
 
     @property

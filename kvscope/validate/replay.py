@@ -52,7 +52,7 @@ class Measurement(Struct, frozen=True):
     """Measured times and tokens of R requests; every array has R entries.
 
     Times are in seconds, `sent_s` and `finish_s` since the first request was sent; nan without an
-    answer. `hit_tokens` are -1 without an answer, or where the server does not report them.
+    answer. `hit_tokens` (cached prompt tokens) are -1 without an answer, or if not reported.
     `errors` has the error texts of unanswered requests by number; `ended` is why the replay ended
     early, or empty.
     """

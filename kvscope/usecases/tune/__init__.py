@@ -200,9 +200,9 @@ class TuneRequest(Struct, frozen=True):
     search for the least capacity. `given` names the options that the user stated: the others are
     listed as assumptions. `also` (machines), `tiers` and `routers` are compared too; without
     `routers_named`, routers that need sessions are left out if the trace has none. `disaggregate`,
-    if set, also compares prefill and decode on separate replicas, over links of so many bytes per
-    second. `on` is the Ray cluster that replays (None: threads). `machines` has a request for each
-    common GPU if no machine is known.
+    if set, also compares prefill and decode on separate replicas; it is the bandwidth of their
+    links (bytes per second). `on` is the Ray cluster that replays (None: threads). `machines` has a
+    request for each common GPU if no machine is known.
     """
 
     target: Target
