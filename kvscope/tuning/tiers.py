@@ -468,8 +468,8 @@ def nearest(
 ) -> list[E]:
     """Return the entries that meet the SLO; if none does, those near the lowest percentile.
 
-    Near is within 2 %; only entries that save more than their price count, if there are any: where
-    memory cannot meet the SLO, it is worth only its savings.
+    Near: `target_s` within 2 % of the least. Only entries that save more than their price (`pays`)
+    count, if there are any: where memory cannot meet the SLO, it is worth only its savings.
     """
     if meeting := [each for each in known if meets(each)]:
         return meeting
