@@ -82,7 +82,7 @@ class Measurable(Protocol):
         """Return the seconds of a step of decoding, measured once. Raises EngineError."""
 
     def request_s(self) -> float | None:
-        """Return the mean seconds of a request outside the engine's steps; None if unknown."""
+        """Return a request's mean seconds outside the engine's steps (HTTP), None if unknown."""
 
 
 class CalibrationRun(Struct):
@@ -128,7 +128,7 @@ def measure(
 
     Steps of decoding come last: on a GPU they need the memory of the prefixes. Measurements are
     kept when `stop` is set or the engine fails later; raises EngineError if it fails before the
-    first one.
+    first one. After each one `advance(1)` is called.
     """
     run = CalibrationRun(rounds, {cell: [] for cell in cells}, {step: [] for step in steps})
     rng = np.random.default_rng(seed)
@@ -199,8 +199,8 @@ class CellFit(Struct, frozen=True):
 class ProfileFit(Struct, frozen=True):
     """Parameters by their names in a profile, in seconds, their 95 % intervals, and the cells.
 
-    `decoding` is None where no steps were measured, `request_s` (time of a request outside the
-    engine's steps) where the engine does not report it.
+    `decoding` is None where no steps were measured or none could be fitted, `request_s` (time of a
+    request outside the engine's steps) where the engine does not report it.
     """
 
     parameters: Mapping[str, float]
@@ -261,10 +261,10 @@ class ProfileFit(Struct, frozen=True):
 def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = DRAWS) -> ProfileFit:
     """Return the profile's parameters, fitted to the times (s) of the cells that have any.
 
-    A floor is fitted where it improves the Bayesian information criterion despite the added
-    parameter. Intervals come from `draws` resamples of cells, and of times within them; the tokens
-    up to which the floor holds stay the same. Raises EngineError where too few cells were measured,
-    or longer prompts take no longer.
+    A floor, the least time of the uncached tokens, is fitted where it improves the Bayesian
+    information criterion despite the added parameter. Intervals come from `draws` resamples of
+    cells, and of times within them; the tokens up to which the floor holds stay the same. Raises
+    EngineError where too few cells were measured, or longer prompts take no longer.
 
     Source: the criterion: Schwarz, Estimating the dimension of a model, Annals of Statistics 1978.
     """
@@ -317,11 +317,11 @@ def _terms(cells: Sequence[Cell]) -> Float64s:
 
 
 def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, float]:
-    """Return (terms, parameters, tokens): the best fit, with a floor where it explains enough.
+    """Return (terms, parameters, tokens) of the best fit, with a floor where the criterion falls.
 
-    `terms` are the factors of β, α and γ for each cell (cells × 3), `times` the medians (s). The
-    floor holds up to the returned tokens: α counts at least as many. They are 0 for no floor, which
-    leaves the terms as they are.
+    `terms` are the factors of β, α and γ for each cell (cells × 3), `times` the medians (s). With a
+    floor, α counts at least `tokens` uncached tokens in each of the returned terms; 0 is no floor,
+    which leaves the terms as they are.
     """
     best = terms, least_squares(terms, times), 0.0
     least = _criterion(*best[:2], times)
@@ -401,7 +401,7 @@ class MeasuredProfile(Struct, frozen=True):
 
 
 class UncachedPrefix(Struct, frozen=True):
-    """A cell with measurements left out, as the engine had cached other tokens than intended."""
+    """A cell with measurements left out: `were_cached` tokens were cached, not `cached_tokens`."""
 
     uncached_tokens: int
     cached_tokens: int
@@ -438,7 +438,7 @@ class Calibration(Struct, frozen=True):
 
     @property
     def steps(self) -> tuple[StepFit, ...]:
-        """The fit of each measured step of decoding; () without any."""
+        """The measured steps of decoding, with median and fitted time; () if none were fitted."""
         return self.fit.decoding.steps if self.fit.decoding else ()
 
     @property

@@ -41,7 +41,7 @@ def steps(longest: int, free_tokens: int, most: int = BATCHES[-1]) -> tuple[Step
 
 
 class StepFit(Struct, frozen=True):
-    """One step: `n` measurements, their median, and the fitted time, in seconds.
+    """One step of decoding: `n` measurements, their median, and the time by the parameters, in s.
 
     `off` is (fitted - median) / median.
     """
@@ -56,7 +56,7 @@ class StepFit(Struct, frozen=True):
 
 
 class DecodingFit(Struct, frozen=True):
-    """Fitted parameters by their names in a profile, in seconds, and every step's fit."""
+    """Fitted parameters by their names in a profile, in seconds, and the measured steps."""
 
     parameters: Mapping[str, float]
     steps: tuple[StepFit, ...]
@@ -68,7 +68,7 @@ class DecodingFit(Struct, frozen=True):
 
 
 def fit_steps(step_s: Mapping[Step, Sequence[float]]) -> DecodingFit | None:
-    """Return parameters (at least 0) fitted to the medians; None for too few steps or base 0."""
+    """Return the fit to the medians; None for a single batch size or context, or a base of 0 s."""
     times = {step: float(np.median(each)) for step, each in step_s.items() if len(each)}
     if len({step.batch for step in times}) < 2 or len({step.context for step in times}) < 2:
         return None

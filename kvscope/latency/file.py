@@ -92,7 +92,7 @@ class LatencyTable(msgspec.Struct, forbid_unknown_fields=True):
         )
 
     def profile(self, where: str) -> LatencyProfile:
-        """Return the profile; raise InputError at `where` (file, table) for values of no engine."""
+        """Return the profile; raise InputError at `where` (file, table) for impossible values."""
         intervals = {name: getattr(self.intervals, name, None) for name in PARAMETERS}
         stated: dict[str, Any] = {
             name: float(value) for name in TIMES if (value := getattr(self, name)) is not None

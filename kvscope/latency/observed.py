@@ -206,7 +206,7 @@ def _lone(start_s: Float64s, end_s: Float64s, worker: NDArray[np.integer], clock
 
 
 def _groups(requests: LoneRequests, rough: LatencyProfile | None = None) -> dict[Cell, list[float]]:
-    """Return the times of similar requests, grouped, by the medians of their token counts.
+    """Return the prefill times (s) of groups of similar requests, by their median token counts.
 
     With a `rough` profile, times are first scaled to these counts by the ratio of its TTFTs.
     """

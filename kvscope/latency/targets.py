@@ -29,7 +29,7 @@ _TRIES, _AGAIN_S = 20, 0.05  # metrics come a little later than answers
 
 
 class ServerTarget:
-    """A server measured over HTTP, one request at a time; steps of decoding, a batch at a time.
+    """A server measured over HTTP: TTFT by single requests, steps of decoding by batches.
 
     With the same `seed` the same tokens are sent, without a seed always new ones. On vLLM the
     requests are marked, so that kvscope's plugin leaves them out of a recording.

@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class Decoder:
-    """The layers, and cached keys and values of the longest prefix measured so far."""
+    """A decoder with random weights in the shape of `config` (a config.json), and its KV cache."""
 
     def __init__(self, config: dict[str, Any], device: str) -> None:
         config = config | config.get("text_config", {})
@@ -168,7 +168,7 @@ class Decoder:
 
 
 def _by_expert(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Multiply rows of tokens, sorted by expert, with the weights of their expert."""
+    """Multiply rows of `x`, sorted by expert, with its weights; expert e's end at `ends[e]`."""
     if x.device.type == "cuda":
         return torch._grouped_mm(x, weights.transpose(-2, -1), offs=ends)  # noqa: SLF001
     starts = [0, *ends.tolist()]

@@ -30,7 +30,7 @@ V = TypeVar("V")
 class RequestHints(NamedTuple):
     """What a request states: its session, type, turn, and time by the clock of a replayed trace.
 
-    Each is None, and the type "unknown", if not stated. Recorders ignore a `probe`.
+    If not stated: None, type "unknown". A `probe` (sent by `kvscope calibrate`) is not recorded.
     """
 
     session: str | None
@@ -77,9 +77,9 @@ class Sessions:
 
 
 class _PromptEnd(Struct):
-    """The prompts whose last full block is one block; `continued` counts their continuations.
+    """What `Lineage` knows of the finished requests whose prompts have the same last full block.
 
-    `turn` and `history_tokens` are those of the request with such a prompt that finished last.
+    `continued` counts requests that continued them; the rest is of the one that finished last.
     """
 
     continued: int = 0

@@ -79,7 +79,7 @@ class GuardEvidence(NamedTuple):
         return cls(*np.zeros((len(cls._fields), candidates)))
 
     def discounted(self) -> GuardEvidence:
-        """Return an earlier run's evidence at half weight: as sure, but sooner outweighed."""
+        """Return evidence to begin a new run with: sums halved, squares quartered, no backlog."""
         gain, square, largest, loss, late, late_square, backlog = map(np.asarray, self)
         return GuardEvidence(
             gain / 2, square / 4, largest / 4, loss / 2, late / 2, late_square / 4, backlog * 0
@@ -123,7 +123,7 @@ def note_request(
 
 @callable_in_kernels
 def decided(evidence: GuardEvidence, now: int) -> int:
-    """Return the candidate in force from now on; `now` is the present one."""
+    """Return the number of the candidate in force from now on; `now` is that of the present one."""
     if now != FALLBACK and gives_up(evidence, now):
         now = FALLBACK
     best = FALLBACK
@@ -140,7 +140,7 @@ def decided(evidence: GuardEvidence, now: int) -> int:
 
 @callable_in_kernels
 def gives_up(evidence: GuardEvidence, at: int) -> bool:
-    """Return whether a candidate is worse than LRU, lost too much, or makes more requests late."""
+    """Return whether LRU must replace candidate `at`: worse, much lost, or more requests late."""
     if evidence.gain[at] < 0.0 or evidence.loss[at] > largest_loss(evidence, at):
         return True
     return bool(evidence.late[at] < -math.sqrt(evidence.late_square[at] + 1.0))
@@ -148,7 +148,7 @@ def gives_up(evidence: GuardEvidence, at: int) -> bool:
 
 @callable_in_kernels
 def sure_gain(evidence: GuardEvidence, at: int) -> float:
-    """Return the gain above which a candidate counts as better than LRU.
+    """Return the gain (tokens) above which candidate `at` counts as better than LRU.
 
     The bound of a mixture of sequential probability ratio tests. Where gains are as likely as equal
     losses and nothing is discounted, sums ever exceed it with probability `CHANCE` at most, if the
@@ -166,5 +166,5 @@ def sure_gain(evidence: GuardEvidence, at: int) -> float:
 
 @callable_in_kernels
 def largest_loss(evidence: GuardEvidence, at: int) -> float:
-    """Return the tokens that a candidate in force may lose since its best without giving up."""
+    """Return the tokens that candidate `at` may lose since its best gain and stay in force."""
     return DEVIATIONS_LOST * math.sqrt(evidence.square[at] + evidence.largest[at])

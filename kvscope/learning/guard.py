@@ -85,8 +85,8 @@ class OnlineGuard:
     ) -> None:
         """Begin with the `evidence` of a policy file at half weight, or with none.
 
-        `slots` (a power of 2) is the number of latest requests whose blocks the shadows keep: they
-        evict what only older requests touched.
+        `slots` (a power of 2) is the number of latest requests that the shadows remember: they
+        evict blocks that only older requests touched.
         """
         self.capacity_blocks, self.every = capacity_blocks, 1
         self._policy, self._block_size, self._slots = policy, block_size, slots
@@ -112,10 +112,11 @@ class OnlineGuard:
         every: int,
         forgotten: int,
     ) -> None:
-        """Add a new request, with its class and cuts under each candidate (`kinds`).
+        """Add a new request, and the last touches of its blocks by earlier requests (`match`).
 
-        One of `every` blocks is followed; another `every` than before voids the evidence and
-        empties the shadows. Blocks last touched before request `forgotten` are not followed.
+        `kinds` has its class and cuts under each candidate. Only one block in `every` is tracked;
+        when `every` changes, evidence and shadows are emptied instead. The shadows drop blocks last
+        touched before request `forgotten`.
         """
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
@@ -137,9 +138,9 @@ class OnlineGuard:
         self._serve()
 
     def end(self, number: int, output_tokens: int, blocks: int, segments: TouchedSegments) -> None:
-        """Note that a request has been served; its output touched `blocks` more blocks.
+        """Note that request `number` has been served, its output on `blocks` tracked blocks.
 
-        `segments` are those of the output alone that earlier requests touched last.
+        `segments` says which earlier requests touched some of these last.
         """
         waiting = self._waiting.get(number)
         if waiting is None:
@@ -209,7 +210,7 @@ class OnlineGuard:
 
 
 def _placed(segments: TouchedSegments, start: int) -> list[tuple[int, int, int]]:
-    """Return segments as (start depth, end depth, previous request), the first at `start`."""
+    """Return segments as (start depth, end depth, previous request), from depth `start` on."""
     placed = []
     for previous, blocks in segments:
         placed.append((start, start + blocks, previous))
@@ -238,9 +239,9 @@ class ArrivedRequest(NamedTuple):
 class GuardedLearner(OnlineLearner):
     """A learner that tracks recently touched blocks (`recent`) for its guard.
 
-    It knows the blocks of the latest `memory` requests. `gaps_s` (s, ascending) divide their waits
-    since the previous touch into classes; none: one class. `candidate` is the number of the
-    candidate in force, 0 for LRU; it never changes without a guard.
+    The constructor's `memory` is the number of latest requests whose blocks are known; `gaps_s` (s,
+    ascending) divide waits, the times since a block's previous touch, into classes. `candidate` is
+    the number of the one in force, 0 for LRU; it never changes without a guard.
     """
 
     candidate = FALLBACK
@@ -302,7 +303,7 @@ class GuardedLearner(OnlineLearner):
     def show_guard(
         self, match: PrefixMatch, prompt_tokens: int, arrival_s: float, *kinds: Kind
     ) -> None:
-        """Show the guard a new request, with its class and cuts for each candidate after LRU."""
+        """Pass a new request to the guard, if any; `kinds` are for the candidates after LRU."""
         if self.online_guard is not None:
             every, forgotten = self.recent.every, self.recent.forgotten
             kinds = (None, *kinds)
@@ -315,7 +316,7 @@ class GuardedLearner(OnlineLearner):
     def touch_output(
         self, request: Request, match: PrefixMatch, prompt_tokens: int
     ) -> tuple[int, TouchedSegments]:
-        """Touch a request's output blocks; return (number followed, `TouchedSegments` of these)."""
+        """Touch a request's output blocks; return (number tracked, their `TouchedSegments`)."""
         full, computed = prompt_tokens // self.block_size, computed_blocks(request, self.block_size)
         more: list[Key] = request.block_hashes[full:computed]
         followed, segments = self.recent.end(more, match.number)

@@ -64,7 +64,7 @@ def _in_part(turn: Turn, parts: int, part: int) -> Turn:
 
 
 def lane_at(plan: LanePlan, end: int) -> tuple[int, int]:
-    """Return (depth where its lane begins, lane) for a block that ends at `end`, as in `plan`."""
+    """Return the step (depth where the lane begins, lane) of `plan` for the block before `end`."""
     for step in plan:
         if end > step[0]:
             return step
@@ -78,11 +78,11 @@ _SPARE = 64
 
 
 class LaneHeap:
-    """Lanes by the worth of their oldest block at `now_s`; among equals the lower number first.
+    """Lanes ordered by the worth (score) of their oldest block at `now_s`, then by its age number.
 
-    `oldest` returns the number of a lane's oldest block (lower is older), and the time (s) since
-    when it is idle; None for an empty lane. `score` returns the worth of a lane's oldest block that
-    is idle for so many seconds. A caller that changes the front of a lane adds it to `changed`;
+    `oldest(lane)` returns (age number, time in s since when it is idle) of a lane's oldest block,
+    None for an empty lane; the lower number is older. `score(lane, idle_s)` returns that block's
+    worth. A caller that changes the oldest block of a lane adds the lane to `changed`;
     `all_changed` stands for every lane. `next_step_s` is a stepwise policy's, else None; `steady`
     says that no lane's worth changes at all.
     """
@@ -130,11 +130,11 @@ class LaneHeap:
         self.all_changed = True
 
     def unsettled(self) -> set[int]:
-        """Return the lanes that `first` will score anew, for callers that change them before.
+        """Return the lanes that `first` will score anew: their oldest blocks may have changed.
 
         A caller that must not evict some blocks, such as those with cached children, removes them
-        from the fronts of these lanes before it calls `first`. Other callers need no call: `first`
-        makes it.
+        where they are the oldest of these lanes before it calls `first`. Others need no call:
+        `first` makes it.
         """
         if self.all_changed:
             self.all_changed = False
@@ -142,7 +142,7 @@ class LaneHeap:
         return self.changed
 
     def first(self) -> Entry | None:
-        """Return (worth, number, lane) of the oldest block worth least; None without any block."""
+        """Return (worth, age number, lane) of the oldest block worth least, None without one."""
         heap, entries, changed = self._heap, self._entries, self.changed
         if self.all_changed:
             self.unsettled()
@@ -156,11 +156,11 @@ class LaneHeap:
         return None
 
     def limit(self) -> float:
-        """Return the number below which the first lane's blocks go before lanes of equal worth.
+        """Return the age number below which blocks of the lane that `first` returned go first.
 
-        It is the number, by age, of the oldest block in another lane with the worth that `first`
-        returned, or a lower one; infinity without one. The caller can take older blocks of the
-        first lane, idle since the same time as its oldest one, without another call of `first`.
+        A block of equal worth in another lane may have this number; infinity if none has. The
+        caller can take blocks with lower numbers, idle since the same time as the returned one,
+        without another call of `first`.
         """
         following = min(self._heap[1:3], default=None)  # another one's, or one that is out of date
         return following[1] if following and following[0] == self._heap[0][0] else math.inf

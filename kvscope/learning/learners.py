@@ -66,7 +66,7 @@ class OnlineLearner:
     def cuts(self, memo: Any) -> Sequence[int]:
         """Return the ascending depths that cut a request's path into parts with rows of their own.
 
-        Without cuts, the row is the class; with cuts, see `kvscope.replay.replay.Tables`.
+        With C cuts, part p of class c counts as category c * (C + 1) + p; without cuts, as c.
         """
         return ()
 

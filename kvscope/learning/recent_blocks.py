@@ -33,12 +33,12 @@ def remembered_requests(memory: int) -> int:
 
 
 class PrefixMatch(NamedTuple):
-    """What is known of a request when it arrives.
+    """What is known of request `number` when it arrives.
 
-    `known_blocks` of its prompt were touched before. `turns` requests came before it in its
-    conversation. It touches `followed` blocks (others are not counted), and `segments` say which
-    request touched these before. `cuts` are the depths down to which blocks had waited for less
-    than each of `RecentBlocks`' `gaps_s`; the last one is `known_blocks`.
+    The first `known_blocks` of its prompt were touched recently; `turns` requests came before it in
+    its conversation. `followed` of its blocks are in the sample that is tracked, and `segments`
+    says which requests touched these last. `cuts` has, for each of `RecentBlocks`' `gaps_s`, the
+    depth down to which blocks had waited for less, and `known_blocks` at the end.
     """
 
     number: int
@@ -52,12 +52,12 @@ class PrefixMatch(NamedTuple):
 class RecentBlocks:
     """The blocks touched by the latest `memory` requests, and the last request to touch each.
 
-    Above `most_keys` blocks, half of them, chosen by hash, are forgotten and no longer followed
-    (one of `every` still is). Blocks last touched before request `forgotten` are forgotten. The
-    last block of each of the latest prompts is known even then, so that a prompt that repeats a
-    whole earlier one is matched to its end. `most_requests`, the size of the ring of records by
-    request, must exceed `memory`. `gaps_s` divide waits (s) into the classes that a match
-    distinguishes.
+    Whenever more than `most_keys` blocks are tracked, half of them, chosen by hash, are dropped for
+    good: one block in `every` is tracked. The last block of each of the latest prompts is known all
+    the same, so that a prompt that repeats a whole earlier one is matched to its end. Blocks last
+    touched before the request numbered `forgotten` are unknown. `most_requests`, the number of
+    requests whose records are kept, must exceed `memory`. `gaps_s` divide waits (s) into the
+    classes that a match distinguishes.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RecentBlocks:
 
     @property
     def keys(self) -> int:
-        """The number of blocks followed now."""
+        """The number of blocks tracked now."""
         return len(self._young) + len(self._old)
 
     def arrive(self, keys: Sequence[Key], arrival_s: float) -> PrefixMatch:
@@ -112,7 +112,7 @@ class RecentBlocks:
         return PrefixMatch(number, known, turns, followed, segments, cuts)
 
     def end(self, keys: Sequence[Key], number: int) -> tuple[int, TouchedSegments]:
-        """Touch a request's full output blocks (`keys`); return (number followed, their segments).
+        """Touch a request's full output blocks (`keys`); return (number tracked, segments).
 
         It is (0, []) if `number` is so old that its record is gone.
         """
@@ -124,7 +124,7 @@ class RecentBlocks:
     def _touch(
         self, keys: Sequence[Key], number: int, arrival_s: float
     ) -> tuple[tuple[int, ...], int, int, TouchedSegments]:
-        """Touch blocks; return cuts, previous request, followed blocks and segments."""
+        """Touch blocks; return (cuts, last request of the deepest known, tracked, segments)."""
         young, old, mask = self._young, self._old, self.every - 1
         oldest, earliest = max(self._next - self._slots, -1), number - self._memory
         segments: TouchedSegments = []
@@ -158,7 +158,7 @@ class RecentBlocks:
         return tuple(accumulate(reached, max)), deepest, followed, segments
 
     def _deeper(self, keys: Sequence[Key], known: int, previous: int) -> tuple[int, int]:
-        """Return known blocks and previous request, by a recent prompt's last block if deeper."""
+        """Return (known, previous) by a recent prompt's last block, if that is deeper."""
         for depth in range(len(keys) - 1, known - 1, -1):
             number = self._ends.get(keys[depth], -1)
             if number >= max(self._next - 1 - self._memory, 0):
@@ -166,7 +166,7 @@ class RecentBlocks:
         return known, previous
 
     def _halve(self) -> None:
-        """Drop half of the followed blocks, by hash."""
+        """Drop half of the tracked blocks, by hash."""
         self.every *= 2
         mask = self.every - 1
         for generation in (self._young, self._old):

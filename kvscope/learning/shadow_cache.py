@@ -58,11 +58,11 @@ class ShadowRuns:
     def cut(
         self, previous: int, until: int, number: int, branches: list[BranchPoint]
     ) -> BranchPoint | None:
-        """Move a previous request's blocks in front of `until`, with their branch points.
+        """Move the blocks of request `previous` before depth `until` to the run of `number`.
 
-        They go to request `number` and its `branches`. Returns the branch point at the last of
-        these blocks, None without one. `branches` are sorted by depth each time: requests that
-        overlap may take over blocks in front of earlier segments.
+        Their branch points join its `branches`, sorted by depth each time, as requests that overlap
+        may move shallow blocks last. Return the branch point at the last moved block, None without
+        one.
         """
         at = previous & self.mask
         self.first[at] = until
@@ -81,7 +81,7 @@ class ShadowRuns:
 
 
 class ShadowCache:
-    """One candidate's cache of `capacity` blocks, number `which` of those over the same `runs`.
+    """The cache of candidate number `which`, of `capacity` blocks, on the `runs` that all share.
 
     The policy's scores read `table`, which `use` replaces.
     """
@@ -164,7 +164,7 @@ class ShadowCache:
         self.end[at] = 0
 
     def _least(self) -> int | None:
-        """Return the request whose run is worth least among those that may shrink, or None."""
+        """Return the request with the least worth of the evictable runs, None without one."""
         if len(self._heaps) == 1:
             oldest = self._oldest(0)
             return None if oldest is None else oldest[0]
@@ -289,10 +289,10 @@ class ShadowRequest(NamedTuple):
 
 
 class ShadowCaches:
-    """A cache of `capacity_blocks` for each candidate; paths have only every `every`-th block.
+    """A cache of `capacity_blocks` for each candidate, scaled to a sample of one block in `every`.
 
-    Requests come in the order of their numbers, from `first` on; the latest `slots` of them are
-    remembered (a power of 2).
+    Paths have only the blocks of the sample. Requests come in the order of their numbers, from
+    `first` on; the latest `slots` of them (a power of 2) are remembered.
     """
 
     def __init__(

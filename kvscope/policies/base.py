@@ -257,7 +257,7 @@ class NextUsePolicy(PathPolicy):
         """Return how many leading blocks each of R requests needs to find cached.
 
         `look` (R) has the number of leading blocks that each can hit, and so the most that it can
-        need: those are evicted after blocks that the next hit does not need.
+        need. Needed blocks are evicted after those that the next hit does not need.
         """
         return look
 

@@ -39,16 +39,16 @@ class Gittins(LanePolicy):
     how long the block had waited when the request touched it, or that it was new; how many tokens
     of the prompt were new; and how many turns came before. Blocks with a short wait are popular,
     such as a system prompt or a passage that many requests contain; along a path waits grow, so a
-    path is cut into few parts. A guard chooses between this order, need alone, and LRU. The table
-    has a row for each lane of a class with the index at each age
+    path is cut into few parts. A guard chooses between this order, LRU, and need alone: the same
+    index for all blocks. The table has a row for each lane of a class with the index at each age
     (`kvscope.learning.returns.formulas.ages_of`).
     Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
     one that starts x tokens later only by a turn of Q > x: P(Q > x) = (1 + x / mean)^-2, the tail
     of a Pareto distribution of the second kind (Lomax) with shape 2 whose mean is the parameter
     `next_prompt_tokens`: next prompts are mostly short and at times very long. A class has four
-    lanes: one for the blocks with need 1, and three for the others, each with one need: 0.5 and 0.1
-    (that of the last block), 0.01, but none below P(Q > xi). At xi = 0 all blocks are needed: plain
-    hits.
+    lanes: for blocks with need 1, with a need down to 0.5, down to 0.1, and for the others. Blocks
+    in the last three all count with need 0.5, 0.1 and 0.01, or P(Q > xi) if that is more. At xi = 0
+    all blocks have need 1: plain hits.
     Within a lane only the oldest block is scored: exact as long as the index falls with age.
     Source: Gittins, Bandit processes and dynamic allocation indices (1979); need as in
     Tail-Optimized Caching for LLM Inference, section 3 and Definition 1. The product is our own.

@@ -51,7 +51,7 @@ def first_safe_depth(needed_tokens: float, block_size: int) -> int:
 
 
 def safe_behind(depth: int, end: int) -> tuple[int, int]:
-    """Return (begin, lane) of the block before `end`: (`depth`, SAFE) if beyond, or (0, NEEDED)."""
+    """Return (begin, lane) of the block before `end`: SAFE from `depth` on, before that NEEDED."""
     return (depth, SAFE) if end > depth else (0, NEEDED)
 
 

@@ -17,9 +17,9 @@ class TrtllmPriority(LanePolicy):
     Key (priority, time at which the block joined its priority's queue, r, -d): the time of its last
     touch, or when its time to live ended, with the default priority from then on. A touch begins
     the time to live anew, with the priority of the touching request. Simplified here: a priority
-    below the default does not expire. A lane is judged by its oldest block, and one that had
-    expired to the default priority would hide younger blocks of the lower one behind it. Only
-    leaves are evicted. TensorRT-LLM counts from the release of a block, not from its request.
+    below the default does not expire. A lane's score is that of its oldest block: once raised to
+    the default, it would protect the lane's younger blocks, which still have the lower priority.
+    Only leaves are evicted. TensorRT-LLM counts from the release of a block, not from its request.
     Source: TensorRT-LLM, cpp/tensorrt_llm/batch_manager/evictionPolicy.cpp.
     """
 

@@ -276,9 +276,9 @@ def information(model: ReuseModel, of: Observations, free: Float64s) -> Float64s
 def covariance(model: ReuseModel, of: Observations, free: Float64s) -> Float64s | None:
     """Return the covariance of the free parameters, None where the data do not identify them.
 
-    Blocks of one run share their wait, and runs of one cluster may be alike, so the inverse of the
-    information is too small. This is the sandwich estimator, from the spread between clusters of
-    scores summed by cluster.
+    Blocks of one run share their wait, and runs of one cluster (conversation) may be alike, so the
+    inverse of the information is too small. This is the sandwich estimator, from the spread between
+    clusters of scores summed by cluster.
     Source: Liang and Zeger, Longitudinal data analysis using generalized linear models (1986).
     """
     bread = information(model, of, free)

@@ -31,7 +31,7 @@ def turn_waits(
 ) -> Observations:
     """Return each request's wait (s) for its next turn, censored at `end_s` (exclusive).
 
-    Waits seen are `resolution_s` or more. Requests of one `cluster` may depend (None: none do).
+    Observed waits count as `resolution_s` at least; `cluster` as in `Observations`, None: one each.
     """
     reused = next_s < end_s
     waited_s = np.where(reused, next_s, end_s) - arrival_s

@@ -97,7 +97,7 @@ class Evidence:
         return Span(begin, self.whole.end_s)
 
     def waits(self, span: Span) -> list[Observations]:
-        """Return, by `categories`, the waits of blocks touched in `span`, censored at its end."""
+        """Return waits of blocks touched in `span`, censored at its end, by category number."""
         first, last = np.searchsorted(self.arrival_s, (span.start_s, span.end_s))
         low, high = np.searchsorted(self._previous, (first, last))
         previous, reused_s = self._previous[low:high], self._reused_s[low:high]

@@ -95,7 +95,7 @@ class Observations(Struct, frozen=True, dict=True):
         return self.reused & (self.waited_s <= self.resolution_s * (1 + 1e-9))
 
     def merged(self) -> Observations:
-        """Return the runs in bins of waits that differ by at most 1 %, so that fits are faster.
+        """Return one run for each bin of waits that differ by at most 1 %, so that fits are faster.
 
         Reused and waiting runs have bins of their own. A bin is one run with the mean wait of its
         blocks, and its own cluster. A likelihood is smooth within a bin, so the change is of the

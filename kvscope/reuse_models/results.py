@@ -17,7 +17,7 @@ Interval = tuple[float, float]
 
 
 class ModelFit(Struct, frozen=True):
-    """One model of one category in one span of time; `chosen` marks the category's (see `choose`).
+    """One model of one category in one span of time; `chosen` if it is the one to use (`choose`).
 
     `params` are those of F in S(t) = 1 - p F(t), `reuse_probability` is p, `interval` has both by
     name at 95 %, None if the data leave it open. `n` touched blocks, `censored` of them not seen
@@ -148,8 +148,8 @@ class Conversation(Struct, frozen=True):
 class NextTurnFit(Struct, frozen=True):
     """Probability that another turn follows, even after the trace's end: by category or by turn.
 
-    `continued` of `requests` have a next turn in the trace. The interval is at 95 %. The
-    probability is None if too few requests are continued.
+    One of `category` and `turn` is None. `continued` of `requests` have a next turn in the trace.
+    `interval` is at 95 %; it and `probability` are None if too few requests are continued.
     """
 
     category: str | None

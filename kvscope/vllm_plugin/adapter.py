@@ -263,7 +263,7 @@ def _report_losses(pool: Any, controller: EvictionController) -> None:
     """Wrap `pool`'s methods to notify `controller` of blocks that lose hashes without eviction.
 
     These are the blocks that vLLM removes from the cache by their ids ("emptied"), and all blocks
-    when it resets the cache ("cleared"). Such blocks may be free: then they move to the front.
+    when it resets the cache ("cleared"). Those that are free join the blocks that are taken first.
     """
     evict, reset = pool.evict_blocks, pool.reset_prefix_cache
 

@@ -89,7 +89,7 @@ class EvictionController(Observer):
             self.free.score_anew()
 
     def arrived(self, request: Request) -> None:
-        """Note the arrival and, for policies with a table, learn from it."""
+        """Begin the state of a new request; for policies with a table, learn from its arrival."""
         if request.request_id in self._requests:  # more input of one that streams it
             return
         if self._trace_clock:
@@ -208,7 +208,7 @@ class EvictionController(Observer):
                 self.free.assigned[block.block_id] = planned(self.free.plan, block)
 
     def released(self) -> None:
-        """End the request's plan.
+        """Drop the lanes planned for the request whose blocks were freed.
 
         Blocks freed from now on go to the lanes that `put_off` assigned to them, else to
         `FreeBlocks.usual`: the lane of a prompt's head.

@@ -1,7 +1,7 @@
 """The free blocks of an engine in the order of a policy: one recency list per lane.
 
 It replaces vLLM's own queue of free blocks and keeps its rules: blocks without a hash are taken
-first, the last one freed in front; a block that is hit leaves in O(1). Among blocks with a hash,
+first, of these the last one freed; a block that is hit leaves in O(1). Among blocks with a hash,
 the policy's score decides between the oldest of each lane.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue). The rules are those of
@@ -37,10 +37,10 @@ class Ring:
 
 
 def planned(plan: LanePlan, block: Block) -> int:
-    """Return the lane of a block in `plan`: pairs of a depth in tokens and a lane, deepest first.
+    """Return the lane of a block in `plan`: pairs (depth in tokens, lane), the deepest first.
 
-    A block is in the lane of the first pair whose depth it ends beyond. It ends where its own hash
-    does, after `block_hash_num_tokens` tokens of the prompt (None counts as 0).
+    It is that of the first pair whose depth is less than the block's end: the number of prompt
+    tokens that its hash covers, `block_hash_num_tokens` (None counts as 0).
     """
     return lane_at(plan, block.block_hash_num_tokens or 0)[1]
 
@@ -57,9 +57,9 @@ class FreeBlocks:
     tokens, see `planned`) names their lanes; while it is None, blocks go to the lanes that
     `assigned` has for them by block id, else to the lane `usual`.
 
-    For a policy that evicts leaves, blocks that come to the front of a lane while cached children
-    depend on them are set aside: kept out of the lanes, free but taken last, until the children are
-    gone or another block has the same hash.
+    For a policy that evicts leaves, a lane's oldest block moves to the list `set_aside` if cached
+    children depend on it: free, but taken only when no other block is. It returns to its lane when
+    the children are gone or another block has the same hash.
 
     Errors leave this in an inconsistent state: `GuardedQueue` then drops it.
     """
@@ -85,7 +85,7 @@ class FreeBlocks:
         self.evictions = 0
         self._prefixes = prefixes
         self._forget = forget
-        self._parked: dict[Key, Block] = {}
+        self._aside: dict[Key, Block] = {}
         self._count = 0
         self._freed = [0] * total
         self._freed_s = [0.0] * total
@@ -118,7 +118,7 @@ class FreeBlocks:
     def _evict(self, taken: list[Block], count: int) -> None:
         """Append to `taken` the block with the lowest score, then those of its lane freed with it.
 
-        Ends once `taken` has `count` blocks, or earlier if another block may have to go next.
+        Ends once `taken` has `count` blocks, or where a block of another lane may be the next.
         """
         block, limit = self._choose()
         heap, prefixes, freed, freed_s = self._heap, self._prefixes, self._freed, self._freed_s
@@ -156,8 +156,8 @@ class FreeBlocks:
         if block.prev_free_block is None or block.next_free_block is None:
             raise RuntimeError(f"remove() called on a block that is not free: {block}")
         key = block.block_hash
-        if self._parked and self._parked.get(key) is block:
-            del self._parked[key]
+        if self._aside and self._aside.get(key) is block:
+            del self._aside[key]
         if type(block.prev_free_block) is Ring:
             self._heap.changed.add(self._lane[block.block_id])
         _unlink(block)
@@ -183,13 +183,13 @@ class FreeBlocks:
         self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: list[Block]) -> None:
-        """Add freed blocks without a hash in front; the first is to be taken first."""
+        """Add freed blocks without a hash, to be taken before all others, the first one first."""
         for block in reversed(blocks):
             _link(block, self.unhashed)
         self.num_free_blocks += len(blocks)
 
     def get_all_free_blocks(self) -> list[Block]:
-        """Return all blocks: those without a hash, then each lane's, then those set aside."""
+        """Return all blocks: those without a hash, then each lane's, then those in `set_aside`."""
         return [block for ring in self._rings() for block in ring]
 
     def iter_blocks_after(self, cursor: Block | None) -> Iterator[Block]:
@@ -201,7 +201,7 @@ class FreeBlocks:
         yield from blocks
 
     def expire(self, before_s: float) -> None:
-        """Remove the hashes of blocks freed before `before_s`, and move the blocks to the front."""
+        """Remove the hashes of lanes' blocks freed before `before_s`: they are then taken first."""
         for lane, ring in enumerate(self.lanes):
             block = ring.next_free_block
             while block is not ring and self._freed_s[block.block_id] < before_s:
@@ -216,8 +216,8 @@ class FreeBlocks:
         """Note that a block got hash `key`, after the block with hash `above` (None: first)."""
         if self._prefixes is not None:
             self._prefixes.gain(key, above)
-            if self._parked:
-                self._unpark(key)  # the new block serves the children
+            if self._aside:
+                self._return_to_lane(key)  # the new block serves the children
 
     def lost(self, key: Key) -> None:
         """Note that a block has lost hash `key`."""
@@ -226,12 +226,12 @@ class FreeBlocks:
             if self._prefixes.stranded:  # some free block has become the only one
                 self._prefixes.stranded = False
                 self._heap.look_again()
-            if self._parked:
-                self._unpark(bare)
-                self._unpark(key)
+            if self._aside:
+                self._return_to_lane(bare)
+                self._return_to_lane(key)
 
     def emptied(self, block: Block) -> None:
-        """Move a block that has lost its hash to the front, if it is free."""
+        """Make a block that has lost its hash the next to be taken, if it is free."""
         if block.block_hash is None and block.next_free_block is not None:
             self._heap.changed.add(self._lane[block.block_id])
             _unlink(block)
@@ -241,7 +241,7 @@ class FreeBlocks:
         """Note that no block has a hash any more; free blocks lose their lanes."""
         if self._prefixes is not None:
             self._prefixes.clear()
-        self._parked.clear()
+        self._aside.clear()
         self.assigned.clear()
         for ring in self._rings()[1:]:
             for block in list(ring):
@@ -253,9 +253,9 @@ class FreeBlocks:
         return [self.unhashed, *self.lanes, self.set_aside]
 
     def _oldest(self, lane: int) -> tuple[int, float] | None:
-        """Return (number, time) of when a lane's oldest block was freed; None for an empty lane.
+        """Return (free-sequence number, time freed in s) of a lane's oldest block, or None.
 
-        The number counts all frees so far, the time is in seconds.
+        Blocks are numbered in the order in which they were freed.
         """
         block = self.lanes[lane].next_free_block
         if type(block) is Ring:  # it is empty
@@ -264,15 +264,15 @@ class FreeBlocks:
         return self._freed[at], self._freed_s[at]
 
     def _choose(self) -> tuple[Block, float]:
-        """Return the block to evict: of the lanes' oldest, the lowest score, of equals the oldest.
+        """Return (block to evict, limit): of the lanes' oldest blocks, the lowest score.
 
-        Also return a limit: as long as the lane's next block has the same score and a
-        free-sequence number (`_oldest`) below the limit, it goes before the blocks of other lanes,
-        so the caller may take it without another choice.
+        Of equals it is the block freed first. The caller may take its lane's next blocks, too,
+        while these have the same score and free-sequence numbers (see `_oldest`) below the limit:
+        no block of another lane goes before them.
         """
         heap = self._heap
         if self._prefixes is not None:
-            self._park_prefixes(self._prefixes)
+            self._set_aside_prefixes(self._prefixes)
         if len(self.lanes) == 1:
             heap.changed.clear()
             (ring,) = self.lanes
@@ -283,32 +283,29 @@ class FreeBlocks:
         return self._oldest_set_aside(), 0.0
 
     def _oldest_set_aside(self) -> Block:
-        """Return the oldest of the blocks that were set aside, for when no other block is free.
+        """Return the block of `set_aside` that was freed first, for when no other block is free.
 
-        The cached blocks below it on its paths are then set aside, too, or in use by requests that
-        hold another block in its place, one without a hash.
+        Its cached children are then in `set_aside`, too, or in use by requests that hold another
+        block in its place, one without a hash.
         """
         block = min(self.set_aside, key=lambda each: self._freed[each.block_id])
-        del self._parked[block.block_hash]
+        del self._aside[block.block_hash]
         return block
 
-    def _park_prefixes(self, prefixes: Prefixes) -> None:
-        """Set aside lanes' oldest blocks while they have cached children."""
+    def _set_aside_prefixes(self, prefixes: Prefixes) -> None:
+        """Move lanes' oldest blocks to `set_aside` while cached children depend on them."""
         for lane in self._heap.unsettled():
             ring = self.lanes[lane]
             block = ring.next_free_block
             while block is not ring and prefixes.has_orphans(block.block_hash):
                 _unlink(block)
                 _link(block, self.set_aside)
-                self._parked[block.block_hash] = block
+                self._aside[block.block_hash] = block
                 block = ring.next_free_block
 
-    def _unpark(self, key: Key | None) -> None:
-        """Move the block with hash `key` back to its lane, in order of its time of freeing.
-
-        Does nothing if no block that was set aside has this hash, or for None.
-        """
-        block = self._parked.pop(key, None) if self._parked and key is not None else None
+    def _return_to_lane(self, key: Key | None) -> None:
+        """Move the block with hash `key`, if in `set_aside`, to its lane, in order of freeing."""
+        block = self._aside.pop(key, None) if self._aside and key is not None else None
         if block is None:
             return
         _unlink(block)

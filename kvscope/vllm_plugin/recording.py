@@ -193,7 +193,7 @@ class Recording(Observer):
             self._awaiting_token[request_id] = recorded
 
     def updated(self) -> None:
-        """Note the time of requests' first tokens."""
+        """Note the time for requests that have just got their first token."""
         if not self._awaiting_token:
             return
         now_s = self.clock()
@@ -242,7 +242,7 @@ class Recording(Observer):
         self._warn()
 
     def _warn(self) -> None:
-        """Log once that requests are being dropped, and why."""
+        """Log once that the recording lacks requests, and why."""
         if self.lines.dropped and not self._warned:
             self._warned = True
             why = self.lines.failure or "the disk is too slow"

@@ -112,8 +112,8 @@ def _readable(text: str) -> Path:
 
 
 def _is_cache_study(document: Mapping[str, Any]) -> bool:
-    """Return whether a recommendation was made without a deployment.
+    """Return whether a document is a recommendation (has a `verdict`) made for no deployment.
 
-    Earlier versions of kvscope wrote flags into every recommendation, but no deployment.
+    Those of earlier versions of kvscope, with flags but no deployment, count as made for one.
     """
     return "verdict" in document and not (document.get("deployment") or document.get("flags"))

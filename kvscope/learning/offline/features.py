@@ -12,10 +12,10 @@ from kvscope.replay.traffic import Traffic
 
 
 class Refits(NamedTuple):
-    """When tables are refitted, and the bins (of time or of requests) that they are fitted to.
+    """Refits of a table, and the bins of requests that make up the windows that they are fitted to.
 
-    Request r is in bin `bin[r]`. A refit at the beginning of bin `number[k]` holds from request
-    `since[k]` on; the first one has no data.
+    A bin is a span of time or a count of requests; request r is in bin `bin[r]`. Refit k is at the
+    beginning of bin `number[k]`, its table holds from request `since[k]` on; the first has no data.
     """
 
     bin: Int64s
@@ -38,7 +38,7 @@ def categories_of(traffic: Traffic) -> int:
 
 
 class Cells(NamedTuple):
-    """The table cells of some requests, of which `inside` marks those in a refit's window.
+    """The cells in which some requests are counted; `inside` marks requests that are in a cell.
 
     `at` has one entry for each marked request only: the number of its cell, below `size`.
     """
@@ -48,18 +48,15 @@ class Cells(NamedTuple):
     size: int
 
     def sums(self, values: Float64s) -> Float64s:
-        """Return the sum of `values` in each of `size` cells.
-
-        There is a value for each request, marked or not.
-        """
+        """Return the sums of `values` (one a request, marked or not) in each of `size` cells."""
         sums = np.bincount(self.at, values[self.inside], minlength=self.size)
         return sums.astype(np.float64, copy=False)
 
 
 class WindowCells(NamedTuple):
-    """Cells of the refits' windows: by refit, class of the request, and slot (a range of ages).
+    """The cells in which refits count the requests of their windows: one a refit, class and slot.
 
-    `class_of` has the class of each request; `classes` is the number of classes.
+    `class_of` has each request's class, below `classes`; slots divide the time since its arrival.
     """
 
     refits: Refits
@@ -67,11 +64,15 @@ class WindowCells(NamedTuple):
     classes: int
 
     def size(self, slots: int = 1) -> int:
-        """Return the number of cells."""
+        """Return the number of cells, with this number of slots."""
         return len(self.refits.number) * self.classes * slots
 
     def cells(self, requests: Int64s, ahead: int, slot: Int64s | int = 0, slots: int = 1) -> Cells:
-        """Return the cells of `requests` in the window of the refit `ahead` bins after each."""
+        """Return the cells that count `requests` in the refit `ahead` bins after their own bins.
+
+        A request is in no cell if there is no refit at the beginning of that bin. `slot` has the
+        slot of each request, below `slots`, or is the slot of all.
+        """
         number = self.refits.bin[requests] + ahead
         refits = self.refits.number
         row = np.minimum(np.searchsorted(refits, number), len(refits) - 1)
@@ -87,13 +88,13 @@ _Numbers = TypeVar("_Numbers", Int64s, Float64s)
 class PrefixFeatures(NamedTuple):
     """The prefixes of R prompts that earlier requests touched, as K last-touch segments.
 
-    A segment is a stretch of a path that one earlier request touched last (see `Segments`): request
-    `previous` touched it `wait_s` (s) before `request` came. It ends in front of depth `end`: where
-    the segment of the path ends, or the prompt's `full` (R) full blocks. Flags, False for segments
-    that begin in the output: `whole` if the path up to `end` covers the previous request's whole
+    A segment is the successive blocks of a path that one earlier request touched last: request
+    `previous`, `wait_s` (s) before `request` came. It ends before depth `end`: its own end, or that
+    of the prompt's `full` (R) full blocks if it extends into the output. Flags, False for segments
+    in the output alone: `whole` if the path up to `end` contains the previous request's whole
     prompt, `recent` if that is one of the latest `memory` requests (an argument of
     `prefix_features`). `deepest` has the number (0 to K - 1) of the last recent segment of each
-    request that has one: up to R entries.
+    request that has one.
     """
 
     full: Int64s
@@ -112,17 +113,14 @@ class PrefixFeatures(NamedTuple):
         return per_request
 
     def known(self) -> Int64s:
-        """Return the number of leading full blocks of each prompt that were touched before.
-
-        Only the touches of recent requests count.
-        """
+        """Return the number of leading full blocks of each prompt that recent requests touched."""
         return self.of_deepest(self.end, 0)
 
     def before(self, goes_on: Bools) -> Int64s:
         """Return the previous turn of each request, -1 for none.
 
-        It is the previous request of the deepest recent segment, if `goes_on` (K) marks this
-        segment as one with which a conversation goes on.
+        It is the previous request of the deepest recent segment, if `goes_on` (K flags, such as
+        `whole`) is True for that segment.
         """
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
@@ -145,7 +143,7 @@ def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> Prefix
 
 
 def chained(before: Int64s) -> tuple[Int64s, Int64s]:
-    """Return how many requests precede each by way of `before` (-1: none), and the first one."""
+    """Return (number of previous turns, first turn) of each request; `before`: the latest or -1."""
     at = np.arange(len(before))
     first = np.where(before >= 0, before, at)
     steps = (before >= 0).astype(np.int64)

@@ -29,7 +29,7 @@ NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
 
 class _ShadowSample(Struct, frozen=True):
-    """Requests (numbers, ascending) of a share `rate` of conversations; their traffic, segments."""
+    """A share `rate` (0-1) of conversations: their `requests` (ascending), traffic and segments."""
 
     rate: float
     requests: Int64s
@@ -71,10 +71,9 @@ class Computed(NamedTuple):
 class GuardedShadows:
     """Shadows of one traffic for caches of any size, one for each candidate of a guard.
 
-    The last candidate is `own`, the policy's tables. Each of the S others has a row of `simple` (S
-    x the columns of these tables), with which it scores all requests: they are in one class of
-    `lanes` lanes. The first is LRU. The guard begins with the `evidence` of an earlier run, if
-    there is any.
+    The constructor's `own` are the policy's tables: the last candidate. Each row of `simple` is
+    another candidate, the first of them LRU: a table with this row for all requests and `lanes`
+    lanes. The guard begins with the `evidence` of an earlier run, if there is any.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class FittedReturns(FittedTable):
 
     @property
     def values(self) -> Float64s:
-        """The policy's table: four equal rows, one for each lane, for each row of `index`."""
+        """The policy's table: each row of `index` four times, once for each of the part's lanes."""
         values: Float64s = np.repeat(self.index, LEVELS, axis=0)
         return values
 

@@ -19,7 +19,7 @@ FEATURES = (
     ("new_tokens", (512, 2048, 8192)),  # of a prompt, in full blocks that were never touched before
     ("turns", (1, 3)),  # requests before it, the prompt of each the whole beginning of the next
 )
-"""What tells requests apart: edges of a few `RequestFeatures`, the coarsest first."""
+"""The `RequestFeatures` that define classes, each with the edges between these; coarsest first."""
 GAPS_S = (4.0, 32.0, 256.0)
 """Edges between the parts of a prompt: how long (s) blocks had waited when it touched them."""
 PARTS = len(GAPS_S) + 2  # the last one is new; each class of requests has a row for each part
@@ -102,15 +102,16 @@ class ReturnCounts(NamedTuple):
 class FitMemory(NamedTuple):
     """Constants and working arrays of a fit, besides its counts.
 
-    Read: `sizes`, the classes in a group of each level, all of them at level 0, one at the last;
-    `lasts_s` (AGES), the seconds that each age lasts, and `prior` (AGES), the shape of the hazard.
-    Overwritten: `blocks` (classes) that were touched, and `at_risk` (classes x AGES), their blocks
-    times seconds. `returned` and `risk` (AGES) of one group, in touches. `hazard` (levels x AGES)
-    of the groups of the present class; for each level, `level` is the deepest one up to it whose
-    group has touched blocks (0 at least), since its hazard counts there, and `row` the index's row
-    of its own hazard, -1 if not written yet. `alive`, `spent_s` and `after` (AGES) of the stretch
-    from an age to its best horizon: the share of blocks not returned at the horizon, the mean
-    seconds until a return or the horizon, and the age after it.
+    Classes are grouped: at level k, by the first k of part, `new_tokens`, `turns`; all at level 0.
+    Read: `sizes` (levels), the classes in a group; `lasts_s` (AGES), the seconds that each age
+    lasts, and `prior` (AGES), the shape of the hazard. Overwritten: `blocks` (classes) that were
+    touched, and `at_risk` (classes x AGES), their blocks times seconds. `returned` and `risk`
+    (AGES) of one group, in touches. `hazard` (levels x AGES) of the groups of the present class;
+    for each level, `level` is the deepest one down to it whose group has touched blocks, else 0:
+    its hazard is used; `row` is the index's row of the level's own hazard, -1 if not written yet.
+    `alive`, `spent_s` and `after` (AGES) of the ages from each to its best horizon: the share of
+    blocks not returned at the horizon, the mean seconds until a return or the horizon, and the age
+    after it.
     """
 
     sizes: Int64s
@@ -153,7 +154,7 @@ def return_table(counts: ReturnCounts) -> Float64s:
     """Return the table of `gittins`: the index at each age, for each class, part and lane.
 
     Rows are ordered by class, then part, then lane. The four lanes of a class and part have equal
-    rows; they differ in how likely a next turn needs their blocks, by which the policy multiplies.
+    rows; the policy multiplies them by a need: how likely a next turn needs the lane's blocks.
     """
     # As lists: without a kernel, single numbers of arrays take four times as long.
     counted: Any = counts._replace(
@@ -170,7 +171,7 @@ def return_table(counts: ReturnCounts) -> Float64s:
 
 
 def by_class(rows: Int32s) -> Int32s:
-    """Return the rows (..., of all parts of all classes) ordered by class, then part, as in tables.
+    """Return `rows` (last axis: ROWS) in the order of tables: by class, then part.
 
     Fits order them by part, then class: the classes of one part are more alike than the parts of
     one class.

@@ -45,13 +45,12 @@ from kvscope.replay.traffic import Traffic
 class ReturnsOffline(OfflineLearner):
     """The classes of all requests, and each class's index by age.
 
-    In each cache a guard chooses between three orders: LRU, need alone, and these tables. Under
-    need alone every block has the same index, so that a block is worth how likely a next turn needs
-    it.
+    In each cache a guard chooses between three orders: LRU, these tables, and one by need alone: by
+    the probability that a next turn needs a block, with the same index for all blocks.
     """
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
-        """Return the tables of all refits; a guard chooses between them, LRU, and need alone."""
+        """Return the tables of all refits; a guard may replace them by LRU, or an order by need."""
         return guarded_shadows(traffic, class_tables(traffic, every)).tables()
 
     def fit(
@@ -84,10 +83,10 @@ class ReturnsOffline(OfflineLearner):
 def guarded_shadows(
     traffic: Traffic, own: Tables, evidence: GuardEvidence | None = None
 ) -> GuardedShadows:
-    """Return shadows of LRU, of need alone, and of the policy's `own` tables.
+    """Return shadows of LRU, of an order by need alone, and of the policy's `own` tables.
 
-    LRU and need alone have the same index for all blocks: 0, with which all are worth the same, and
-    1, with which a block is worth how likely a next turn needs it.
+    The first two have the same index for all blocks: 0, so that all are worth the same, and 1, so
+    that a block is worth its need, the probability that a next turn needs it.
     """
     alike = np.repeat(np.array(WORTHS)[:, None], AGES, axis=1)
     return GuardedShadows(traffic, own, alike, lanes=LEVELS, evidence=evidence)
@@ -271,7 +270,7 @@ def fit_windows(
 
 
 class _WindowRanges(NamedTuple):
-    """The touches and the returns that each of K refits may count, as ranges of their numbers."""
+    """The touches in K refits' windows, `first_touch` to `touch_end` - 1; returns likewise."""
 
     first_touch: Int64s
     touch_end: Int64s

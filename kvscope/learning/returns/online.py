@@ -72,7 +72,7 @@ class ReturnEstimator:
     def arrive(self, match: PrefixMatch, kind: int, arrival_s: float, every: int) -> None:
         """Count the blocks that a request of class `kind` touches when it arrives.
 
-        Each followed block stands for `every` blocks.
+        Only one block in `every` is tracked, and counts as `every` blocks.
         """
         at, blocks = match.number % self._slots, match.followed * every
         self._arrival_s[at], self._kind[at], self._cuts[at] = arrival_s, kind, match.cuts
@@ -87,7 +87,7 @@ class ReturnEstimator:
         self._count_returns(arrival_s, match.segments, 0, every)
 
     def end(self, match: PrefixMatch, followed: int, segments: TouchedSegments, every: int) -> None:
-        """Count the output blocks that a served request touched."""
+        """Count the output blocks that a served request touched: `followed` times `every`."""
         if match.number <= self._next - self._slots:
             return
         at = match.number % self._slots
@@ -161,8 +161,8 @@ class ReturnsLearner(GuardedLearner):
     `fitted` selects the table. None: it is learned here from the start. Else it is the fit's, for
     good; or, if `fitted.refits`, until this engine has served as many requests as the fit covered,
     then it is learned here. After `guard`, one of three candidates is in force, as in the
-    simulator: LRU, need alone (all blocks have the same index, so a block is worth how likely a
-    next turn needs it), or the table.
+    simulator: LRU, need alone (a block is worth the probability that a next turn needs it: all have
+    the same index), or the table.
     """
 
     read_fit = staticmethod(read_returns)

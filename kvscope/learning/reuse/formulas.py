@@ -25,8 +25,8 @@ _SETTLED = 1e-6  # relative change of a round that ends the search
 class ReuseCounts(NamedTuple):
     """The sufficient statistics of an exponential, in any number of cells (leading axes `...`).
 
-    `reused` blocks waited `waited_s` seconds in total; `waiting` (`...` × B) blocks were still
-    unused `since_s` (same shape) seconds after their touch.
+    `reused` blocks waited `waited_s` seconds in total. `waiting` and `since_s` (`...` × B) are of B
+    groups of blocks not used again: their number, and the mean seconds since their touch.
     """
 
     reused: Float64s
@@ -99,10 +99,10 @@ def mean_lifetimes(
 
 
 def slots_of(age_s: Float64s, longest_s: float) -> Int64s:
-    """Return the slot of each age, 0 to 63 on a logarithmic scale, to count similar waits together.
+    """Return the slot of each age: one of 64 ranges of the time since a touch, counted together.
 
-    The slots end at `longest_s`; longer ages are in the last slot, and those below a 4,096th of it
-    in the first.
+    Slots 0 to 63 divide the time from `longest_s` / 4,096 to `longest_s` on a logarithmic scale;
+    shorter ages are in the first slot, longer ones in the last.
     """
     far = 1.0 + np.log(np.maximum(age_s / longest_s, 1 / AGES)) / np.log(AGES)  # 0 to 1
     slots: Int64s = np.minimum((far * SLOTS).astype(np.int64), SLOTS - 1)
@@ -112,10 +112,10 @@ def slots_of(age_s: Float64s, longest_s: float) -> Int64s:
 def reuse_table(counts: ReuseCounts, touched_again: Float64s) -> Float64s:
     """Return the table of `wa` for each window and category: reuse probability, rate, lifetime.
 
-    `counts` has axes (windows, categories[, slots]); `touched_again` (windows, categories) counts
-    touches of known blocks. The defective exponential, right-censored at the window's end, and the
-    mean lifetime are shrunk towards all categories together, which count as a few blocks more;
-    before any block was touched all categories are alike.
+    `counts` has axes (windows, categories[, slots]), see `slots_of`; `touched_again` (windows,
+    categories) counts touches of known blocks. The defective exponential, right-censored at the
+    window's end, and the mean lifetime are shrunk towards all categories together, which count as a
+    few blocks more; before any block was touched all categories are alike.
     """
     appeared = np.maximum(counts.reused + counts.waiting.sum(axis=-1) - touched_again, 0.0)
     total = _all_categories(counts)

@@ -30,9 +30,9 @@ class ReuseOffline(OfflineLearner):
 def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[ReuseCounts, Float64s]:
     """Return the counts of every refit's window, and the blocks touched again in it.
 
-    Both are by (refits, categories). A touch is in the windows of the next six refits. Blocks not
-    touched for six periods of `refit_s` seconds are forgotten and count as new when they come
-    again.
+    Axes are (refits, categories), and for `waiting` and `since_s` slots (`slots_of`). A touch is in
+    the windows of the next six refits. Blocks not touched for six periods of `refit_s` seconds are
+    forgotten and count as new when they come again.
     """
     segments = last_touch_segments(traffic)
     previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)

@@ -45,8 +45,8 @@ class ReuseEstimator:
     """The table of `wa`, refitted every `refit_s` to the six refit periods before.
 
     `table` has a row per category. A block untouched for six periods is forgotten and counts as
-    new. Beyond `most_keys` blocks, half of them, chosen by hash, are no longer followed, and each
-    followed block stands for twice as many.
+    new. Beyond `most_keys` blocks, half of them, chosen by hash, are no longer tracked, and each
+    tracked block stands for twice as many.
     """
 
     def __init__(self, refit_s: float, categories: int, most_keys: int = MOST_KEYS) -> None:
@@ -65,7 +65,7 @@ class ReuseEstimator:
 
     @property
     def keys(self) -> int:
-        """The number of blocks followed now."""
+        """The number of blocks tracked now."""
         return len(self._young) + len(self._old)
 
     def at(self, now_s: float) -> bool:
@@ -118,7 +118,7 @@ class ReuseEstimator:
         self._bins[touch.bin][TOUCHED_AGAIN, touch.category] += count
 
     def _halve(self) -> None:
-        """Drop half of the followed blocks, by hash."""
+        """Drop half of the tracked blocks, by hash."""
         self.every *= 2
         mask = self.every - 1
         for generation in (self._young, self._old):
@@ -149,7 +149,7 @@ class ReuseEstimator:
         return table
 
     def _count_waiting(self, waiting: Float64s, since_s: Float64s) -> None:
-        """Add up waiting blocks, and their seconds since the touch, by category and slot."""
+        """Add waiting blocks, and their seconds since the touch, to arrays (categories x SLOTS)."""
         touches = [of for of in self._touches if of.waiting > 0 and of.bin < self._bin]
         if not touches:
             return
@@ -190,7 +190,7 @@ class ReuseLearner(GuardedLearner):
         return Scores(self._lru), Scores(self._estimator.table)
 
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
-        """Find the category, show the guard; return (True if `table` may have changed, memo)."""
+        """Find the category, inform the guard; return (True if `table` may have changed, memo)."""
         changed = self._estimator.at(arrival_s)
         if changed and self.online_guard is not None:
             self.online_guard.use(self._candidates())

@@ -31,7 +31,7 @@ class RevertingLearner(GuardedLearner):
         self.start_guard(capacity_blocks, [Scores(table) for table in self._tables])
 
     def arrive(self, request: Request, arrival_s: float) -> tuple[bool, ArrivedRequest]:
-        """Touch the prompt's blocks, show the guard; return (whether `table` changed, memo)."""
+        """Touch the prompt's blocks, inform the guard; return (whether `table` changed, memo)."""
         if switched := self.switched():
             self.table = self._tables[self.candidate]
         match = self.touch_prompt(request, arrival_s)
