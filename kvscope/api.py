@@ -110,9 +110,10 @@ def open_trace(
 
     `source` None is the trace last used in the store `db`; several paths are read as one trace. The
     arguments after `db` are options of `kvscope ingest` for a new trace. `session_arrivals`: the
-    arrival process of sessions that have no common clock, such as "poisson:0.5/s" (None: back to
-    back). `turns`: each row of a session holds its "whole" prompt, or only what is new ("delta");
-    None: as the rows show. `max_bad`: the largest share of bad lines; with `strict`, none.
+    arrival process, drawn with `seed`, of sessions that have no common clock: "poisson:0.5/s"
+    (None: back to back). `turns`: each row of a session holds its "whole" prompt, or only what is
+    new ("delta"); None: as the rows show. `max_bad`: the largest share of bad lines; with `strict`,
+    none.
     """
     reading = parsed(Reading, locals())
     from kvscope.app.traces import TraceSource
@@ -147,9 +148,9 @@ def hash_logs(
 ) -> int:
     """Write logs with prompts as a trace of hashes, lengths and times; return the request count.
 
-    `parts` says what to keep of prompts' parts: their kinds and ends, also tools' names, or
-    nothing. Without `force`, raises UsageError if `output` exists, except files that kvscope marks
-    as its own, HTML reports and TOML settings: a trace is not replaced.
+    `parts` says what to keep of prompts' parts: "kinds" and ends, also tools' "names", or "none".
+    Without `force`, raises UsageError if `output` exists, except files that kvscope marks as its
+    own, HTML reports and TOML settings: a trace is not replaced.
     """
     from kvscope.app.hash_logs import HashOptions
     from kvscope.app.hash_logs import hash_logs as run
@@ -237,7 +238,7 @@ def _reads(arguments: Mapping[str, Any], writes: Mapping[str, str]) -> dict[str,
 def _subject(source: Any, db: str, writes: Mapping[str, str]) -> Iterator[Opened]:
     """Yield the store `db` with the opened trace `source`.
 
-    For `...`, of a use case that takes no trace, yield the store alone. `writes` has the paths of
+    If that is `...` (a use case without a trace), yield the store alone. `writes` has the paths of
     output files by the name of their argument: raise UsageError if one is the trace or the store.
     """
     if source is ...:

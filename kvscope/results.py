@@ -82,11 +82,12 @@ class UseCaseResult:
         return fragment(self._report.screen())
 
     def save(self, path: str | PathLike[str] | None = None, *, force: bool = False) -> None:
-        """Write the command's output file, by default under its usual name; log a note on it.
+        """Write the command's output file, by default under its usual name; log what was done.
 
-        The logger is `kvscope`. Without `force`, a recommended change stays if the new verdict is
-        another, which the note says, and a file that kvscope did not write raises UsageError.
-        Raises AttributeError if the command writes no file.
+        The logger is `kvscope`. Without `force`, a file that kvscope did not write raises
+        UsageError, a recommended change stays if the new verdict is another, and a change that the
+        deployment cannot or should not run is not written. Raises AttributeError if the command
+        writes no file.
         """
         from kvscope.core.files import check_replaceable
 

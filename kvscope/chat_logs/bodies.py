@@ -145,7 +145,7 @@ def from_parts(message: Message, name: str) -> Iterator[Message]:
 class _Turn(Struct, frozen=True):
     """The messages that a response and its input add to those of the response `before`.
 
-    `size` is that of the line of the log (bytes).
+    `size` is that of the response's log line (bytes), for the limit on stored responses.
     """
 
     before: _Turn | None
@@ -166,7 +166,8 @@ class Responses:
     def chat(self, body: Mapping[str, Any], response: Any, size: int) -> dict[str, Any]:
         """Return a body converted to chat completions; store `response`, which others may continue.
 
-        `size` is the line's, in bytes. Raises BadLine if the body continues an unknown response.
+        A `response` without an id is ignored; `size` is the line's, in bytes. Raises BadLine if the
+        body continues an unknown response.
         """
         before, known = None, body.get("previous_response_id")
         if known is not None:
@@ -204,7 +205,7 @@ def output_messages(response: Mapping[str, Any]) -> list[Message]:
 
 
 def items(items: Any) -> list[Message]:
-    """Return input or output items of the Responses API as messages. Raises BadLine."""
+    """Return items of the Responses API as messages. Raises BadLine for unknown ones or no list."""
     if not isinstance(items, list):
         raise BadLine(f"input is neither text nor a list: {described(items)}")
     messages: list[Message] = []
@@ -240,7 +241,7 @@ def items(items: Any) -> list[Message]:
 
 
 def as_response(output: Any) -> Any:
-    """Return an output message, or the first of a list, as a response body; others unchanged."""
+    """Return an output message, or the first of a list, as a chat completion; others unchanged."""
     message = output[0] if isinstance(output, list) and output else output
     if isinstance(message, dict) and "role" in message:
         with suppress(BadLine):

@@ -66,7 +66,7 @@ _PERSONAL = re.compile(
     r"|://|[._-]at[._-].*\.[a-z]{2}",
     re.ASCII | re.IGNORECASE,
 )
-"""Matches what may be a person's number or address; dates, as of models, are removed before."""
+"""Matches what may be a person's number or address, in a name without its dates."""
 _LOGGED_AT = re.compile(rb"\[[\d :,.-]{19,30}\] (?=\{)")
 """Matches the time that a logger, such as SGLang's, writes before a message that is JSON."""
 _FAILS = "the tokenizer fails"
@@ -76,10 +76,10 @@ _LANGFUSE_TRACE = b'"observations":'
 class HashCounts(Struct):
     """Counts over a log: converted `requests`, their input `tokens`, and requests by model.
 
-    Of `compared` requests the log states the input tokens; `different` of them have another number.
-    `unread_answers` cannot be tokenized, and the log states no output tokens. `left_out` counts
-    lines and spans without a request to a model, by reason. `breaks` counts turns whose chat
-    template changes the previous prompt's messages.
+    Of `compared` requests the log states the number of input tokens; for `different` ones the
+    tokenizer counts another. `unread_answers` cannot be tokenized, and have no stated output
+    tokens. `left_out` counts, by reason, lines and spans without a request to a model. `breaks`
+    counts turns whose chat template changes the previous prompt's messages.
     """
 
     breaks: TemplateBreaks
@@ -240,7 +240,7 @@ class Converter:
         return answer
 
     def _encoded_alone(self, text: Text) -> Encoded | BadLine:
-        """Return the tokens of a text, or BadLine if the library fails."""
+        """Return the tokens of a text of a failed batch, or BadLine if the library fails on it."""
         try:
             return self._tokenizer.encode([text])[0]
         except BaseException as error:  # noqa: BLE001  (others are raised again)
@@ -281,7 +281,7 @@ class Converter:
         }
 
     def _parts(self, request: LoggedRequest, parts: Sequence[Part]) -> list[Part]:
-        """Return the prompt parts that have tokens, with tool names if the converter keeps them."""
+        """Return the prompt parts with tokens, with tools' names if the converter keeps these."""
         tools = request.prompt.tools if isinstance(request.prompt, Chat) else None
         kept, at = list[Part](), 0
         for kind, end in parts:

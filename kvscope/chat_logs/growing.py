@@ -1,8 +1,8 @@
 """Chat templates under which prompts of a conversation grow: turns only add text before an ending.
 
-Then the prompts of all turns can be cut out of one rendering of the whole conversation. It holds if
-a template writes text before it reads the next message, and an ending that depends on no message:
-its code must read messages in one loop that looks neither ahead nor at the number of messages.
+The prompts of all turns can then be cut out of one rendering of the whole conversation. A template
+qualifies if it writes text before it reads the next message, and an ending that depends on no
+message: its code must read messages in one loop that looks neither ahead nor at their number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHERS = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Ext
 
 
 class ReadInOrder(Sequence[Any]):
-    """Messages that store in `ends`, by index, what `written()` (a length) is when each is read."""
+    """Messages that store in `ends`, by index, the characters `written()` when each is read."""
 
     def __init__(
         self, items: Sequence[Any], written: Callable[[], int], ends: dict[int, int], first: int = 0
@@ -28,7 +28,7 @@ class ReadInOrder(Sequence[Any]):
         self._items, self._written, self._ends, self._first = items, written, ends, first
 
     def __getitem__(self, at: Any) -> Any:
-        """Return a message, or the messages from the start of a slice on."""
+        """Return a message, or those of a slice, which store their indices in the whole list."""
         if not isinstance(at, slice):
             return self._items[at]
         first = self._first + (at.start or 0)
@@ -47,7 +47,7 @@ class ReadInOrder(Sequence[Any]):
 
 
 def least_messages(template: nodes.Template) -> int | None:
-    """Return the number of messages from which on prompts grow; None if the code does not show it.
+    """Return from how many messages on prompts grow; None if the template's code does not show it.
 
     If not None, the code reads `messages` only in a loop over them and by constant indices.
     """
@@ -76,11 +76,11 @@ def least_messages(template: nodes.Template) -> int | None:
 
 
 def _variables(template: nodes.Template) -> tuple[set[str], set[str], set[int]]:
-    """Return names of variables that hold messages, names that carry a loop's state, and node ids.
+    """Return names of message lists, names that may carry a loop's state, and ids of safe nodes.
 
-    Those that hold messages have been assigned all of them, or all from an index on; the ids are
-    those of the name nodes in such assignments, which are harmless. A loop can leave state in a
-    namespace, a cycler, a joiner, and in any name of an assignment with one of these.
+    A message list is `messages` or a variable to which it, or its end, is assigned; safe are the
+    name nodes of such assignments. A loop can leave state in a namespace, a cycler, a joiner, and
+    in any name of an assignment with one of these.
     """
     lists, state, known = {"messages"}, set(_STATE), set[int]()
     for assign in (*template.find_all(nodes.Assign), *template.find_all(nodes.AssignBlock)):
@@ -106,7 +106,7 @@ def _calls(node: nodes.Node) -> bool:
 
 
 def _index(node: nodes.Node) -> int | None:
-    """Return a constant index, or the start of an open-ended slice; None for other nodes."""
+    """Return a constant index (0 or more), or the start of an open-ended slice; else None."""
     if isinstance(node, nodes.Slice):
         if node.stop is not None or node.step is not None:
             return None
@@ -118,7 +118,7 @@ def _index(node: nodes.Node) -> int | None:
 def _loops(
     body: Sequence[nodes.Node], lists: set[str]
 ) -> Iterator[tuple[nodes.For, list[nodes.Node]]]:
-    """Yield the outermost loops over messages, each with the code that runs after it."""
+    """Yield the outermost loops over the variables `lists`, each with the code that follows it."""
     for at, node in enumerate(body):
         rest = [*body[at + 1 :]]
         if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name):
@@ -131,7 +131,7 @@ def _loops(
 
 
 def _looks_back(loop: nodes.For) -> bool:
-    """Return whether a loop reads no attribute of Jinja's `loop` that looks ahead."""
+    """Return whether a loop uses of Jinja's `loop` only what no later message changes: `index`."""
     inside = [*_of_loop([*loop.body, *([loop.test] if loop.test else [])])]
     asked = {
         id(each.node)

@@ -33,7 +33,7 @@ Tokens: TypeAlias = "array[int]"
 
 
 def tokens_of(ids: Sequence[int]) -> Tokens:
-    """Return token ids as an array; raise BadLine for impossible ids."""
+    """Return token ids as an array. Raises BadLine for any outside 0 to 2^32 - 1, or no integer."""
     try:
         return array("I", ids)
     except (OverflowError, TypeError) as error:
@@ -79,9 +79,9 @@ class Hasher:
 def salt(path: str | None) -> Iterator[bytes]:
     """Yield the salt in the file at `path` (created if missing, mode 0600); for None a random salt.
 
-    A file created here is removed if the `with` block fails, unless another process has read it and
-    so added a blank line. Raises InputError for a file of another user, one that other users can
-    read or write, and one that holds no salt.
+    If the `with` block fails, a file created here is removed, unless another process has read it:
+    readers append a blank line as a mark. Raises InputError for a file of another user, one that
+    other users can read or write, and one that holds no salt.
     """
     if path is None:
         yield secrets.token_bytes(SALT_BYTES)

@@ -49,7 +49,8 @@ class LibraryProcess:
     def ask(self, request: Any, characters: int) -> Any:
         """Return the answer to a request; its time limit grows with its `characters`.
 
-        Raises BadLine, or a RuntimeError named after the library's: its text could be a prompt.
+        Raises BadLine, or a RuntimeError that only has the library's class name: no text of a
+        prompt.
         """
         limit_s = LIMIT_S / (1 + self._timeouts) + characters / _CHARACTERS_A_SECOND
         with self._lock:
@@ -113,7 +114,7 @@ def _named(name: str) -> Exception:
 
 
 def serve(handle: str) -> None:
-    """Answer the requests on a pipe (file descriptor `handle`) until it is closed."""
+    """Answer requests on a pipe (file descriptor `handle`) with the module named there first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other end decides
     with Connection(int(handle)) as pipe:
         module, settings, memory = pipe.recv()

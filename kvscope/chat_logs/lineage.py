@@ -60,10 +60,7 @@ class MessageLineage:
             self._latest.popitem(last=False)
 
     def _digests(self, messages: Sequence[Message]) -> list[bytes]:
-        """Return digests of the first 0, 1, ... all messages; reuse those of the last call.
-
-        The requests of one logged conversation share their messages.
-        """
+        """Return digests of the first 0, 1, ... all messages; reuse the last call's beginning."""
         before, digests = self._last
         if list(messages[: len(before)]) != before:
             before, digests = [], [b""]
@@ -76,12 +73,12 @@ class MessageLineage:
     def _parent(
         self, messages: Sequence[Message], digests: Sequence[bytes], *, answered: bool
     ) -> str | None:
-        """Return the name of the request of the latest known answer in the history, or None.
+        """Return the name of the request that wrote the latest known answer in the history.
 
-        Known is an answer if an earlier request had the messages before it. If none is (their
-        requests are in another log), return the name that the last answer's request must have
-        there: from the messages before it and, if `answered`, from the answer. Names contain
-        answers only in logs that have them, so `answered`: this request's answer is logged.
+        An answer is known if an earlier request had exactly the messages before it. If none is
+        known, the requests may be in another log: return the name that the last answer's request
+        would have. Names cover an answer only where the log has answers, as it does if `answered`.
+        None: no answer.
         """
         guess = None
         for at in range(len(messages) - 2, 0, -1):

@@ -54,7 +54,7 @@ def rendered_tools(tools: Sequence[Tool]) -> list[Tool]:
 
 
 def without_developers(messages: list[Message]) -> list[Message]:
-    """Return messages with developers as system; merge all into the first if any comes later."""
+    """Return messages, developers' as system ones; merge these into the first if any is later."""
     system: list[str] = []
     others = []
     moved = False
@@ -189,7 +189,7 @@ def parsed_arguments(arguments: Any) -> Any:
 def _calls(calls: Any, at: int) -> list[dict[str, Any]]:
     """Return tool calls with their arguments as objects, {} for other arguments.
 
-    Raises BadLine, which names the message by its index `at`, for what is no call.
+    Raises BadLine, which names the message by its index `at`, if `calls` is no list of calls.
     """
     if not isinstance(calls, list):
         raise BadLine(f"tool_calls are no list: {described(calls)} - at `$.messages[{at}]`")

@@ -37,7 +37,7 @@ class _Located(NamedTuple):
 class PartFinder:
     """Finds the parts of prompts; messages of the previous prompt are not searched again.
 
-    `as_bytes`: each character of a searched text stands for a byte of UTF-8.
+    `as_bytes`: in the prompts to search, each character stands for a byte of UTF-8.
     """
 
     def __init__(self, *, as_bytes: bool = False) -> None:
@@ -86,7 +86,7 @@ def _messages(text: str, messages: Iterable[Message], at: int, needle: _Needle) 
     """Return the messages found in `text` in their order, from character `at` on.
 
     `needle` returns a message's text in the form in which `text` has it (maybe as bytes). Stop
-    after many that are missing (rewritten by the template): each search reads the whole text.
+    after many missing ones in a row (rewritten by the template): each search reads the whole text.
     """
     parts, missing = [], 0
     for message in messages:
@@ -114,7 +114,7 @@ def _find(text: str, message: Message, at: int, needle: _Needle) -> _Located | N
 
 
 def _said(message: Message) -> Iterator[str]:
-    """Yield a message's texts, and the names and arguments of its calls, without blank texts."""
+    """Yield the texts by which a message is found: content, and names and arguments of calls."""
     content, calls = message.get("content"), message.get("tool_calls")
     for part in content if isinstance(content, list) else (content,):
         said = part.get("text") if isinstance(part, dict) else part
@@ -130,7 +130,7 @@ def _said(message: Message) -> Iterator[str]:
 
 
 def _tools(text: str, tools: Sequence[Tool], behind: int, needle: _Needle) -> list[_Located]:
-    """Return the places of tool definitions: of their JSON, else from each name to the next.
+    """Return the places of tool definitions: of each one's JSON if found, else from name to name.
 
     Names are searched from `behind` (the end of the system prompt) on, else anywhere. `needle` is
     as in `_messages`.
@@ -160,9 +160,9 @@ def _in_sequence(text: str, tools: Iterable[str], at: int) -> list[_Located]:
 
 
 def _in_order(parts: Sequence[_Located], at: int) -> Iterator[Part]:
-    """Yield parts from character `at` on by their ends.
+    """Yield the parts behind character `at` with their ends.
 
-    Text in front of a part belongs to it; from 64 characters on it is a part "template".
+    Text in front of a part belongs to it, or if it has 64 characters or more to a part "template".
     """
     for part in parts:
         if part.begin - at >= _LONGEST_MARK:

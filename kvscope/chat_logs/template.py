@@ -61,7 +61,7 @@ def _tojson(
 class ChatTemplate:
     """A model's chat templates by name, with its special tokens.
 
-    `templates` has "default" and, for tools, maybe "tool_use". Raises BadLine if one is no Jinja.
+    `templates` has "default" and, for tools, maybe "tool_use". Raises BadLine if one is invalid.
     """
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -140,7 +140,7 @@ class ChatTemplate:
         return text if ending is None else _cut_behind(text, ending)
 
     def _reason(self, error: Exception) -> str:
-        """Return the error's message if the template contains it, else the error's name."""
+        """Return an error's message if it is the template's, not a prompt's; else its class."""
         text = str(error)
         own = type(error) is jinja2.TemplateError and text in self._sources
         return text[:_LONGEST_REASON] if own else type(error).__name__
@@ -155,10 +155,7 @@ class ChatTemplate:
         return today.strftime(form)
 
     def _rendered(self, given: Sequence[Message], *, as_parts: bool) -> list[Message]:
-        """Return messages in the form that templates expect; reuse those of the last chat.
-
-        The requests of one logged conversation share their messages.
-        """
+        """Return messages as templates expect them; reuse those that begin the last chat, too."""
         before, rendered = self._last
         if as_parts or [*given[: len(before)]] != before or not before:
             return self._keep(given, rendered_messages(given, as_parts=as_parts))

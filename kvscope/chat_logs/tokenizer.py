@@ -35,7 +35,7 @@ _MOST_NEW_PIECES = 8  # at the end of a prompt that a turn goes on with
 
 
 class Text(Struct, frozen=True):
-    """Text to tokenize; if `is_raw`, the tokenizer adds special tokens, as no template has.
+    """Text to tokenize; `is_raw`: no template wrote its special tokens, so the tokenizer adds them.
 
     `parts` end at character indices. An answer (`is_answer`) is not compared with earlier prompts.
     """
@@ -171,7 +171,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _of_conversation(
         self, chat: Chat, date_s: float | None, answer: Message | None
     ) -> str | None:
-        """Return the prompt, cut out of the whole conversation's rendering; None if impossible."""
+        """Return the prompt, cut out of its conversation's rendering; None: render it alone."""
         whole, ended = chat.conversation, answer is not None
         count = len(chat.messages) + ended
         if whole is None or (ended and answer != whole[count - 1]):
@@ -255,8 +255,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def _cut(self, text: Text, before: _Cut) -> _Cut:
         """Return a prompt cut into pieces, without those that it shares with the prompt `before`.
 
-        Cuts up to a character depend only on the text up to there and, beyond it, on as many
-        characters as the longest special token has.
+        Whether a cut lies at a character depends on the text before it, and on as many characters
+        behind it as the longest special token has.
         """
         if self._special is None:
             return _Cut(text.text, [0], [text.text])
@@ -296,8 +296,8 @@ class HuggingFaceTokenizer(Tokenizer):
         """Yield `parts` with their ends counted in tokens instead of characters.
 
         Both are the index in the whole prompt behind a part's last character or token. `pieces` are
-        the end of the prompt, which begins behind `characters` characters and `tokens` tokens. A
-        token of two parts belongs to the first, as do blanks behind a part's last word.
+        the prompt from character `characters` and token `tokens` on. A token of two parts belongs
+        to the first, as do blanks behind a part's last word.
         """
         at = 0
         for kind, end in parts:
@@ -362,7 +362,7 @@ class TekkenTokenizer(Tokenizer):
         return Encoded(tokens, self._parts(tokens, prompt) if self.marks_parts else ())
 
     def _parts(self, tokens: Tokens, chat: Chat) -> list[Part]:
-        """Return the parts of a chat, found in the tokens' bytes, with the index behind each."""
+        """Return the parts of a chat, found in the tokens' bytes; each ends at a token index."""
         texts = [self._bytes(token, self._no_special) for token in tokens]
         ends = [*accumulate(map(len, texts))]
         text = b"".join(texts).decode("latin-1")
@@ -410,7 +410,7 @@ def load(path: str, template: str | None = None) -> Tokenizer:
 
 
 class _Cut(Struct):
-    """A prompt cut into pieces; `pieces` omits the first `shared`, as in the prompt before.
+    """A prompt cut into pieces; `pieces` omits the first `shared`, which the prompt before has too.
 
     Of all pieces, number i starts at character `starts[i]`, behind `counts[i]` tokens. `parts` end
     at characters; `ended` are the same parts by tokens.
@@ -429,8 +429,8 @@ class _Cut(Struct):
 class _Facts(Struct, frozen=True):
     """Facts of a tokenizer: ids of its `special` tokens by name, and where prompts can be cut.
 
-    `boundaries` is a pattern of these places, None if none is safe. `longest` is the length of the
-    longest added token in characters.
+    The regular expression `boundaries` matches where, None if no cut is safe. `longest` is the
+    length of the longest added token in characters.
     """
 
     boundaries: str | None
@@ -526,7 +526,7 @@ def _sound(text: Text) -> Text:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by their names in templates, such as bos_token."""
+    """Return the special tokens of a configuration, by their names in templates: bos_token."""
     tokens = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -536,7 +536,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, config: Mapping[str, Any], chosen: str | None) -> dict[str, str]:
-    """Return the chat templates by name: `chosen`, else chat_template.jinja, else `config`'s."""
+    """Return chat templates by name: of the file `chosen`, of the folder, else of `config`."""
     if chosen is not None:
         return {"default": _text(Path(chosen))}
     templates = {}

@@ -31,10 +31,10 @@ class Lookups(Struct, frozen=True):
     """Numbers of leading blocks of R prompts that a cache held, and the requests that used them.
 
     `hit` blocks hit; `undrafted` would have hit without a speculative drafter, `kept` without
-    eviction; earlier requests had written `seen`. The last request to touch the deepest block seen
-    is `shared_with`, to touch the first evicted block `last_use` (-1: none). `written_blocks` were
-    written since `last_use`. LRU with `needed_blocks` would have kept all blocks seen (0: all hit,
-    or not known).
+    eviction; `seen` had been written by earlier requests. `shared_with` is the last request to
+    touch the deepest of the `seen` blocks, `last_use` the last to touch the first evicted block
+    (-1: none); since then `written_blocks` were written. LRU keeps all `seen` blocks with a
+    capacity of `needed_blocks` (0: all hit, or not known).
     """
 
     hit: Int32s
@@ -145,7 +145,7 @@ _ODD = np.int64(0x1E3779B97F4A7C15)
 def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
     """Return the same paths in a new trie, in which requests of different groups share no blocks.
 
-    `group` has R entries, `ids` one per block (N + 1, see `salted`): hash ids, which merge equal
+    `group` has R entries, `ids` one per block of the trie, root first: hash ids, which merge equal
     blocks of tenants, or the blocks' own numbers, which merge none.
     """
     ends = [(steps.leaf, steps.length)]
@@ -157,7 +157,7 @@ class CacheLookups(Struct, frozen=True):
     """The blocks of R prompts that a cache held, and a mask of the requests `rejected`.
 
     `submitted` has the leading blocks that a prompt shares with earlier requests (rejected ones
-    left out), whether or not these blocks had been computed at its look-up.
+    left out), computed at its look-up or not: those not yet computed miss as "in-flight".
     """
 
     lookups: Lookups
@@ -178,8 +178,8 @@ def cache_lookups(
 ) -> CacheLookups:
     """Return the blocks of each prompt that a cache held, given the leading blocks that hit.
 
-    `needed_blocks` are known only with LRU's `distances`. In an engine, `rejected` requests write
-    no blocks, and only the first `written_blocks` of a prompt had been computed at its look-up;
+    `needed_blocks` stay 0 without LRU's `distances`. In an engine, `rejected` requests write no
+    blocks, and only the first `written_blocks` of a prompt had been computed at its look-up;
     `undrafted_blocks` would have hit without a drafter, and `kept_blocks` without eviction.
     """
     steps = walk(prompts, definition)
@@ -314,9 +314,9 @@ def attribute(
 ) -> Attribution:
     """Return the cause of every missed token.
 
-    `several`: `cached` is of workers with a cache each. `tenants` is None where all requests have
-    the same tenant. `repeated_tokens` (R) is the number of leading tokens of the previous turn's
-    prompt that the messages of a request repeat (0: unknown); None: all unknown.
+    `several`: workers have a cache each, so tokens can miss as "routed". `tenants` is None where
+    all requests have the same tenant. `repeated_tokens` (R) is the number of leading tokens of the
+    previous turn's prompt that the messages of a request repeat (0: unknown); None: all unknown.
     """
     steps, size = walk(prompts, definition), prompts.block_size
     lookups, rejected = cached.lookups, cached.rejected

@@ -45,10 +45,10 @@ class HeadChange(Struct, frozen=True):
 class ChangingHeads(Struct, frozen=True):
     """The `changes` of a trace, and the blocks that R requests would have reused without them.
 
-    `change` is the index of the costliest change in each prompt (NO_CHANGE: none). Without it the
-    first `end` blocks (0: none) would have been computed before: the leading blocks that two or
-    more requests share, but no more than requests of an earlier period shared, as contents behind
-    the change may differ; yet no fewer than the previous turn's, if the block has changed since.
+    `change` is the index of the costliest change in each prompt (NO_CHANGE: none). Without it, the
+    first `end` blocks (0: none) would have been computed before. Contents behind a change may
+    differ too, so `end` counts leading blocks that two or more requests share, at most as many as
+    in an earlier period; at least those of the previous turn, if the block has changed since.
     """
 
     changes: tuple[HeadChange, ...]
@@ -62,8 +62,8 @@ def changing_heads(
     """Return the places where shared heads change with time, and the blocks that requests lose.
 
     `common` is the number of leading blocks that a path shares with its previous turn (0 where
-    `parent` is -1: none). Hashes do not show whether contents behind a change are equal. So of the
-    blocks that requests of one period share, only as many count as lost as in an earlier period.
+    `parent` is -1: none). As hashes do not show whether contents behind a change are equal, a
+    period loses at most as many shared blocks as an earlier period had.
     """
     requests = len(steps.leaf)
     entered = np.zeros(len(steps.block_parent), dtype=np.int32)
@@ -107,11 +107,11 @@ def _ends(
     block: Int32s,
     own: int,
 ) -> Int32s:
-    """Return the leading blocks that each request would have reused if a block had not changed.
+    """Return the leading blocks (K) that requests would have reused if a block had not changed.
 
-    The block at depth `own` changes; `block` is its content in each `request`, by arrival (K
-    entries each). `shared` has for each of all R requests the leading blocks that two or more
-    requests share (`shared_to` of its last block, see `_count_entries`).
+    That block has the depth `own`; `block` is its content in each `request`, by arrival (K entries
+    each). `shared` has for each of all R requests the leading blocks that two or more requests
+    share (`shared_to` of its last block, see `_count_entries`).
     """
     reach = np.minimum(shared[request], steps.look[request])
     _, first, value = np.unique(block, return_index=True, return_inverse=True)
@@ -130,9 +130,9 @@ def _ends(
 def _branch_points(block_parent: Int32s, entered: Int32s) -> Bools:
     """Return a mask (N + 1) of up to 500 branch points, whose children may be a changing block.
 
-    A branch point has four or more children that two or more requests entered; those that the most
-    requests entered are taken, and the root if it is one. `entered` (N + 1) is the number of
-    requests with each block, except those whose previous turn has it too (see `_count_entries`).
+    A branch point has four or more children that two or more requests entered. The root comes
+    first, then those that most requests entered. `entered` (N + 1) is the number of requests with
+    each block, except those whose previous turn has it too (see `_count_entries`).
     """
     repeated = np.bincount(
         block_parent[1:][entered[1:] >= 2], minlength=len(block_parent)
@@ -187,7 +187,7 @@ def _period(arrival_s: Float64s, block: Int32s) -> int | None:
 def _phase(change_s: Float64s, width_s: Float64s, period_s: float) -> tuple[float, Bools]:
     """Return the clock phase (s) that fits the most changes, and a mask of the changes that fit.
 
-    Change k happened within `width_s[k]` s from `change_s[k]` on; it fits if the clock ticks then.
+    Change k happened at most `width_s[k]` s after `change_s[k]`; it fits if the clock ticks then.
     """
     start = change_s % period_s
     candidates = np.concatenate((start, (start + width_s) % period_s))
@@ -209,7 +209,7 @@ def _purity(group: Int64s, label: Int64s) -> float:
 
 
 def _choices(steps: Walk, common: Int32s, tested: Bools) -> tuple[Int32s, Int32s]:
-    """Return the content that requests have behind branch points: request and block of each pair.
+    """Return pairs (request, block): the content that a request has right behind a branch point.
 
     The block is a child of a branch point (mask `tested`, N + 1) on the request's path, not among
     its `common` leading blocks. `changing_heads` tests if a branch point's pairs follow a clock.

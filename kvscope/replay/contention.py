@@ -87,8 +87,8 @@ def group_losses(
 ) -> tuple[GroupLosses, ...]:
     """Return the hits and evicted tokens of each group, the most evicted first; () without groups.
 
-    `worker` (R) has the worker of each request; each has a cache. `alone` is the capacity of the
-    only cache in blocks, and a function that replays requests in a cache of N blocks; else None.
+    `groups` is from `grouped`; `worker` (R) numbers workers, with a cache each. Of a single cache,
+    `alone` is the capacity in blocks, and a function that replays requests in one of N blocks.
     """
     if groups is None:
         return ()
@@ -132,7 +132,7 @@ def pushed_out(
 ) -> Float64s:
     """Return the evicted tokens of each group (rows) by the group that evicted them (columns).
 
-    If no block was written since the last use (concurrent requests), the group evicted its own.
+    If no block was written since the last use (concurrent requests), its own group counts.
     """
     steps, evicted = walk(prompts, definition), causes.tokens["evicted"]
     written = np.maximum(steps.length - causes.lookups.hit, 0) + steps.anonymous

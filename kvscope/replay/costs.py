@@ -11,7 +11,7 @@ from kvscope.latency.profile import LatencyProfile
 class Costs(NamedTuple):
     """Coefficients of service times, in seconds: see `prefill_s` and `decode_s`.
 
-    `floor_s` is the least time of the uncached tokens, `prefill_token_s` each.
+    An uncached token takes `prefill_token_s`, all of a request together at least `floor_s`.
     """
 
     base_s: float

@@ -106,8 +106,8 @@ def bends(
 ) -> tuple[Int64s, Int64s]:
     """Return the capacities (blocks) at which the slope of the hit curve changes, and the changes.
 
-    Changes are in hits (of the definition's weight) per block. Only hits of requests from number
-    `first` on count; a capacity may occur several times.
+    Both are as `bent` sums them up: hits (in the definition's weight) per block. Only hits of
+    requests from number `first` on count; a capacity may occur several times.
     """
     weigh = {"token": _token_events, "block": _block_events, "request": _request_events}
     counted = distances.request >= first
@@ -119,7 +119,7 @@ def bends(
 
 
 def bent(steepening: Iterable[NDArray[Any]]) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield knots of a curve and the hits at these, for each range of capacities in order.
+    """Yield the knots (blocks) of a hit curve and the hits at these, range of capacities by range.
 
     `steepening` has the change of the curve's slope at each capacity, cut into ranges, from 0 on.
     """
@@ -144,13 +144,13 @@ def first_counted(prompts: PromptLengths, definition: HitDefinition) -> int:
 
 
 def _block_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
-    """Return the distance, blocks and weight (1: each block) of the runs in the mask `counted`."""
+    """Return distance, number of blocks, and weight 1 per block, of the runs in mask `counted`."""
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     return distance, blocks, np.ones_like(blocks)
 
 
 def _token_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
-    """Return the runs in the mask `counted` with a weight of the block's tokens.
+    """Return the events of the runs in the mask `counted`, weighted by the tokens of a block.
 
     A partial last block is an event of its own, with fewer tokens.
     """

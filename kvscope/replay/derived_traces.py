@@ -125,12 +125,12 @@ def salted(
     salt: Int64s,
     ids: Int64s | None = None,
 ) -> tuple[Int32s, list[Int32s]]:
-    """Return a trie in which R requests with different salts share no blocks, and the ends there.
+    """Return a trie in which R requests with different salts share no blocks, and its `ends`.
 
-    `ends` are pairs: the last blocks of R paths, and their lengths in blocks. Blocks with equal
-    `ids` (N + 1 entries, the root's first) below one block of the new trie become one block: hash
-    ids merge blocks; by default, the blocks' own numbers merge none. The salt is added to the id of
-    a path's first block.
+    `ends` are pairs: the last blocks of R paths (which are returned for the new trie), and their
+    lengths in blocks. Children of a block with equal `ids` (N + 1 entries, the root's first) become
+    one: hash ids merge blocks; by default, the blocks' own numbers merge none. The salt is added to
+    the id of a path's first block.
     """
     trie, leaves = Trie(), [np.zeros_like(leaf) for leaf, _ in ends]
     for start in range(0, len(salt), _AT_A_TIME):

@@ -54,8 +54,8 @@ class CauseTotal(Struct, frozen=True):
 class PoolHits(Struct, frozen=True):
     """LRU's hits in the KV pools of a deployment, and the causes of misses, as in `explain`.
 
-    The engine is simulated if kvscope supports it. With several `workers`, `router` assigns
-    requests to them; else, or if the trace names the worker of each request, it is None.
+    The engine is simulated if kvscope supports it. `router` assigns requests to several `workers`;
+    None with one worker, or if the trace names the worker of each request.
     """
 
     token_hit_rate: float
@@ -174,7 +174,7 @@ def hit_gaps_of(
 ) -> HitGaps | None:
     """Return why observed hits differ from predicted ones; None where no hits were observed.
 
-    Hits in the trace take precedence over those `measured` in a validation (R entries, -1: none).
+    Hits in the trace precede those `measured` in a validation (tokens; R entries, -1: none).
     """
     if prompts.measurements is not None and _are_reported(prompts):
         measured = prompts.measurements.cached_tokens.astype(np.int64)
@@ -194,7 +194,7 @@ def observed_hits(
 ) -> Observed:
     """Return observed against predicted hits.
 
-    Observed are those that the trace reports, else those of a validation with `measured_blocks`.
+    The trace reports the observed hits, or else a validation with a pool of `measured_blocks`.
     """
     known, by_cause = gaps.known, {name: int(of.sum()) for name, of in gaps.tokens.items()}
     reported = _are_reported(prompts)
@@ -358,7 +358,7 @@ def _diverged(prompts: Prompts, causes: Attribution, broken: Break) -> list[Find
 
 
 def _needed(causes: Attribution) -> int | None:
-    """Return the blocks with which LRU keeps half of the evicted tokens; None where unknown."""
+    """Return the blocks with which LRU keeps half of the evicted tokens; None if unknown."""
     needed = causes.lookups.needed_blocks
     if not needed.any():
         return None

@@ -26,7 +26,7 @@ def analysis_bytes(trace: Trace) -> int:
 
 
 def fit_bytes(trace: Trace) -> int:
-    """Return the bytes that `kvscope fit` needs, at one or two runs of reuse per request."""
+    """Return the bytes that `kvscope fit` needs if a request reuses blocks of one or two others."""
     return 340 * trace.requests
 
 
@@ -42,9 +42,9 @@ def replays_bytes(trace: Trace) -> int:
 def drawn_replays_bytes(trace: Trace, sample_rate: float, following_bytes: int) -> int:
     """Return the bytes that replays of a dataset's sample need; only the sample is loaded.
 
-    Besides the loaded sample, the largest of three stages counts: drawing the sample, the exact LRU
-    curve of all shards, which needs `following_bytes`, and replays. The result is capped at the
-    bytes of the whole loaded trace and the replays of the sample.
+    Besides the loaded sample, the largest of three stages counts: drawing the sample; the exact LRU
+    curve of all shards, which needs `following_bytes`; replays. The result is capped at the bytes
+    of the whole loaded trace and the replays of the sample.
     """
     loaded = _LOADED[0] * trace.requests + _LOADED[1] * trace.distinct_blocks
     replays = _replay_of_sample_bytes(trace, sample_rate)
@@ -82,8 +82,8 @@ def replay_bytes(traffic: Traffic) -> int:
 def fleet_bytes(traffic: Traffic, replicas: int, *, router_counts_blocks: bool = False) -> int:
     """Return the bytes of a replay of a fleet, each of `replicas` with the state of a whole cache.
 
-    `router_counts_blocks`: the router sees the blocks in use at each replica, whose users are then
-    counted per block and replica. Bytes are those of the state's arrays, not fitted peaks.
+    `router_counts_blocks`: the router sees the blocks in use at each replica, so that the requests
+    using a block are counted per replica. Bytes are those of the state's arrays, not fitted peaks.
     """
     blocks = (8 if router_counts_blocks else 4) * len(traffic.block_parent)
     return replicas * (blocks + 30 * len(traffic.leaf)) + replay_bytes(traffic)

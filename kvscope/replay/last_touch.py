@@ -82,7 +82,7 @@ def last_touch_segments(traffic: Traffic) -> Segments:
 
 
 def next_touches(segments: Segments) -> NextTouches:
-    """Return the next touches of all blocks, for hindsight policies."""
+    """Return the next touches of all blocks, for policies that know the future."""
     order = np.argsort(segments.previous, kind="stable")  # in order of time, and so of depth
     starts = np.zeros(len(segments.starts), dtype=np.int64)
     np.cumsum(np.bincount(segments.previous, minlength=len(starts) - 1), out=starts[1:])

@@ -34,7 +34,7 @@ def queued_ttft_s(arrival_s: Float64s, service_s: Float64s) -> Float64s:
 
 
 GROWTH = 0.02
-"""Growth of TTFT, in seconds per second of arrivals, from which on replicas do not keep up."""
+"""Growth of TTFT, in seconds per second of arrivals, above which replicas do not keep up."""
 _PART = 5  # the first and the last fifth of a window are compared
 
 
@@ -53,10 +53,10 @@ class QueueTimes(Struct, frozen=True):
     def growth(self) -> float:
         """Seconds by which TTFT grows per second: over the requests, or since the queue was empty.
 
-        Over the requests: mean TTFT of their last fifth less the first fifth's, over the time
-        between mean arrivals. Since it was empty: mean waiting time of the last fifth, over the
-        time until their mean arrival. The larger one counts; 0 for fewer than 5 requests or no time
-        in between. Growth is g if an engine serves 1/(1 + g) of the work.
+        Over the requests: from the mean TTFT of their first fifth to that of the last one, over the
+        time between their mean arrivals. Since it was empty: mean waiting time of the last fifth,
+        over the time until their mean arrival. The larger one counts; 0 for fewer than 5 requests,
+        or if these times are 0. At growth g the engine serves 1/(1 + g) of the work that arrives.
         """
         part = len(self.ttft_s) // _PART
         if not part:
@@ -69,7 +69,7 @@ class QueueTimes(Struct, frozen=True):
         return max((last_s - first_s) / (end_s - start_s), until)
 
     def keeps_up(self, slo_s: float) -> bool:
-        """Return whether TTFT grows by at most GROWTH, or the last fifth's mean meets the SLO."""
+        """Return whether TTFT grows by 0.02 s a second or less, or its last fifth meets the SLO."""
         if self.growth <= GROWTH:
             return True
         return bool(self.ttft_s[-(len(self.ttft_s) // _PART) :].mean() <= slo_s)
@@ -108,8 +108,8 @@ def serve(
     """Return how an engine of this profile serves the prompts, given the blocks that each hits.
 
     `transfer_s` is each request's wait for blocks from slower tiers. In a `flat` cache hits need
-    not be leading: `hit_blocks` counts all hits, block figures are exact, and figures of tokens and
-    requests assume leading blocks.
+    not be leading: `hit_blocks` counts all of them. Then counts of blocks are exact; counts of
+    tokens and of requests are as if the hits were leading blocks.
     """
     inputs = prompts.input_tokens.astype(np.int64)
     hit_tokens = np.minimum(hit_blocks.astype(np.int64) * prompts.block_size, inputs)
@@ -219,7 +219,7 @@ def _outcome(served: ServedRequests, which: slice | Int64s, slo_s: float | None)
 
 
 def _answered(queued_ttft_s: Float64s | None, which: slice | Int64s) -> Float64s | None:
-    """Return the finite TTFTs (of requests with a token); None without any, or without times."""
+    """Return the finite TTFTs, of requests not rejected; None without any, or without times."""
     if queued_ttft_s is None:
         return None
     times = queued_ttft_s[which]

@@ -17,7 +17,7 @@ from kvscope.replay.traffic import Walk, walk, walk_lengths
 
 
 def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
-    """Return the leading blocks of each look-up that earlier requests had written (R entries)."""
+    """Return the leading blocks that each request looks up and earlier ones had written (R)."""
     return np.minimum(written_blocks(prompts, definition), walk_lengths(prompts, definition).look)
 
 
@@ -103,9 +103,10 @@ def novelty(prompts: PromptPaths, definition: HitDefinition, seen: Int32s | None
 
 
 def diverged(steps: Walk, parent: Int32s, seen: Int32s) -> tuple[Int32s, Int32s]:
-    """Return the depths between which each path has new blocks in place of its previous turn's.
+    """Return the depths from and to which new blocks replace the previous turn's in each path.
 
-    Blocks before depth `seen` are not new. `parent` is the previous turn, -1 where there is none.
+    Blocks before depth `seen` are not new; without new ones, both are `seen`. `parent` is the
+    previous turn, -1 where there is none.
     """
     end = np.minimum(steps.length[parent], steps.look)
     new = (parent >= 0) & (end > seen)
@@ -128,7 +129,7 @@ def reasons(
     inputs = prompts.input_tokens[counted].astype(np.int64)
 
     def tokens(blocks: Int32s) -> int:
-        """Return the tokens in the `blocks` of all counted requests; the last may be partial."""
+        """Return the tokens in the first `blocks` of all counted prompts; a last can be partial."""
         held = np.minimum(blocks[counted].astype(np.int64) * prompts.block_size, inputs)
         return int(held.sum())
 

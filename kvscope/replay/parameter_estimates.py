@@ -17,7 +17,7 @@ _OF_GUARDS = {parameter.name for parameter in JUDGED}
 
 
 class ParameterEstimate(Struct, frozen=True):
-    """A value for a parameter that was not chosen, and where it comes from."""
+    """A value for a parameter that was not chosen, and a phrase that says where it comes from."""
 
     value: float
     origin: str

@@ -31,10 +31,7 @@ LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "
 
 
 def walked(definition: HitDefinition) -> HitDefinition:
-    """Return the definition without name, weight and window.
-
-    Definitions for which the result is equal share one pass over the paths.
-    """
+    """Return the definition without name, weight and window; equal ones share a pass over paths."""
     return replace(definition, name="", weight="block", warmup=0.0)
 
 
@@ -44,7 +41,7 @@ def by_token(definition: HitDefinition) -> HitDefinition:
 
 
 def _writing(definition: HitDefinition) -> HitDefinition:
-    """Return a key of dicts, equal for definitions under which requests cache the same blocks."""
+    """Return a dict's key, equal for definitions under which requests cache the same blocks."""
     return replace(walked(definition), flat=False, last_token_rule=False)
 
 
@@ -55,10 +52,7 @@ class Followed(Protocol):
         """Return LRU's hits at every capacity."""
 
     def ideal_rate(self, definition: HitDefinition) -> float:
-        """Return the hit rate (0-1) of an infinite cache.
-
-        Without eviction, look-ups by prefix and block by block have the same hits.
-        """
+        """Return the hit rate (0-1) of an infinite cache, where `flat` makes no difference."""
 
     def misses(
         self, definition: HitDefinition, capacities_blocks: list[int]
@@ -76,7 +70,7 @@ class PathFacts(Protocol):
     def follow(
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> Followed:
-        """Return curves and misses under `curves` alone, ideal rates under `ideals` alone."""
+        """Return curves and misses under the definitions `curves`, ideal rates under `ideals`."""
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return counts of block look-ups (2 x 1024) by place of the block in earlier prompts.

@@ -65,10 +65,10 @@ def parse_policies(text: str, where: str = "--policy") -> list[type[Policy]]:
 
 
 def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str]) -> list[Variant]:
-    """Return every policy with every combination of its values in `POLICY.NAME=VALUE,...`.
+    """Return every policy with every combination of its values in `POLICY.NAME=VALUE,...` texts.
 
-    Raises UsageError for another form, for a policy that is not replayed, and for a parameter or a
-    value that it does not take.
+    Raises UsageError for a text in another form, for a policy that is not replayed, and for a
+    parameter or a value that it does not take.
     """
     values: Values = {policy: {} for policy in policies}
     for assignment in assignments:
@@ -77,7 +77,7 @@ def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str])
 
 
 def guarded(variant: Variant) -> Variant:
-    """Return the variant with a guard, if its policy takes one and no chosen value rules it out."""
+    """Return the variant with a guard, if its policy takes one and no chosen value excludes it."""
     from kvscope.policies.base import GUARD
 
     takes_one = GUARD in variant.policy.parameters and not variant.given.get("xi_percentile")
@@ -156,7 +156,7 @@ _UNITS: tuple[tuple[str, Callable[[str], float], Callable[[float], str]], ...] =
 
 
 def _assign(values: Values, assignment: str) -> None:
-    """Add the values of one `--param` to `values`."""
+    """Add to `values` (lists by policy and name) those of a `--param` text. Raises UsageError."""
     place, equals, text = assignment.partition("=")
     owner, dot, name = place.partition(".")
     if not (equals and dot and owner and name and text):

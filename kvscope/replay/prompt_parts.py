@@ -1,7 +1,7 @@
 """Prompt parts in which prefixes break, that is, stop repeating tokens computed before.
 
-Blocks locate a break only to a block. Among the parts in that block the first one counts, after
-skipping parts that end at the same token in both prompts.
+Hashes locate a break only to a block. Of the parts in that block the first one counts that does not
+end at the same token in the prompt with which the request is compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEW_HEADS: tuple[Cause, ...] = ("growth", "cold")
 """Causes of new tokens that nothing avoids, unless they are of a head that could be shared."""
 _MESSAGES = ("user", ANSWER, "tool result")
 UNKNOWN, BEHIND = -1, -2
-"""Stand for the kind of a part where it is not known, and where a prompt ends before."""
+"""In place of the kind of a part: it is not known; the prompt ends before the break."""
 
 
 class Break(Struct, frozen=True):
@@ -42,7 +42,7 @@ class Break(Struct, frozen=True):
     def part(self, tokens: Int64s) -> str | None:
         """Return the known kind of parts in which most of the given lost tokens are, else None.
 
-        `tokens` (R) are the field's, or those of some prompts or causes only, 0 for the others.
+        `tokens` (R) is the field of that name, maybe with 0 for requests to leave out.
         """
         lost = np.bincount(self.kind + 1, tokens, minlength=len(self.kinds) + 1)[1:]
         return self.kinds[int(lost.argmax())] if lost.any() else None
@@ -68,7 +68,7 @@ class PartTotal(Struct, frozen=True):
 def breaks(
     prompts: Prompts, causes: Attribution, parts: PromptParts | None
 ) -> Mapping[Cause, Break]:
-    """Return where prompts break, for each cause of new tokens; without `parts`, in unknown parts.
+    """Return where prompts break, for each cause of new tokens; of unknown kind without `parts`.
 
     An edited conversation breaks in a part of the previous turn's prompt, or in its answer; prompts
     of different conversations break in a part of the prompt itself.
@@ -164,7 +164,7 @@ def _find_parts(
     block_size: int,
     broken: Int32s,
 ) -> None:
-    """Fill `broken` (K) with the kinds that `parts_at` returns, from the last part of a prompt on.
+    """Fill `broken` (K) with the kinds that `parts_at` returns, from a prompt's last part back.
 
     The columns are those of `PromptParts`: the last part of each prompt (`last`, R entries, 0 for
     none), and for each part the one before it (`above`), its `kind` and the token at its `end`.

@@ -64,7 +64,7 @@ class DrawnTrace(Struct, frozen=True):
 
 
 def sampled(source: Sample, rate: float, part: int = 0) -> Sample:
-    """Return a sample of a share `rate` of the trace's subtrees, from one of at least that share.
+    """Return a sample of a share `rate` of the trace's subtrees; `source` has at least that share.
 
     Samples of the same rate and another `part` are disjoint. Raises UsageError for an empty one.
     """
@@ -81,7 +81,7 @@ def sampled(source: Sample, rate: float, part: int = 0) -> Sample:
 
 
 def is_drawn(group: Int64s, rate: float, part: int = 0) -> Bools:
-    """Return a mask of the requests in a sample of this rate; `group` has each one's subtree."""
+    """Return a mask of the requests in a sample of this rate; `group` (R) has their subtrees."""
     place = uniform(group, 0)
     return (part * rate <= place) & (place < (part + 1) * rate)
 
@@ -99,9 +99,10 @@ def shared_limit(requests: int) -> int:
 
 
 def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
-    """Return the first block of each block's subtree; 0 for blocks of more than `limit` requests.
+    """Return the first block of the subtree that each block is in, N + 1 entries, the root's first.
 
-    `leaf` are the last blocks of the requests; the result has N + 1 entries, the root's first.
+    Subtrees are the largest that at most `limit` requests use; blocks above have 0. `leaf` are the
+    last blocks of the requests.
     """
     requests, root = np.zeros((2, len(block_parent)), dtype=np.int32)
     _find_roots(block_parent, leaf, limit, requests, root)
@@ -149,8 +150,8 @@ class Estimate(Struct, frozen=True):
 class Anchor(Struct, frozen=True):
     """LRU's exact curve of the `whole` trace, and its stack distances (`runs`) on the sample.
 
-    `total` is the amount that each sampled request looks up, in the weight of `definition`; sampled
-    requests from number `first` on are counted.
+    Both turn rates of the sample into the whole's. `total` is the amount that each sampled request
+    looks up, in the weight of `definition`; sampled requests from number `first` on are counted.
     """
 
     sample: Sample
@@ -164,9 +165,9 @@ class Anchor(Struct, frozen=True):
         """Return the whole trace's hit rate at `capacity_blocks`, from a replay of the sample.
 
         `hit_blocks` are the hits of each sampled request at `sample.capacity(capacity_blocks)`. The
-        error is twice the root sum of squares of the standard error of the lead over LRU, by
-        subtrees, and of the sample's largest error about LRU between half and twice the capacity,
-        since other policies suffer from scaling, too; 1 if the scaled cache holds too few requests.
+        error is 1 if the scaled cache holds too few requests; else twice the root sum of squares of
+        two: the standard error, over subtrees, of the lead over LRU, and LRU's largest error on the
+        sample between half and twice the capacity, since other policies suffer from scaling, too.
 
         Source: Cochran, "Sampling Techniques", sections 6.3 and 9A (ratios over clusters).
         """
@@ -212,10 +213,10 @@ class Anchor(Struct, frozen=True):
 def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Estimate:
     """Return `estimate`, from a sample of this rate, its error widened by its drift with size.
 
-    `parts` are the estimates from the parts of the sample, each a sample of rate / PARTS. A policy
-    may behave otherwise in a smaller cache (lfu counts requests that share a block, and a sample
-    has fewer): the change from the parts to the sample, plus its own uncertainty, is added for each
-    factor of PARTS up to the whole.
+    `parts` are estimates from PARTS disjoint smaller samples, of rate / PARTS each. A policy may
+    behave otherwise in a smaller cache (lfu counts requests that share a block, and a sample has
+    fewer): the change from the parts to the sample, plus its own uncertainty, is added for each
+    multiplication by PARTS from the sample to the whole.
     """
     if max(estimate.error, *(part.error for part in parts)) == 1:
         return Estimate(estimate.rate, 1.0)

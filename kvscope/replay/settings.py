@@ -62,8 +62,8 @@ def with_capacity_model(
     """Return `setting` with the capacity model of these options.
 
     `tiers` and `offload` are the texts of `--tiers` and `--offload`, each of which implies an
-    engine. The limits are an engine's (None: vLLM's). `capacities_named`: capacities are stated for
-    the replays, which contradicts tiers. Raises UsageError for options that contradict each other.
+    engine, whose limits default to vLLM's. `capacities_named`: the user states capacities, which
+    tiers have already. Raises UsageError for options that contradict each other.
     """
     limits = {"--max-num-seqs": max_num_seqs, "--max-num-batched-tokens": max_num_batched_tokens}
     if tiers is not None or offload is not None:
@@ -110,7 +110,7 @@ def engine_setting(
     max_num_batched_tokens: int | None = None,
     where: str = "--capacity-model engine",
 ) -> RunSetting:
-    """Return `setting` on an engine with these limits (default: vLLM's).
+    """Return `setting` on a simulated engine with these limits (default: vLLM's).
 
     Raises UsageError, naming the option `where`, for a sample and for a hit definition other than
     `standard()`, whose warm-up may differ.
@@ -146,10 +146,10 @@ def with_groups(
 ) -> tuple[RunSetting, Model | None]:
     """Return the setting for the deployment's engine, and the model whose KV one block holds.
 
-    In an engine with a hybrid model, that is the model with the layers of one group
-    (`Model.by_block`), and the setting gets the groups. Else `model` is returned as it is, None
-    included: a cache without an engine counts all layers as full attention. `trace_block` is the
-    tokens of the trace's blocks. On SGLang, the setting's block bytes are those of one GPU.
+    A block of an engine with a hybrid model holds one group of layers: the setting gets the groups,
+    and the model is `Model.by_block`. Else `model` is returned as it is, None included: a cache
+    without an engine counts all layers as full attention. `trace_block` is the tokens of the
+    trace's blocks. On SGLang, the setting's block bytes are those of one GPU.
     """
     if deployment is not None and not setting.engine:
         setting = _of_engine(setting, deployment)

@@ -25,9 +25,9 @@ from kvscope.replay.traffic import Walk, by_access, walk
 class LruDistances(Struct, frozen=True):
     """Where the blocks that a trace reuses stood in LRU's list, as runs.
 
-    Run k: request[k] found block depth[k] of its path at place distance[k] (from 1), the next
-    block right behind it, and so on for blocks[k] blocks. `live` is the length of the whole list at
-    the end: a cache that large never evicts.
+    Run k: request[k] found block depth[k] of its path at place distance[k] (from 1), and the
+    blocks[k] - 1 blocks after it at the next places. `live` is the length of the whole list at the
+    end: a cache that large never evicts.
     """
 
     request: Int32s
@@ -67,7 +67,7 @@ def _distances(steps: Walk) -> LruDistances:
 
 
 def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
-    """Return the stack distances of all blocks looked up, given the runs of a whole trace.
+    """Return the stack distances of all blocks looked up, given the reused runs of a whole trace.
 
     Each of R requests leaves `cached` blocks, and looks up the first `look` of them.
     """
@@ -77,10 +77,10 @@ def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
 class LruStack:
     """LRU's list over R requests, kept as the number of blocks that each request touched last.
 
-    A trace may be processed in stretches of consecutive requests. Earlier ones then count as one
-    between each two whose blocks the stretch touches, so its cost depends on its runs, not on R.
-    Source: Niu et al., IPDPS 2012 (Parda: distances of a stretch, corrected by what is before it);
-    to merge owners instead of accesses is kvscope's own.
+    A trace may be processed in sections of consecutive requests. Earlier requests whose blocks a
+    section does not touch are merged, so its cost depends on its runs, not on R. Source: Niu et
+    al., IPDPS 2012 (Parda: distances of a section, corrected by what is before it); to merge
+    requests instead of accesses is kvscope's own.
     """
 
     def __init__(self, requests: int) -> None:
@@ -88,9 +88,9 @@ class LruStack:
         self._owned = np.zeros(requests + 1, dtype=np.int32)
 
     def distances(self, begin: int, runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
-        """Return the distances in the next stretch: requests from `begin` on, with all their runs.
+        """Return the distances in the next section: requests from `begin` on, with all their runs.
 
-        `live` becomes the length of the list after the stretch.
+        `live` becomes the length of the list after the section.
         """
         end, request = begin + len(cached), runs.request - np.int32(begin)
         again = np.bincount(request, runs.blocks, len(cached)).astype(np.int64)
@@ -162,8 +162,8 @@ def _stack(
     """Fill the `distance` of each run's first block; return the length of LRU's list at the end.
 
     A run is `blocks[k]` blocks on the path of `request[k]`. `owned` is a Fenwick tree of the number
-    of blocks that each request touched last; the run's last toucher so far has place `previous[k]`
-    in it, and the stretch's own requests have places from `first_own` on. `fresh` is the number of
+    of blocks that each request touched last: of the run's last toucher so far at place
+    `previous[k]`, of the section's own requests from place `first_own` on. `fresh` is the number of
     blocks that each request is the first to touch, `live` the length of the list before.
     """
     run = 0

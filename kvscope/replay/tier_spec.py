@@ -66,7 +66,7 @@ READS: Mapping[str, Read] = {
     "remote": Read(1e-3, 10e9),
 }
 WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
-"""Default bandwidth of writes to a tier, by its name, in bytes per second; latency as of reads."""
+"""Default bandwidth of writes to a tier, by its name, in bytes per second; latency: as of reads."""
 
 
 class SharedPool(Struct, frozen=True):

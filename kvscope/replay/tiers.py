@@ -18,9 +18,9 @@ class TieredReplay(Struct, frozen=True):
     """Hits, evictions and reads of R requests in T tiers, the pool first.
 
     `policies` has the eviction policy of each tier. `tier_hits` (R x T) are the leading blocks that
-    each request took from each tier, together capped by the last-token rule. `evictions` are the
-    blocks evicted from each tier. `tier_reads` are the blocks copied for the hits, where their
-    number differs: a hybrid model copies blocks that hold one group of layers each.
+    each request took from each tier; their sum obeys the last-token rule. `evictions` are the
+    blocks evicted from each tier. `tier_reads` are the blocks copied for the hits; None: as many as
+    hits, except for a hybrid model, which copies blocks that hold one group of layers each.
     """
 
     tiers: tuple[Tier, ...]

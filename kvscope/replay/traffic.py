@@ -33,8 +33,8 @@ class Traffic(NamedTuple):
     """A `Walk` with the facts that policies may see, R requests in order of arrival.
 
     `parent[r]` is the previous turn, -1 without one; `next_prompt_tokens` the tokens that the next
-    turn adds, for hindsight policies. `cuts` (R x P, ascending) are the depths that cut a path
-    into P + 1 parts, for policies whose table has rows for these; P is 0 for all others.
+    turn adds, for oracles. `cuts` (R x P, ascending) are the depths that cut a path into P + 1
+    parts, for policies whose table has rows for these; P is 0 for all others.
     """
 
     block_size: int

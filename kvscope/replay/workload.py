@@ -99,7 +99,7 @@ class Workload:
         """Return the same workload on an engine with this latency, these limits and layer groups.
 
         `engine` names a version (None: the present one), `kv_groups` is a `KvGroups.text` ("":
-        none). Limits of None are those of `EngineSettings`.
+        none). Limits of None are the engine's defaults.
         """
         return self._under(
             replace(
@@ -112,7 +112,7 @@ class Workload:
         )
 
     def without_drafter(self, groups: KvGroups | None = None) -> Workload | None:
-        """Return the workload without a speculative drafter; None if none shortens hits now.
+        """Return the workload without a speculative drafter; None if no drafter costs hits now.
 
         `groups` are the layer groups of a hybrid model without a drafter (default: as now).
         """
@@ -196,8 +196,8 @@ class Workload:
     def tables(self, policy: Policy, served: Bools | None = None) -> Tables:
         """Return the tables that a policy learns from `traffic`; they are made once.
 
-        `served` (R entries; default: all) are the requests that an engine does not reject. Larger
-        engines serve all that smaller ones do, so the number of served ones identifies them. Raises
+        `served` (R entries; default: all) are the requests that an engine does not reject. A larger
+        engine serves all that a smaller one does, so tables are stored by their number. Raises
         OutOfMemoryError, before allocating, where tables need more memory than is available.
         """
         if served is None:

@@ -140,7 +140,7 @@ def _curve(analysis: Analysis, caching: Caching) -> Section:
 
 
 def _rising(caching: Caching) -> list[CurvePoint]:
-    """Return the curve's points without its flat start, below 1 % of the ideal hit rate."""
+    """Return the curve's points to draw, without a flat start below 1 % of the ideal hit rate."""
     return [point for point in caching.curve if caching.rate(point) >= (_VISIBLE * caching.ideal)]
 
 
@@ -191,8 +191,8 @@ def readings(
 ) -> list[Tile]:
     """Return tiles of LRU's figures at a capacity of `blocks`: hit rate, size, TTFT percentiles.
 
-    `outcome` has its hit rate and its TTFT on an idle engine by the latency profile `profile`.
-    `pool` is a replay in KV pools of that capacity, whose hit rate is then shown; None without one.
+    `outcome` is LRU's: its TTFT is that of an idle engine, by the latency profile named `profile`.
+    The hit rate is that of `pool`, a replay in KV pools of that capacity; if None, of `outcome`.
     """
     tokens = blocks * sizes.block_size
     rate, about = outcome.token_hit_rate, "LRU, token-weighted."

@@ -93,7 +93,7 @@ def _cell(fact: Difference, value: float | str | None) -> str:
 
 
 def _is_long(fact: Difference) -> bool:
-    """Return whether a fact is too long for a table, as flags or a deployment are."""
+    """Return whether a value of a fact (flags, a deployment) is too long for a table cell."""
     return max(len(str(value or "")) for value in (fact.left, fact.right)) > _LONG
 
 

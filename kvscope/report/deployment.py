@@ -43,7 +43,7 @@ def _deployment(deployment: ResolvedDeployment) -> Section:
 
 
 def ranks_in_words(deployment: ResolvedDeployment) -> str:
-    """Return the command that starts a deployment's data-parallel ranks."""
+    """Return a sentence with the command that starts a deployment's data-parallel ranks."""
     options = flags(Lru(), EngineLaunch.of(deployment, None)).vllm
     return f"To start the ranks: vllm serve MODEL {options}"
 

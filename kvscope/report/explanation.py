@@ -44,7 +44,7 @@ def sizes_of(tuned: Recommendation) -> Sizes:
 
 
 def sensitivity(tuned: Recommendation) -> dict[str, list[Trial]]:
-    """Return the trials at the user's capacity of each policy with a xi, by its name, xi ascending.
+    """Return, by policy, its trials with a parameter xi at the user's capacity, by ascending xi.
 
     Of a policy's trials with the same xi, the first one tried is returned.
     """
@@ -113,7 +113,7 @@ def _xi(tuned: Recommendation) -> list[Section]:
         ]
 
         def ends(cell: Callable[[Trial], str]) -> Callable[[list[Trial]], str]:
-            """Return a function that writes a cell of the first and last trial: `1 to 5`."""
+            """Return a function that writes `cell` of a row's first and last trial: `1 to 5`."""
             return lambda row: " to ".join(dict.fromkeys(map(cell, (row[0], row[-1]))))
 
         of_xi = xi.columns(tuned.profile, lambda trial: trial.policy.values[XI])

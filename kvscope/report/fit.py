@@ -48,7 +48,7 @@ _OVER_TIME: Mapping[str, tuple[str, str, Callable[[WindowFit], float]]] = {
 }
 """Figures of windows by the title of their chart.
 
-Each is the title of the y axis, "y" if it shows shares (else ""), and the value of a window's fit.
+Each is the title of the y axis, "y" if it shows shares (else ""), and a function of the fit.
 """
 _UNSEEN = (
     "The probability of another turn includes turns after the trace's end: maximum likelihood, with"

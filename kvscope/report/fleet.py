@@ -190,7 +190,7 @@ def _router_flags(study: FleetStudy) -> list[str]:
 
 
 def _on_engines(study: FleetStudy) -> list[str]:
-    """Return that simulated engines meet the SLO too, if the answer was replayed on them."""
+    """Return that simulated vLLMs meet the SLO too; [] if the answer was not replayed on them."""
     run = study.on_engines
     return [] if run is None else [f"Simulated vLLMs meet it too, with {_reached(study, run)}."]
 
@@ -219,9 +219,9 @@ def _tier_flags(study: FleetStudy) -> list[str]:
 
 
 def _leading(study: FleetStudy) -> list[FleetLine]:
-    """Return the best line (runs with one policy) of each router, as many as fit on one screen.
+    """Return each router's best line (its runs with one policy), as many as fit on one screen.
 
-    Best: fewest replicas, then lowest TTFT. All `reference` routers (in no program) come last.
+    Best: fewest replicas, then lowest TTFT. Routers of no program (`reference`) all come last.
     """
     best: dict[str, FleetLine] = {}
     for line in study.ranked:
@@ -257,7 +257,7 @@ def interval(size: FleetSize, compared: int) -> str:
 
 
 def _target(study: FleetStudy) -> str:
-    """Return in words the SLO, the range of requests that count, and a scaled arrival rate."""
+    """Return in words the SLO, the numbers of the counted requests, and a scaled arrival rate."""
     slo, requests = study.request.slo, study.trace.requests
     first = int(requests * study.request.setting.definition.warmup) + 1
     rank = units.format_percentile(slo.percentile)
@@ -505,7 +505,7 @@ def _replicas(study: FleetStudy) -> Table:
 
 
 def _capacity(study: FleetStudy) -> list[Section]:
-    """Return LRU's hit rate at other capacities of a replica; [] if no router has exact curves."""
+    """Return LRU's hit rate by a replica's capacity, behind routers that ignore caches; else []."""
     if not study.lru_curves:
         return []
     sizes = Sizes(study.trace.block_size, study.request.model)
@@ -576,7 +576,7 @@ def _pool(study: FleetStudy) -> list[Section]:
 
 
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
-    """Return functions from a replica's capacity (blocks) to LRU's hit rate, by router or pool."""
+    """Return functions from a replica's blocks to LRU's hit rate, by router or "pooled"."""
 
     def of(curve: HitCurve, replicas: int = 1) -> Callable[[int], float]:
         return lambda blocks: float(curve.rate(replicas * blocks))
@@ -588,7 +588,7 @@ def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
 
 
 def _layers_counted(study: FleetStudy) -> str:
-    """Return which layers of a hybrid model the blocks of the simulation hold."""
+    """Return a sentence on which layers of a hybrid model's KV the simulated blocks hold."""
     alike = "hold the KV of all layers, without a hybrid model's windows or states"
     if study.groups is None:
         return f"Blocks {alike}: `kvscope simulate` and `tune` replay one engine with its groups."

@@ -224,7 +224,7 @@ def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Ex
 
 
 def _observed(explanation: Explanation) -> str | None:
-    """Return the hits that an engine reported next to predicted ones; None without reports."""
+    """Return a sentence on hits that an engine reported, against predicted ones; None without."""
     observed = explanation.observed
     if observed is None:
         return None
@@ -264,10 +264,10 @@ def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
 
 
 def _who_evicts_whom(explanation: Explanation) -> Section:
-    """Return which groups evict each group's blocks, and the group's hits in a quota of its own.
+    """Return which groups (of `--by`) evict each group's blocks, and the group's hits in a quota.
 
-    A quota is a cache with the group's share of the capacity, by input tokens; hits in it are
-    replayed. With several workers there are no quotas.
+    A quota is a cache of its own, with the group's share of the capacity by input tokens; hits in
+    it are replayed. With several workers there are no quotas.
     """
 
     def others(group: GroupLosses) -> str:

@@ -85,7 +85,7 @@ def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
 
 
 def next_step(analysis: Analysis) -> str | None:
-    """Return the next command to run, by the hits lost to evictions now; None without reuse."""
+    """Return the next command, by the hits lost to evictions; None without reuse or hashes."""
     caching = analysis.caching
     if caching is None or not caching.ideal:
         return None
@@ -104,7 +104,7 @@ def next_step(analysis: Analysis) -> str | None:
 
 
 def _now(analysis: Analysis, caching: Caching) -> str | None:
-    """Return in words LRU's hit rate in the deployment's pools, else the HBM; None if unknown."""
+    """Return in words LRU's hit rate in the memory there is; None if that memory is unknown."""
     blocks, now, pool = analysis.present_blocks, analysis.present_rate, analysis.pool
     if not blocks or now is None:
         return None
@@ -140,7 +140,7 @@ def _could(analysis: Analysis, caching: Caching) -> str:
 
 
 def _hybrid(analysis: Analysis) -> list[str]:
-    """Return a hybrid model's highest possible hit rates, by retention interval.
+    """Return a hybrid model's highest hit rates by retention interval, or why it has none; else [].
 
     vLLM's default comes first; the last sentence says which layers the other figures count.
     """
@@ -207,7 +207,7 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
 
 
 def _template(analysis: Analysis) -> list[str]:
-    """Return the chat template's cost in hits and the remedy, from 1 % of the input tokens on."""
+    """Return the chat template's cost in hits and the remedy; [] below 1 % of the input tokens."""
     cost = next((each for each in analysis.causes if each.cause == "template"), None)
     if cost is None or cost.share < _WORTH_SAYING:
         return []

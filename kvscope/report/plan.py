@@ -70,7 +70,7 @@ def options_section(tuned: Recommendation) -> Section:
 
 
 def _tiles(tuned: Recommendation) -> list[Tile]:
-    """Return tiles: the SLO's TTFT percentile today, change to make now, cheapest option within it.
+    """Return tiles: the SLO's TTFT percentile today, change to make now, cheapest way to the SLO.
 
     Today's is that of LRU on the later requests.
     """
@@ -249,7 +249,7 @@ def worth_in_words(tuned: Recommendation) -> list[str]:
 
 
 def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
-    """Return a tier's sizes, and its offload method if it is one of several compared `ways`.
+    """Return a tier's sizes, and its offload method (as for `--offload`) if `ways` has several.
 
     If `ways` differ in parameters alone, add those: `64 GiB CPU tier, store_threshold=2`.
     """
@@ -276,7 +276,7 @@ def memory_in_words(tuned: Recommendation) -> list[str]:
 
 
 def memory_to_set(tuned: Recommendation) -> Iterator[str]:
-    """Yield what PATH is, the folder of the added tier's files, and a caution; nothing without."""
+    """Yield what PATH is in the flags (a tier's folder), and a caution; nothing without files."""
     tier = tuned.tier
     if tier is not None and tier.files_bytes:
         if not tier.pool:
@@ -295,7 +295,7 @@ def memory_to_set(tuned: Recommendation) -> Iterator[str]:
 
 
 def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Iterator[str]:
-    """Yield sentences on the added tier's gain, freed GPU time, price, wear and limits."""
+    """Yield sentences on the added tier: gain, freed GPU time, price, wear of the SSD, limits."""
     plan = tuned.plan
     later, free = plan.beyond_free, plan.free
     assert later is not None and free is not None  # noqa: PT018, S101  (of a tier that is added)
@@ -380,7 +380,7 @@ def _why_none(tuned: Recommendation, doubt: TierDoubt, offer: TierOffer) -> str:
 
 
 def _rejected(plan: TuningPlan) -> list[str]:
-    """Return the tiers that were rejected because requests never start, and the reason."""
+    """Return the tiers rejected because some requests would never start with them, and why."""
     if not plan.rejected:
         return []
     names = dict.fromkeys(tier_label(each.candidate) for each in plan.rejected)
@@ -403,7 +403,7 @@ def _memory_named(tuned: Recommendation, option: PlanOption) -> str:
 
 
 def _frees(tuned: Recommendation, option: PlanOption) -> str:
-    """Return the GPU time (%) that `option` frees beyond the one at no cost, and its worth."""
+    """Return the GPU time (%) that `option` frees beyond the best free one, and its worth."""
     free = tuned.plan.free or tuned.plan.today
     freed, saved = free.trial.utilization - option.trial.utilization, option.saves_hour
     if saved is not None:

@@ -94,7 +94,7 @@ def sections(simulation: Simulation) -> list[Section]:
 
 
 def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Section]:
-    """Return the runs of a store: a section for each setting and deployment, a row per run."""
+    """Return a store's runs: a section per pair of setting and deployment, a row per run."""
     by_setting: dict[tuple[RunSetting, str], list[Run]] = {}
     for run in ordered(runs):
         where = "" if run.deployment is None else Deployment(**run.deployment).in_words
@@ -176,7 +176,7 @@ def _tel_s(run: Run) -> float:
 def summary(simulation: Simulation) -> Section:
     """Return the best policies by hits, p95 TTFT and TEL, with gaps to the optimum or best known.
 
-    Capacities are judged one by one. A recommended tier is compared with the pool alone instead.
+    That is at each capacity; if a tier is recommended, compare it with the pool alone instead.
     """
     if simulation.without_tier and simulation.runs:
         return _tier_and_pool(simulation, simulation.runs[0])
@@ -300,7 +300,7 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
 def _contest_table(
     simulation: Simulation, measure: _Measure, contests: dict[int, Contest]
 ) -> Table:
-    """Return a row per capacity: best policy, change vs LRU, gap to the optimum or best known."""
+    """Return a row per capacity (the key of `contests`): best policy, change vs LRU, and gap."""
     name = names(simulation.runs)
 
     def cell(run: Run | None) -> str:
@@ -359,7 +359,7 @@ def _policy_table(simulation: Simulation, capacity: int, limit: int | None = Non
 
 
 def tier_sections(simulation: Simulation) -> list[Section]:
-    """Return a row for each tier of each run; nothing where the cache has one tier."""
+    """Return a section with a row for each tier of each run; [] where the cache has one tier."""
     name, sizes = names(simulation.runs), _sizes(simulation)
     rows = [(run, tier) for run in simulation.runs for tier in run.tiers]
     beside = "time, beside its batch," if simulation.setting.on_tree else "wait"
@@ -532,9 +532,9 @@ def lru_curve_chart(
 ) -> style.Figure:
     """Draw LRU's hit rate at every capacity, with `at_blocks` ("chosen") and `runs` as points.
 
-    All `runs` have one setting; for each policy, the parameters with most runs are drawn. Vertical
-    lines mark the working set and `memory`, the present one's name and size (blocks); `replayed` is
-    the hit rate of an engine's pool of that size, which holds running requests too.
+    Of each policy, only the parameters with most `runs` are drawn. Vertical lines mark the working
+    set and the present `memory` (name, blocks). `replayed` is the hit rate of an engine's pool of
+    that size, which also holds running requests.
     """
     largest = max(int(curve.knots[-1]), at_blocks, memory[1] if memory else 0, 2)
     visible = curve.capacity_for(_VISIBLE * curve.ideal)

@@ -299,7 +299,7 @@ def _overloaded(tuned: Recommendation) -> list[str]:
 
 
 def _replicas(tuned: Recommendation) -> list[str]:
-    """Return the number of replicas that meet the SLO, with LRU and with the chosen policy."""
+    """Return the fewest replicas that meet the SLO in words: with LRU, then the chosen policy."""
     tuning, lru = tuned.tuning, tuned.tuning.fewest_lru
     if tuning.of_ranks and not tuning.chosen.meets(tuning.target):
         return ["Another --dp has pools of another size: tune it on its own."]
@@ -333,7 +333,7 @@ def _interval_of(fewest: FewestReplicas) -> str:
 
 
 def _with_choice(tuned: Recommendation) -> list[str]:
-    """Return how many replicas meet the SLO with the chosen policy."""
+    """Return the fewest replicas that meet the SLO with the chosen policy; [] if not replayed."""
     fewest = tuned.tuning.fewest_choice
     if fewest is None:
         return []
@@ -345,7 +345,7 @@ def _with_choice(tuned: Recommendation) -> list[str]:
 
 
 def _tpot(tuned: Recommendation) -> list[str]:
-    """Return TPOT: held-out, or validation if only that misses; [] without a TPOT SLO."""
+    """Return the held-out TPOT, or validation's if it alone misses; [] without a TPOT SLO."""
     tuning, slo_s = tuned.tuning, tuned.tuning.target.tpot_slo_s
     judged = tuning.chosen
     if slo_s is None or judged.held_out.tpot_s is None or judged.validation.tpot_s is None:
@@ -384,7 +384,7 @@ def _canary(tuned: Recommendation) -> list[str]:
 
 
 def canary_in_words(plan: Canary, arms: str) -> str:
-    """Return a canary test in words; `arms` describes its two sides."""
+    """Return a canary test in words; `arms` names what runs with and what without the change."""
     if plan.hours is None or plan.replicas is None:
         return (
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
@@ -424,9 +424,9 @@ def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
 def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:
     """Return a sentence if training window and held-out requests need other capacities for the SLO.
 
-    `blocks` is the capacity that the text before names. If held-out requests need it, the sentence
-    says what the training window needed; if the training window did, what held-out requests would
-    need. [] if it is neither, or if the training window's meets the SLO on held-out requests too.
+    `blocks` is a capacity that the text before names: what held-out requests need (then state that
+    of the training window) or what the training window needs (then state the other). [] for any
+    other capacity, and if the training window's meets the SLO on held-out requests too.
     """
     for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is None or least.would_need_blocks is None:
@@ -506,7 +506,7 @@ def _drafting(tuned: Recommendation) -> list[str]:
 
 
 def _layouts(tuned: Recommendation) -> list[str]:
-    """Return the range of results over drawn session starts; [] if the trace states them."""
+    """Return the range of results over other start times of sessions; [] if the trace has them."""
     layouts = tuned.tuning.layouts
     if not layouts:
         return []
@@ -560,7 +560,7 @@ def _policies(tuned: Recommendation) -> Section:
 
 
 def _gains(tuned: Recommendation) -> Table:
-    """Return each contender's changes against LRU on the later requests, and harms.
+    """Return each contender's changes against LRU on the later requests, and limits that it breaks.
 
     The figure by which policies are ranked (TTFT percentile or violations) has its CI.
     """
@@ -654,9 +654,9 @@ def _to_set(tuned: Recommendation) -> Section:
 
 
 def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
-    """Return the verdict at each extreme of pool capacity, prefill time and session starts.
+    """Return the verdict with each input at the end of its range of uncertainty.
 
-    Without `layouts`, leave out session starts.
+    Inputs: pool capacity, prefill time and, with `layouts`, start times of sessions.
     """
 
     def words(other: EndVerdict) -> str:
@@ -691,7 +691,7 @@ def _ms(judged: WindowTrial) -> NDArray[np.float64]:
 
 
 def trade_off_charts(tuned: Recommendation) -> Iterator[Callable[[], style.Figure]]:
-    """Yield builders of charts: the tail against the median, and against prefill time."""
+    """Yield builders of charts of the SLO's TTFT percentile: over the median, over prefill time."""
     prices: dict[str, Callable[[Trial], float]] = {
         f"p50 {tuned.ttft}": lambda trial: trial.times_ms.p50,
         "mean prefill time": lambda trial: 1e3 / trial.served_per_s,

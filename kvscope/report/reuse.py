@@ -27,9 +27,9 @@ def sections(facts: Characterization) -> list[Section]:
 def category_table(
     facts: Characterization, title: str = "Categories", limit: int | None = None
 ) -> Table:
-    """Return a row per category, most requests first; those below FEWEST requests form "other".
+    """Return a row per category, most requests first; those below 30 requests form the row "other".
 
-    With `limit`, smaller rows are pooled, to at most `limit` rows. Pooled rows have no quantiles.
+    With `limit` rows at most, "other" takes more of the smallest. It has no quantiles.
     """
     ranked = sorted(facts.categories, key=lambda row: -row.requests)
     large = [row for row in ranked if row.requests >= FEWEST]
@@ -83,9 +83,9 @@ def category_table(
 
 
 def _next_turn(following: NextTurns | None, rows: Sequence[Category]) -> float | None:
-    """Return the next-turn probability of one category, or of several in one row.
+    """Return the next-turn probability of the categories `rows` of one table row.
 
-    Of several, only settled requests count, early enough to show a next turn; None without any.
+    For several, only settled requests count, early enough to show a next turn; None without any.
     """
     if len(rows) == 1:
         return rows[0].next_turn_probability

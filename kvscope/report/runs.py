@@ -50,7 +50,7 @@ def contest(runs: Sequence[Run], measure: Callable[[Run], float]) -> Contest:
 
 
 def rate(run: Run) -> float:
-    """Return a run's hit rate, weighted as its definition says."""
+    """Return a run's hit rate (0-1), in the weight of its setting's hit definition."""
     return hit_rate(run.setting, run.outcome)
 
 

@@ -59,7 +59,7 @@ class Section(Struct, frozen=True):
 
     @classmethod
     def of(cls, title: str, *parts: Part | None, plot: Iterable[str] = ()) -> Section:
-        """Return a section of sentences, tables, tiles and charts, each in order; drop None."""
+        """Return a section of sentences, tables, tiles and charts, each kind in order, no None."""
         return cls(
             title,
             tuple(part for part in parts if isinstance(part, str)),
@@ -137,7 +137,7 @@ def curve_plot(
 ) -> tuple[str, ...]:
     """Return a sparkline for each named curve over `at`, and a line with both ends of the axis.
 
-    All share a scale and start where the first curve exceeds 2 % of its peak.
+    `write` formats an end. All share a scale and start where the first exceeds 2 % of its peak.
     """
     first = next(iter(curves.values()), ())
     top = max(first, default=0.0)

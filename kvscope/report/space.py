@@ -107,8 +107,9 @@ def _sizes(model: Model, analysis: Analysis, sizes: tuple[RequestSize, ...]) -> 
 
 
 def spatial_chart(spatial: Spatial) -> style.Figure:
-    """Draw the ideal block hit rate if a share of each request is cached, from an offset on.
+    """Draw the ideal block hit rate if one section of each prompt is cached, by start and length.
 
+    Both are shares of the prompt.
     Source: Wang et al., KVCache Cache in the Wild (ATC'25), Figures 16 to 18.
     """
     by_turn = spatial.overall, spatial.single_turn, spatial.multi_turn
@@ -184,7 +185,7 @@ def hottest_prefixes(prefixes: Sequence[Prefix], block_size: int) -> Section:
 
 
 def _hash(prefix: Prefix) -> str:
-    """Return the trace's hash of the last block as an unsigned hexadecimal."""
+    """Return the trace's hash of a prefix's last block as an unsigned hexadecimal."""
     return f"{prefix.hash_id & (2**64 - 1):x}"
 
 

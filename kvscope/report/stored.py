@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 
 class StoredReport(Struct, frozen=True):
-    """A report without content: made at `created_at` (UTC) in `duration_s`, by version `kvscope`.
+    """A report in a list, without content: made by version `kvscope` at `created_at` (UTC).
 
-    `question` is the request's digest by `question_of`, `settings` the deployment in words.
+    `duration_s` is the command's, `question` the digest of its request by `question_of`, `settings`
+    the deployment in words.
     """
 
     DOCUMENT: ClassVar[str] = "command summary created_at duration_s kvscope"
@@ -69,7 +70,7 @@ def keep(
     note: Callable[[str], None] | None = None,
     **columns: str | None,
 ) -> ReportContent:
-    """Return a report's content; store it if its trace is in the store.
+    """Return a report's content; also store it, if its trace is in the store.
 
     `summary` is its answer in one line, by default its first sentence. `columns` are further
     columns of the store: `file`, `question`, `settings`. `note` receives the reason if the report

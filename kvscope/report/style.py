@@ -45,7 +45,7 @@ def label(text: str) -> str:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return the labels of an axis, cut to length; number those that are equal then."""
+    """Return the labels of an axis, cut to length; append "(2)", ... to repeated ones."""
     cut = list(map(label, names))
     known: Counter[str] = Counter()
     for at, name in enumerate(cut):
@@ -162,7 +162,7 @@ def bars(
     hover: str = "%{y}: %{x:.1%}",
     colours: Sequence[str] = (),
 ) -> Figure:
-    """Draw horizontal bars for `names`, from the top: one of each group, in the group's colour."""
+    """Draw horizontal bars, a group's in one colour: for `names[i]` the value i of each group."""
     chart = figure(title, x, y, height=height)
     colours = colours or ((SKY, BLUE, PURPLE) if len(groups) > 1 else (BLUE,))
     for (name, values), colour in zip(groups.items(), colours, strict=False):

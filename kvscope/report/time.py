@@ -43,7 +43,7 @@ def _only(shown: Collection[str], facts: _Facts) -> _Facts:
 
 
 def _ranked(facts: _Facts, size: Callable[[Any], int]) -> list[Any]:
-    """Return the row of all requests, if any, then categories by `size`, the largest first."""
+    """Return the row of all requests, if any, then those of categories, largest first by `size`."""
     rows: list[Any] = sorted(facts.by_category, key=size, reverse=True)
     return rows if facts.overall is None else [facts.overall, *rows]
 
@@ -108,7 +108,7 @@ def _lifetimes(lifetimes: Lifetimes, note: str) -> Section:
 
 
 def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
-    """Return how much windows differ, overall and for categories of enough requests."""
+    """Return how much windows and days differ, overall and by category of enough `requests`."""
     units_of_time = {"window": stability.between_windows, "day": stability.between_days}
     tables = (_varying(unit, rows, requests) for unit, rows in units_of_time.items())
     return Section.of(
@@ -126,7 +126,7 @@ def _stability(stability: Stability, requests: Mapping[str, int]) -> Section:
 
 
 def _varying(unit: str, variations: Sequence[Variation], requests: Mapping[str, int]) -> Table:
-    """Return a row per category: means over windows or days (`unit`), and how much they vary."""
+    """Return means over windows or days (`unit`), and variation, by category of many `requests`."""
     known = {(row.category, row.quantity): row for row in variations}
     large = {name for name in requests if requests[name] >= FEWEST * WINDOWS}
     gaps = time_unit(row.mean for row in variations if row.quantity == "reuse_gap_p50_s")
@@ -163,7 +163,7 @@ def _curves(
     values: Callable[[Any], Sequence[float | None]] = lambda row: row.cdf,
     **options: object,
 ) -> list[style.Series]:
-    """Return curves of all requests and of the largest categories by `size`; y from `values`."""
+    """Return curves of all requests and of categories, the largest by `size`; y from `values`."""
     rows = _ranked(facts, size)[: 1 + style.SHOWN_CATEGORIES]
     return style.curves(facts.at_s, {row.category or "all": values(row) for row in rows}, **options)
 

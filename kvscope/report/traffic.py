@@ -165,7 +165,7 @@ def ttft_over_time_chart(served: Sequence[PartOutcome]) -> style.Figure:
 
 
 def _by_window(served: Sequence[PartOutcome], figure: str) -> tuple[list[float], list[float]]:
-    """Return each window's start (h), and its outcome's attribute `figure`."""
+    """Return each window's start (h), and the value of `figure`, such as `ttft_ms.p95`."""
     hours = [(part.start_s or 0.0) / 3600 for part in served]
     return hours, [attrgetter(figure)(part.outcome) for part in served]
 

@@ -84,9 +84,9 @@ def _moves(rank: str, lru: Mapping[str, Percentiles], other: Mapping[str, Percen
 def changes_chart(
     title: str, before: Mapping[str, Percentiles], after: Mapping[str, Percentiles]
 ) -> style.Figure:
-    """Draw the change of TTFT percentiles for the first SHOWN_CATEGORIES categories.
+    """Draw the change of TTFT percentiles, for the first ten categories of `before`.
 
-    Bars left of 0 are faster, bars right of it slower; changes above a factor of two are cut.
+    Bars left of 0 are faster, bars right of it slower; the axis ends at a factor of two.
     """
     names = list(before)[:SHOWN_CATEGORIES]
 
@@ -163,7 +163,7 @@ def cdf_chart(
 
 
 class Point(Struct, frozen=True):
-    """A policy with parameters (`label`), its tail, and the time paid for that (`price_ms`)."""
+    """A policy (`label`), its tail TTFT, and the median or prefill time traded (`price_ms`)."""
 
     policy: str
     label: str

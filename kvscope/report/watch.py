@@ -45,7 +45,7 @@ def section(watch: Watch) -> Section:
 
 
 def _drift(hits: WindowHits) -> str | None:
-    """Return the recommendation's drift in hits and whether to tune again; None if unknown."""
+    """Return the drift of the recommendation's hit rate, and whether to tune; None if unknown."""
     if hits.drift is None:
         return None
     moved = f"The recommendation's hit rate is {hits.drift:+.0%} from what it was chosen for"

@@ -59,7 +59,7 @@ def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
 
 
 def rate_unit(per_second: Iterable[float]) -> TimeUnit:
-    """Return the shortest of s, min and h with a median rate of 1 event or more, else h."""
+    """Return the first of s, min and h in which the median rate is 1 event or more, else h."""
     known = sorted(value for value in per_second if value)
     middle = known[len(known) // 2] if known else 1.0
     units_of_time = (SECONDS, TimeUnit("min", 1 / 60), TimeUnit("h", 1 / 3600))
@@ -125,13 +125,13 @@ def counted(number: int, thing: str, things: str = "") -> str:
 
 
 def listed(names: Sequence[str], limit: int, rest: str = "more") -> str:
-    """Return the first `limit` names, then the number of the others: a, b and 3 more."""
+    """Return the first `limit` names, then the number of others: `a, b and 3 more`."""
     shown, more = ", ".join(names[:limit]), len(names) - limit
     return f"{shown} and {more} {rest}" if more > 0 else shown
 
 
 def large(rows: Iterable[Row], size: Callable[[Row], int]) -> list[Row]:
-    """Return the rows with FEWEST requests or more, the largest first; all if none has."""
+    """Return the rows with 30 requests (`size`) or more, the largest first; all if none has."""
     ranked = sorted(rows, key=size, reverse=True)
     return [row for row in ranked if size(row) >= FEWEST] or ranked
 
@@ -163,7 +163,7 @@ def percentiles(
 ) -> Columns:
     """Return a column for each name in `names`, such as "mean p50 p99".
 
-    Names are fields of what `summary` returns for a row; `write` returns a cell's text.
+    Names are fields of what `summary` returns for a row; `write` formats a value.
     """
 
     def column(name: str) -> Callable[[Any], str]:

@@ -33,7 +33,7 @@ _ABOUT = "xi: the tokens that the next turn may compute and still meet the SLO."
 
 
 def by_xi(runs: Sequence[Run]) -> dict[float, Run]:
-    """Return the runs that have a xi, by its value, ascending."""
+    """Return the runs with the parameter xi, by its value, ascending."""
     with_xi = [run for run in runs if XI in run.params]
     return {run.params[XI]: run for run in sorted(with_xi, key=lambda run: run.params[XI])}
 
@@ -97,7 +97,7 @@ def best(simulation: Simulation) -> float:
 
 
 def objections(run: Run, lru: Run, slo_s: float | None) -> list[str]:
-    """Return how a run is worse than LRU by more than `Limits` allow, by estimates, not CIs.
+    """Return how a run is worse than LRU by more than the plan's `Limits`, by estimates, not CIs.
 
     Compared are p95 and p50 TTFT, and with an SLO the TEL and the share of requests that meet it.
     """

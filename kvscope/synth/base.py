@@ -69,8 +69,8 @@ class Record(msgspec.Struct, frozen=True):
     """One request, in the field names and order of the Qwen-Bailian JSONL traces.
 
     `timestamp` is in seconds from the trace's start, rounded to milliseconds; `turn` counts from 1,
-    where the parent is -1; `hash_ids` has ceil(input_length / block size) entries, of which the
-    last may stand for a partial block. `block_size` is written only if not the format's 16.
+    whose parent is -1; `hash_ids` has ceil(input_length / block size) entries, of which the last
+    may stand for a partial block. `block_size` is written only if not the format's 16.
 
     Source: https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon
     """
@@ -205,8 +205,8 @@ class Thread(Struct):
 
 State = TypeVar("State")
 Serve = Callable[[float, State], tuple[Record | None, Iterable[tuple[float, State]]]]
-"""Takes an arrival (time in s, state); returns its record (None before the trace begins, and for
-what is no request), and the later arrivals (time in s, state) that follow from it."""
+"""Takes an arrival (time in s, state); returns its record (None before the trace begins, and if the
+arrival is no request), and the later arrivals (time in s, state) that follow from it."""
 
 DAY_S = 86_400.0
 

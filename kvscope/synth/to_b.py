@@ -111,7 +111,7 @@ DIALOGUE = Dialogue(
 
 
 class LaterRequest(Struct):
-    """A future request and its later turns; `thread` begins with a prefix that requests share."""
+    """A future request and its later turns; `thread` begins with a prefix shared with others."""
 
     thread: Thread
     new_tokens: int
@@ -158,7 +158,6 @@ class ToB(Profile):
     some 30 times as much: they start at about 40,000 tokens.
 
     sample_traces/README.md compares this profile with the published figures.
-
     Source: KVCache Cache in the Wild (ATC'25), Trace B, sections 3.2-3.5.
     """
 

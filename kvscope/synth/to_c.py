@@ -175,7 +175,7 @@ class ToC(Profile):
         return in_order(births(), serve, requests)
 
     def _draw_turns(self, number: int, kind: Kind, rng: Generator) -> int:
-        """Return the number of turns of conversation `number`; the trace may end before them."""
+        """Return the turns of conversation `number`, which spreads the engaged ones evenly."""
         # Evenly spread, not drawn: see the class.
         if int((number + 1) * self.engaged_share) > int(number * self.engaged_share):
             return min(self.max_turns, self.engaged_turns.draw(rng))

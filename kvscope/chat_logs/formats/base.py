@@ -36,10 +36,10 @@ class Chat(Struct, frozen=True):
 
 
 class Rendered(NamedTuple):
-    """A rendered prompt, and whether it contains a date.
+    """A rendered prompt, and whether its template read the current date (`is_dated`).
 
-    `ends[n]` is the index behind the text of the first n messages. Their prompt is the text up to
-    there, plus the text behind the largest end.
+    `ends[n]` is the index behind the text of the first n messages. The prompt of these alone is the
+    text up to `ends[n]`, and the ending: the text behind the last message.
     """
 
     text: str
@@ -97,7 +97,7 @@ class LoggedRequest(Struct, kw_only=True):
 class LogFormat(ABC):
     """A log format: recognizes logs by their keys, and reads their lines.
 
-    Each of `marks` is a text of keys that identify lines together. Each log gets a new instance,
+    Lines with all keys of one of `marks` ("event obj out") are of it. Each log gets a new instance,
     which may have state; `left_out` counts, by reason, lines and spans without a model request.
     """
 

@@ -56,7 +56,7 @@ _ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSIST
 
 
 class _Row(msgspec.Struct, gc=False, kw_only=True):
-    """The keys of a line and of the request body in it, with the types that are required."""
+    """The keys of a line and of the request body in it; other types make the line unusable."""
 
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
@@ -182,8 +182,8 @@ def _prompts(prompt: object) -> list[Prompt]:
 def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Any]:
     """Return the fields `request_id`, `parent_id` and `states_parent` of a `LoggedRequest`.
 
-    In the Responses API a request has the id of its response, and names its parent by that. Else
-    both are ids of requests, and `request_id` is None unless the log has parents' ids.
+    In the Responses API both ids are those of responses: the request's own and the one that it
+    continues. Else both are ids of requests; `request_id` is None unless the line names a parent.
     """
     own: Identifier | None = answer.id
     if _RESPONSE in fields or "input" in fields:
@@ -240,7 +240,7 @@ def _chat(
 
 
 def _answers(row: _Row) -> list[int]:
-    """Return the indices of the answers in a whole conversation; [] for a single request."""
+    """Return the indices of a conversation's answers, the first of assistants in a row; else []."""
     messages = row.messages or []
     if row.continue_final_message or row.response is not None or not messages:
         return []
@@ -259,10 +259,10 @@ def _conversation(
     start_s: float | None,
     common: dict[str, Any],
 ) -> list[LoggedRequest]:
-    """Return a request per answer; it arrives at the time of the last message before the answer.
+    """Return a request per answer; it arrives at the time of the message before the answer.
 
-    If that has no time, the first arrives at `start_s`, and others have None. `answers` are indices
-    of messages. `common` has the fields of `LoggedRequest` that all of them share, but for the
+    Without that time, the first request arrives at `start_s`, others at None. `answers` are indices
+    of messages. `common` has the fields of `LoggedRequest` that all requests share, but for the
     parent's id, which only the first one gets. The retention directives go to the last request, the
     one that was logged.
     """

@@ -38,7 +38,7 @@ class OpenInference(OpenAI):
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return whether lines are spans with attributes, in one object or in columns."""
+        """Return whether lines are spans: with `attributes`, or with a column per attribute."""
         return super().recognizes(keys) or any(key.startswith(f"{_COLUMN}llm.") for key in keys)
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:

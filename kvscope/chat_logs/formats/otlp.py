@@ -45,7 +45,7 @@ class Otlp(OpenAI):
         self._twice = RecordedTwice()
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the requests of spans with a prompt, except failed and twice recorded ones."""
+        """Return the requests of spans with a prompt; leave out failed spans and repetitions."""
         requests: list[LoggedRequest] = []
         for span in spans_of(line):
             values = span.values()

@@ -52,7 +52,7 @@ class _Output(msgspec.Struct, gc=False):
 
 
 class _Exported(_MetaInfo, gc=False, kw_only=True):
-    """A line of exported metrics, or of the request logger if it has an `event`."""
+    """A line of exported metrics; with an `event`, the logger's (request `obj`, response `out`)."""
 
     request_parameters: str | None = None
     event: str | None = None

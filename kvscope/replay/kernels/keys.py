@@ -50,12 +50,12 @@ def empty_heap(room: int) -> Heap:
 class Keys(NamedTuple):
     """The state of a key policy over R requests and N blocks.
 
-    `heap` holds every run that may shrink, once, by the key of its deepest block. `uses` (N + 1, or
-    1 where the policy does not count) are the touches of each block since it was cached, counted
-    along `segments` and `paths`. `clocks` (R) has, for each request, the key of the block evicted
-    last before its touch (0: none), which policies see as `Block.clock`. The two entries of
-    `clock`: the key of the block evicted last, and the heap size above which stale entries are
-    dropped.
+    `heap` holds every run whose deepest block may be evicted, by that block's key. `uses` (N + 1,
+    or 1 where the policy does not count) are the touches of each block since it was cached;
+    `segments` and `paths` serve to count them. `clocks` (R) has, for each request, the key of the
+    block evicted last before its touch (0: none), which policies see as `Block.clock`. The two
+    entries of `clock`: the key of the block evicted last, and the heap size above which stale
+    entries are dropped.
     """
 
     runs: CachedRuns
@@ -86,8 +86,8 @@ def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: P
 def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a key policy, whose key function is compiled into it.
 
-    As that of `replay_loop`, it takes traffic, segments, empty `Keys` and settings, fills an array
-    (R) with the leading blocks that each request hits, and returns the number of blocks evicted.
+    It takes the arguments of `replay_loop`: traffic, segments, empty `Keys`, settings and an array
+    (R), fills that with each request's leading hit blocks, and returns the number evicted.
     """
     return replay_loop(keys_order(policy))
 
@@ -117,7 +117,7 @@ def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
 
     @callable_in_kernels
     def key_now(state: Keys, traffic: Traffic, request: int, now: Now) -> float:
-        """Return the present key of a run's deepest block."""
+        """Return the present key of the deepest block of a request's run."""
         return key_at(state, traffic, state.runs.of[request, END] - 1, request, now)
 
     @callable_in_kernels
@@ -235,7 +235,7 @@ def drop_stale(state: Keys) -> None:
 
 @callable_in_kernels
 def count_uses(state: Keys, request: int) -> None:
-    """Count a touch of each block of a request's path, before its take-over; 1 if not cached."""
+    """Count a touch of each block of a path, before its take-over; from 0 if it is not cached."""
     segments, uses = state.segments, state.uses
     starts, blocks = state.paths.starts, state.paths.blocks
     head, end = starts[request], starts[request + 1]

@@ -38,11 +38,12 @@ class Lanes(NamedTuple):
     """The state of a lane policy: `queues` has a set (bitset.py) of requests for each lane.
 
     `busy` has a bit for each lane, set where its queue may have members. `scored` (lanes x 3)
-    caches scores that change in steps: the request scored, its worth, and the time (s) until which
-    that holds. `places` (R x 2) has the depth where the lane of each run's deepest block begins,
-    and that lane; `recent` the uncached tokens of recent requests (recent.py). The last four are
-    flags (0 or 1): `selects`, the policy does not admit every turn; `adaptive`, it may adapt to
-    `recent`; `timeless`, scores never change with time; `stepwise`, only at certain idle times.
+    caches scores that change in steps: a lane's oldest request, its score, and the time (s) until
+    which that holds. `places` (R x 2) has the depth where the lane of each run's deepest block
+    begins, and that lane; `recent` the uncached tokens of recent requests (recent.py). The last
+    four are flags (0 or 1): `selects`, the policy does not admit every turn; `adaptive`, it may
+    adapt to `recent`; `timeless`, scores never change with time; `stepwise`, at certain idle times
+    only.
     """
 
     runs: CachedRuns
@@ -100,15 +101,15 @@ def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
 
 @once
 def referenced_functions(policy: type[LanePolicy]) -> Referenced:
-    """Return `lane_functions` as one `Referenced`, valid for the life of the process."""
+    """Return `lane_functions` for kernels, which take them by one address; kept for the process."""
     return Referenced(lane_functions(policy))
 
 
 class Calls(NamedTuple):
     """How kernels call the functions of a lane policy, and `observe` after each request.
 
-    With `steps`, a lane's score is kept until `next_step_s` or until its oldest request changes; if
-    that time is infinite, until the table changes. Else it is computed at each eviction.
+    With `steps`, a lane's score is kept until its oldest request changes or has been idle for
+    `next_step_s`; if that is infinite, until the table changes. Else each eviction computes it.
     """
 
     admits: Callable[..., bool]
@@ -122,8 +123,8 @@ class Calls(NamedTuple):
 def calls_of(policy: type[LanePolicy]) -> Calls:
     """Return how kernels call a lane policy: by address, so that policies share a kernel.
 
-    Two kinds of policies, for which that takes at least 20 % longer, are compiled into kernels of
-    their own: a single lane that admits every turn, and scores that change all the time.
+    Two kinds of policies, which calls by address slow down by 20 % or more, are compiled into
+    kernels of their own: a single lane that admits every turn, and scores that change all the time.
     """
     single = policy.lanes == 1 and not policy.by_category and policy.admits is LanePolicy.admits
     if single or not (policy.timeless or policy.stepwise):
@@ -201,8 +202,8 @@ def calls_by_address() -> Calls:
 def lanes_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a lane policy.
 
-    As that of `replay_loop`, it takes traffic, segments, empty `Lanes` and settings, fills an array
-    (R) with the leading blocks that each request hits, and returns the number of blocks evicted.
+    It takes the arguments of `replay_loop`: traffic, segments, empty `Lanes`, settings and an array
+    (R), fills that with each request's leading hit blocks, and returns the number evicted.
     """
     return _kernel_of(lanes_order(calls_of(policy)))
 
@@ -254,8 +255,8 @@ def lanes_order(calls: Calls) -> EvictionOrder:
     def enter(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
         """Store in `places` the lane of a run's deepest block, and the depth where it begins.
 
-        Where the table has rows for each part of a path (`cuts`), the lane is that of the block's
-        part, and begins no earlier than that part.
+        If tables have a row for each part of a path (divided at `Traffic.cuts`), the lane is that
+        of the block's part, and begins no earlier than that part.
         """
         cuts, end = traffic.cuts, state.runs.of[request, END]
         part = cuts.shape[1]
@@ -267,7 +268,7 @@ def lanes_order(calls: Calls) -> EvictionOrder:
 
     @callable_in_kernels
     def worth_of(state: Lanes, traffic: Traffic, lane: int, head: int, now: Now) -> float:
-        """Return the worth of a lane's oldest block; 0 where there is only one lane."""
+        """Return the score of a lane's oldest block (of `head`); 0 where there is only one lane."""
         if len(state.queues) == 1:
             return 0.0
         scored = state.scored

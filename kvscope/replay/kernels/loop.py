@@ -35,8 +35,8 @@ class Now(NamedTuple):
 class TablePeriods(NamedTuple):
     """The learned tables of a policy, one per period, and the one `in_force`.
 
-    Table k holds from request `since[k]` on. Its row for category c is row `rows[k, c]` of
-    `values`; `in_force` (categories x columns) is a copy of the table that holds now.
+    Table k holds from request `since[k]` on; `values[rows[k, c]]` is its row for category c.
+    `in_force` (categories x columns) is a copy of the table that holds now.
     """
 
     since: Int64s
@@ -56,7 +56,7 @@ def take_table(tables: TablePeriods, period: int) -> None:
 
 @callable_in_kernels
 def advance_table(tables: TablePeriods, period: int, requests: int) -> int:
-    """Put the table that holds for request `requests` - 1 in force; return its period."""
+    """Put the table for the latest of `requests` requests in force; return its period."""
     before = period
     while period + 1 < len(tables.since) and tables.since[period + 1] < requests:
         period += 1

@@ -50,7 +50,7 @@ def empty_runs(traffic: Traffic, leaf: bool, climb: bool) -> CachedRuns:
 
 @callable_in_kernels
 def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, int]:
-    """Move a request's cached blocks to its run; return the number of leading ones, and of all."""
+    """Move a path's cached blocks to the request's run; return how many lead the path, and all."""
     of, branches, leaf = runs.of, runs.branches, runs.leaf
     leading, cached, start, above = 0, 0, 0, 0
     for k in range(segments.starts[request], segments.starts[request + 1]):
