@@ -72,7 +72,7 @@ class AutoscaledFleet(Struct, frozen=True):
 
     @classmethod
     def of(cls, sweep: FleetSweep, answer: FleetRun, scaling: Scaling) -> Self:
-        """Replay the answer with its seed: autoscaled, with `scaling.high`, with mean replicas."""
+        """Replay `answer` with its seed: autoscaled, with `scaling.high` and with mean replicas."""
         prompts, seed = sweep.prompts, answer.seed
         first = first_counted(prompts, sweep.workload.setting.definition)
         scaled = replace(answer.fleet, replicas=scaling.high, scaling=scaling)

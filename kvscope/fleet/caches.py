@@ -294,7 +294,7 @@ def _queue_caches(policy: type[QueuePolicy]) -> Caches:
 
     @callable_in_kernels
     def begin(state: Queues, touched: Touched, traffic: Traffic, request: int) -> None:
-        """Reserve block ids, after earlier requests', for the request's anonymous blocks."""
+        """Reserve ids for the request's blocks that the trie lacks, after earlier requests'."""
         starts: Int64s = touched.segments.starts  # unused otherwise where there are no runs
         starts[request + 1] = starts[request] + traffic.anonymous[request]
 

@@ -108,7 +108,7 @@ class DisaggregatedFleet(Struct, frozen=True):
     ) -> Self:
         """Replay all splits of the answer's replicas; search the fewest replicas that meet the SLO.
 
-        At most `most` replicas are tried. `require_going` is as for `Stages`.
+        At most `most` replicas are tried. `require_going` runs before each replay and may raise.
         """
         slo = sweep.slo
         tpot_s = answer.outcome.target_tpot_s if slo.tpot_s is None else slo.tpot_s
@@ -119,7 +119,7 @@ class DisaggregatedFleet(Struct, frozen=True):
 
 
 class Prefilled(NamedTuple):
-    """The replay of prefill replicas, the arrival time of each prompt's KV (s), and `link_busy`."""
+    """The replay of prefill replicas, when each prompt's KV arrives (s), and `link_busy`."""
 
     done: FleetReplay
     sent_s: Float64s
@@ -160,7 +160,7 @@ class Stages:
         self.split = cache(self._split)
 
     def fewest(self, most: int) -> SplitFleet | None:
-        """Return the best split of the fewest replicas that meet the SLO; None if above `most`."""
+        """Return the best split of the fewest replicas that meet the SLO; None: `most` miss it."""
         able = [  # which miss it with the most decode replicas miss it with fewer
             each
             for each in range(1, most)

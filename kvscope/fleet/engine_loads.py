@@ -25,9 +25,9 @@ and `listed` of them had not ended when last counted. The other `queued` ones ha
 class LoadCounts(NamedTuple):
     """The counts of N replicas, and for each its requests taken from the queue and not ended.
 
-    `each` (N) are records of `COUNT`: `seen`, `taken`, `listed` and `queued` requests, and `tokens`
-    and `uncached` tokens of the queued ones. Row n of `listed` (N x R) has the places of the taken
-    requests: numbers, from 0, among those sent to the replica. Rejected ones never count.
+    `each` (N) are records of COUNT. Row n of `listed` (N x R) begins with the places of replica n's
+    requests that left the queue: numbers, from 0, among those sent to it. Rejected requests are
+    neither listed nor queued.
     """
 
     each: Records
@@ -94,7 +94,7 @@ def count_loads(
     """Write each replica's load at `at_s` into `load`, of requests that arrived before `before_s`.
 
     A machine simulates whole steps, so it may be past `at_s`: events after `at_s` do not count.
-    Neither time may decrease between calls.
+    Neither `at_s` nor `before_s` may decrease from call to call.
     """
     for number in range(len(load.in_flight)):
         see_sent(machines, uncached, counts, number, before_s)

@@ -62,11 +62,11 @@ def replay_engines(
     """Replay a trace on `replicas` simulated vLLMs of these settings, behind `router`.
 
     A request with a `think_s` of at least 0 arrives that long after the end of request `after` (by
-    default the previous turn). `tables` are the policy's, `seed` a random router's. `begin_s` is
-    when a request is admitted. One longer than a pool is rejected: no hits, and nan for times.
-    `best_blocks` includes blocks computed between arrival and admission if the request hit them.
-    Routers see pools, not the CPU tiers below them; `hit_blocks` include blocks loaded from a tier.
-    `Truth.wait_s` is the prefill time of the tokens in front, without decodes. With `scaled`, the
+    default the previous turn). `tables` are the policy's, `seed` a random router's. In the result,
+    `begin_s` is when a request is admitted; one longer than a pool is rejected: no hits, nan for
+    times. `best_blocks` includes blocks computed between arrival and admission if the request hit
+    them, `hit_blocks` also blocks loaded from a CPU tier. Routers see pools, not tiers; to them,
+    waiting takes the prefill time of the tokens in front, without decodes. With `scaled`, the
     schedule sets the number of replicas: a removed one finishes the requests sent to it, and can be
     added again only then, with an empty cache. Raises UsageError for a policy without lanes and for
     a router that copies prefixes.

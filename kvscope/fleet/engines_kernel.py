@@ -33,7 +33,7 @@ from kvscope.vllm_sim.state import NONE
 
 
 class Engines(NamedTuple):
-    """The step loop `run` (`engine_function`), and the addresses of M machines."""
+    """The step loop `run` (`engine_function`), and the addresses of M machines, its arguments."""
 
     run: Function
     machine: Int64s
@@ -76,7 +76,7 @@ class Sights(NamedTuple):
     """What a router sees of the fleet, besides the blocks that caches hold.
 
     `loads`: whether it sees loads. `blocks`: whether it sees `Truth.new_blocks`. `scrape_s` is the
-    interval of scrapes of loads, `event_lag_s` the lag of KV events (s); 0 for neither.
+    interval of scrapes of loads, `event_lag_s` the lag of KV events (s); 0 for none.
     """
 
     loads: bool

@@ -37,7 +37,7 @@ OPEN = -1.0  # in place of a think time: the request arrives at its time in the 
 
 
 class Asked(NamedTuple):
-    """What routers see of R requests: the prompt's last trie node, its blocks, the conversation."""
+    """What routers see of R requests: last trie node, blocks, full ones, conversation (`key`)."""
 
     leaf: Int32s
     blocks: Int32s
@@ -94,7 +94,7 @@ class CacheLimits(NamedTuple):
     If `mandatory`, the policy evicts other blocks before a request's own (`Policy.makes_room`).
     Blocks expire `ttl_s` after their last touch, loads are scraped every `scrape_s` (0: never).
     With `event_lag_s` above 0, each cache has a copy for KV events, which serves every request by
-    that much later. `counts_blocks` is as in `Router`.
+    that much later. `counts_blocks`: the router needs the blocks in use.
     """
 
     capacity: int

@@ -38,8 +38,8 @@ class Machines(NamedTuple):
     arrays that no machine writes. `requests` (R) and `cuts` (R x P, the depths that divide each
     path into P + 1 parts, as in `Traffic`) are those of the trace, by request number. Per machine
     (M): `sent` counts its requests, `now_s` is the time up to which it has been simulated, infinity
-    while it is idle. `period` (1) is the policy's table in force, `since` the arrival from which
-    each table holds.
+    while it is idle. `period` (1) is the policy's table in force, `since` the number of the arrival
+    from which each table holds.
     """
 
     each: Machine
@@ -158,7 +158,7 @@ _COUNTS = (  # of a machine's state, that go on when its cache is emptied
 
 
 def renew(machines: Machines, number: int, known: Machine) -> None:
-    """Empty the cache of an idle machine, but keep its counts; `known` is as in `idle_machines`."""
+    """Empty the cache of an idle machine, but keep its counts; `known` is an empty one."""
     each, new = machines.each, known.state.copy()
     for count in _COUNTS:
         new[count] = each.state[number][count]
@@ -191,7 +191,7 @@ def queue_request(machines: Machines, number: int, request: int, now_s: float) -
 
 @callable_in_kernels
 def take_tables(machines: Machines, slot: int) -> None:
-    """Switch all machines to the policy's next table if it holds from arrival `slot` on."""
+    """Switch all machines to the policy's table that holds at arrival number `slot` (from 0)."""
     period, since = machines.period, machines.since
     while period[0] + 1 < len(since) and since[period[0] + 1] <= slot:
         period[0] += 1
@@ -201,10 +201,10 @@ def take_tables(machines: Machines, slot: int) -> None:
 
 @callable_in_kernels
 def last_content(layout: Any) -> int:
-    """Return what to add to a trie node for the index in `Machine.holders` of its last block.
+    """Return the index in `Machine.holders` of a trie node's last block, less the node's number.
 
-    `layout` is a record `GROUP`: a group of layers, in which a node may be several smaller blocks.
-    The number is the same for all nodes.
+    `layout` is a record GROUP: a group of layers, in which a node may be several smaller blocks.
+    The difference is the same for all nodes.
     """
     return layout.first_content + (layout.blocks_per_node - 1) * layout.nodes  # type: ignore[no-any-return]
 

@@ -81,7 +81,7 @@ class FleetOutcome(Struct, frozen=True):
     files below CPU tiers, `from_files` is the part of `taken` read from files; `pool` is the use of
     shared files. `target_ttft_s` and `target_tpot_s` are at the SLO's percentile: TTFT inf if the
     queue grows or on a rejected request, TPOT None if no request has one. `sent_tokens` (N x T) are
-    the uncached tokens sent to each replica in T bins of `bin_s` seconds.
+    the uncached tokens sent to each replica in T intervals of `bin_s` seconds.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -115,7 +115,7 @@ class FleetOutcome(Struct, frozen=True):
 
     @property
     def sent(self) -> tuple[tuple[float, ...], ...]:
-        """The uncached tokens sent to each replica (a row) in each bin of `bin_s` seconds."""
+        """The uncached tokens sent to each replica (a row) in each interval of `bin_s` seconds."""
         return tuple(map(tuple, self.sent_tokens.tolist()))
 
     @property
@@ -302,7 +302,7 @@ def _imbalance(minutes: NDArray[np.float64]) -> Imbalance:
 def _sent(
     replica: Int32s, arrival_s: Float64s, tokens: Int64s, replicas: int, bin_s: float
 ) -> NDArray[np.float64]:
-    """Return the tokens sent to each replica in each bin of arrivals (N x T)."""
+    """Return the tokens sent to each replica in each interval of `bin_s` s (N x T)."""
     at = ((arrival_s - arrival_s.min()) / bin_s).astype(np.int64)
     bins = int(at.max()) + 1
     place = replica.astype(np.int64) * bins + at

@@ -218,7 +218,8 @@ def _arrived(
 ) -> Float64s:
     """Return the simulated arrival time (s) of each request, in the order of the trace.
 
-    `place` (R) is the row of each request in `served`; `think_s` and `after` are as in `arrivals`.
+    `place` (R) is each request's row in `served`. A `think_s` (s) of at least 0 follows the end of
+    request `after`, by default the previous turn.
     """
     if think_s is None:
         return traffic.arrival_s
@@ -258,7 +259,7 @@ def no_view(
 
 
 def among(view: View, replicas: int) -> View:
-    """Return the view restricted to the first `replicas`, on the same arrays."""
+    """Return a view of the first `replicas` alone, which shares the arrays of `view`."""
 
     def part(load: ReplicaLoad) -> ReplicaLoad:
         return ReplicaLoad(*(column[:replicas] for column in load))

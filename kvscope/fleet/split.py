@@ -51,7 +51,7 @@ def assignment(
 def fleet_distances(prompts: Prompts, definition: HitDefinition, replica: Int32s) -> LruDistances:
     """Return the LRU stack distance of each block looked up again, in its replica's LRU list.
 
-    `replica` (R) is the assignment; first look-ups have no entry. `live`: longest list's length.
+    `replica` (R) is the assignment; first look-ups have no entry. `live` is the longest list's.
     """
     members = [np.flatnonzero(replica == number) for number in np.unique(replica)]
     parts = [lru_distances(select(prompts, requests), definition) for requests in members]

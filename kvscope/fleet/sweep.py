@@ -61,8 +61,8 @@ class FleetRun(Struct, frozen=True):
 
     In its JSON, `hit_rate` = infinite - not_held - not_chosen. `ttft_at_percentile_ms` is TTFT at
     the SLO's percentile, null where the queue grows. `sent_tokens` has a row a replica: the
-    uncached tokens sent to it in bins of `bin_s` seconds; it is empty except for the chosen number
-    of replicas.
+    uncached tokens sent to it in intervals of `bin_s` seconds; it is empty except for the chosen
+    number of replicas.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -185,7 +185,7 @@ class FleetSweep:
     def _with_own_guards(
         self, fleet: Fleet, engine: EngineSettings | None, done: FleetReplay
     ) -> FleetReplay:
-        """Return a replay in which each replica has its own guard, fed by its own requests alone.
+        """Return `done` replayed with a guard of each replica's own, on the requests sent to it.
 
         Above a shared pool there is one guard for all. `best_blocks` come from the replay with a
         common guard.
@@ -236,7 +236,7 @@ class FleetSweep:
         )
 
     def _tables(self, fleet: Fleet, capacity_blocks: int, served: Bools | None = None) -> Tables:
-        """Return a policy's tables for the whole fleet: its guard has N times the prefill rate.
+        """Return a policy's tables for all requests: for its guard, N replicas prefill together.
 
         They are learned from the requests in `served` (R; default: all), which an engine does not
         reject.
@@ -255,7 +255,7 @@ class FleetSweep:
     def _replay_trees(self, fleet: Fleet, seed: int) -> FleetReplay:
         """Return the replay of a fleet whose replicas are SGLang prefix trees, with a queue each.
 
-        Routers that see loads or caches see those of replicas that evict block by block.
+        A router that sees loads or caches sees those of `_replay_blocks`, not of the trees.
         """
         workload, count, requests = self.workload, fleet.replicas, len(self._asked.leaf)
         hits, best = np.zeros((2, requests), dtype=np.int32)

@@ -193,7 +193,7 @@ class SglangDp(Router):
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
-        """Return the rank with the fewest requests."""
+        """Return the rank with the fewest requests: those reported, and those sent since."""
         best, fewest = 0, 0
         for rank in range(view.replicas):
             requests = _requests_of(view, rank)
@@ -210,8 +210,8 @@ class SglangDpTokens(Router):
     """Send each request to the rank with the fewest tokens; of equals, the fewest requests.
 
     A rank's tokens are those in its pool that running requests use and those of waiting prompts,
-    both at its last report, and those of the prompts sent since. Requests and reports are as in
-    `SglangDp`.
+    both at its last report (every `scrape_s` seconds), and those of the prompts sent since. Its
+    requests count likewise.
     Source: SGLang 0.5.23, srt/managers/data_parallel_controller.py (DPBudget, total_tokens),
     scheduler_components/load_inquirer.py (num_total_tokens).
     """

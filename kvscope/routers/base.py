@@ -77,7 +77,7 @@ class Truth(NamedTuple):
     """What would happen to this request on each of N replicas; every array has N entries.
 
     `cached_blocks` is the number of leading blocks of the prompt that the replica holds and a
-    look-up may hit, `new_blocks` that of the prompt's blocks that no request in flight there uses.
+    look-up may hit, `new_blocks` the number of its blocks that no request in flight there uses.
     The request would wait for `wait_s` seconds behind earlier ones; its prefill would then take
     `prefill_s`.
     """

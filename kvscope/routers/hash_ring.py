@@ -15,7 +15,7 @@ PLACES = 150
 
 
 class HashRing(NamedTuple):
-    """The `places` on a ring, ascending: hashes from 0 to 2^32 - 1, and the replica of each."""
+    """The `places` on a ring, ascending hashes from 0 to 2^32 - 1, and the `replicas` of each."""
 
     places: Int64s
     replicas: Int32s
@@ -33,7 +33,7 @@ def new_ring(replicas: int, seed: int) -> HashRing:
 
 
 def first_place(ring: HashRing, key: int) -> int:
-    """Return the index of the first place at or after the hash of a key, clockwise."""
+    """Return the index of the first place at or after a key's hash, 0 behind the last place."""
     return int(np.searchsorted(ring.places, mix32(key))) % len(ring.places)
 
 

@@ -16,7 +16,7 @@ _LISTED_BLOCKS = 31_250  # defaultLRUCapacityPerServer; 0.8 ignores lruCapacityP
 
 
 def weights(prefix: float, queue: float, kv: float) -> tuple[Parameter, ...]:
-    """Return the parameters of a picker with these default weights of its scorers."""
+    """Return an llm-d router's declared parameters, with these default weights of its scores."""
     search = (0, 1, 2, 3, 5, 10)
     return (
         Parameter("prefix_weight", prefix, "weight of the cached prefix", search=search),

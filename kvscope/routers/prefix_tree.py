@@ -28,8 +28,8 @@ class Tree(NamedTuple):
     node only above others of its own, or FIRST plus an epoch). Per replica: `replica_tokens`, the
     tokens of its nodes, and `searched`: the search for its oldest node continues at this epoch. Per
     epoch: `stamped`, the node that got a stamp in it, or 0. `counters`: the present epoch, the
-    nodes ever made, the first free node (0: none), and the intervals that had ended at the last
-    eviction.
+    nodes ever made, the first free node (0: none), and the eviction intervals that had ended at
+    the last eviction.
     """
 
     block_parent: Int32s
@@ -82,7 +82,7 @@ def forget_replicas(tree: Tree, replicas: int) -> None:
 def eviction_is_due(tree: Tree, now_s: float, interval_s: float) -> bool:
     """Return whether an interval of `interval_s` has ended since the last eviction, and record it.
 
-    Always False for an `interval_s` of 0.
+    Intervals begin at multiples of `interval_s`. Always False for an `interval_s` of 0.
     """
     evictions = int(now_s / interval_s) if interval_s > 0 else 0
     if evictions <= tree.counters[_EVICTIONS]:

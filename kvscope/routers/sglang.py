@@ -194,9 +194,8 @@ def _insert(
 def _evict(memory: OwnedTree, replicas: int, most_tokens: float) -> None:
     """Remove the oldest leaves of every replica that has more than `most_tokens`.
 
-    A replica's leaf is a node without children of that replica. Nodes older than the epochs yet to
-    be searched have such children, except perhaps the parent of the leaf just removed: it then
-    goes next.
+    A replica's leaf is a node without children of that replica. `_search` never goes back, so a
+    parent from an earlier epoch that has become a leaf is removed next.
     """
     tree = memory.tree
     for replica in range(replicas):

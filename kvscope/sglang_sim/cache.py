@@ -122,7 +122,7 @@ def make_room(tree: PrefixTree, blocks: int) -> bool:
 def load(tree: PrefixTree, node: int, blocks: int) -> bool:
     """Load a node and its ancestors from the host to the GPU; return False without room for them.
 
-    `blocks` of their blocks are not on the GPU. Host copies are pinned until `settle_loads`.
+    `blocks` is the number of blocks to load. Host copies are not dropped before `settle_loads`.
     """
     lock(tree, node, 1)
     has_room, above = make_room(tree, blocks), node

@@ -29,7 +29,7 @@ from kvscope.sglang_sim.tree import (
 
 @callable_in_kernels
 def count_hit(tree: PrefixTree, node: int) -> bool:
-    """Count a node's insertion; return whether to store it now. Neither with `write_back`."""
+    """Count a node's insertion; return whether to store it. With `write_back`: False, no count."""
     record, state = tree.nodes[node], tree.state[0]
     if state.write_back:
         return False
@@ -95,7 +95,7 @@ def drop_copies(tree: PrefixTree, wanted: int, spare_leaves: bool) -> int:
 
 @callable_in_kernels
 def bring(tree: PrefixTree, node: int) -> None:
-    """Mark a node on the host as being on the GPU, too."""
+    """Mark a node on the host as being on the GPU, too; the caller has made room."""
     record, state = tree.nodes[node], tree.state[0]
     record.on_gpu = 1
     state.size += record.length

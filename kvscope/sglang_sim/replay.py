@@ -96,7 +96,7 @@ def empty_server(
     capacity_blocks: int,
     host: HostTier | None = None,
 ) -> tuple[PrefixTree, Records]:
-    """Return an empty cache of `capacity_blocks` blocks, and records of the requests to serve.
+    """Return an empty cache of `capacity_blocks` blocks, and records (REQUEST) of the requests.
 
     Raises UsageError for a policy that SGLang lacks.
     """

@@ -79,7 +79,7 @@ batches were planned, and `in_flight` says whether the last of them has not ende
 from `free_s` on.
 
 The batch that is being planned has `tokens` prompt tokens, and room for `input_left` and
-`chunk_left` more by MOST_PREFILL and by `chunk`; `reserved` tokens of memory are set aside for its
+`chunk_left` more by MOST_PREFILL and by `chunk`; `reserved` tokens of memory are kept free for its
 prompts and for outputs, of which running requests' count by the share `ratio`. Its loads from the
 host take `load_s`.
 """
@@ -313,7 +313,7 @@ def admit_waiting(
 
 @callable_in_kernels
 def free_tokens(tree: PrefixTree) -> int:
-    """Return how many tokens have room in free blocks and in unlocked, evictable blocks."""
+    """Return the tokens for which free blocks and unlocked (evictable) blocks have room."""
     state = tree.state[0]
     return (state.capacity - state.owned - state.locked) * state.block_size  # type: ignore[no-any-return]
 

@@ -148,7 +148,7 @@ def heap_of(tree: PrefixTree, node: int) -> int:
 
 @called_by_kernels
 def place(tree: PrefixTree, node: int) -> None:
-    """Move a node to its place in the heaps of leaves, or remove it if it is no leaf any more."""
+    """Restore a changed node's place in the heaps of leaves; remove it if it is no leaf now."""
     record, counts = tree.nodes[node], tree.leaf_counts
     heap = heap_of(tree, node)
     if record.slot != NONE and record.heap != heap:
@@ -168,7 +168,7 @@ def place(tree: PrefixTree, node: int) -> None:
 
 @callable_in_kernels
 def sift(tree: PrefixTree, heap: int, moved: int, slot: int) -> None:
-    """Move a leaf from a slot of its heap up or down to restore the heap's order."""
+    """Move a leaf from index `slot` of its heap up or down to restore the heap's order."""
     nodes, leaves, count = tree.nodes, tree.leaves[heap], tree.leaf_counts[heap]
     while slot > 0 and leaves_before(tree, moved, leaves[(slot - 1) >> 1]):
         leaves[slot] = leaves[(slot - 1) >> 1]
@@ -191,8 +191,8 @@ def sift(tree: PrefixTree, heap: int, moved: int, slot: int) -> None:
 def new_node(tree: PrefixTree, parent: int, start: int, length: int, priority: int) -> int:
     """Return a new node below `parent`, of `length` blocks from depth `start` (blocks) on.
 
-    The caller sets `top`, `bottom` and `history`, enters the node in `at`, and updates the counts
-    of children of `parent`.
+    The caller sets `top`, `bottom` and `history` (NODE), enters the node in `at`, and updates the
+    counts of children of `parent`.
     """
     state = tree.state[0]
     node = state.unused
@@ -255,7 +255,7 @@ def child_on(tree: PrefixTree, first: int, blocks: int, child: int) -> int:
 
 @called_by_kernels
 def drop(tree: PrefixTree, node: int) -> None:
-    """Delete a node without children from the tree."""
+    """Delete a node without children, with its blocks on the GPU and the host."""
     record, state = tree.nodes[node], tree.state[0]
     parent = record.parent
     record.locks = 1

@@ -30,7 +30,7 @@ def peek_waiting(machine: Machine) -> int:
     """Return the first request of the waiting queue, NONE if it is empty; write its path.
 
     Preempted requests come first, the latest in front; then the others by arrival. Oversized ones
-    are rejected. The nodes of its path go into the last row of the machine's `path`, kept for them.
+    are rejected. The nodes of its path go into the last row of `path`, kept for the front request.
     """
     requests, state = machine.requests, machine.state[0]
     if state.preempted > 0:
@@ -52,7 +52,7 @@ def peek_waiting(machine: Machine) -> int:
 
 @callable_in_kernels
 def write_front(machine: Machine, request: int) -> None:
-    """Write a waiting request's path into the last row of the machine's `path`, if not there."""
+    """Make a waiting request `front` (STATE): write its path into the last row of `path`."""
     if machine.state[0].front != request:
         row, record = machine.path[len(machine.path) - 1], machine.requests[request]
         write_path(machine.parents, record.leaf, row, 0, record.length)
@@ -61,7 +61,7 @@ def write_front(machine: Machine, request: int) -> None:
 
 @called_by_kernels
 def enter_running(machine: Machine, request: int) -> None:
-    """Move the front request from the waiting queue to the running ones, with its path."""
+    """Move the first request of the waiting queue to a slot of the running ones, with its path."""
     record, path, state = machine.requests[request], machine.path, machine.state[0]
     record.slot = machine.slots[state.max_num_seqs - state.running - 1]
     machine.running[state.running] = request
@@ -100,7 +100,7 @@ def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
 def look_up_front(machine: Machine, request: int) -> int:
     """Return the hit (tokens) of the waiting queue's front request, and record its `junction`.
 
-    That is the longest prefix (tokens) that only some groups have cached; 0: none beyond the hit.
+    The junction is the longest prefix (tokens) that only some groups cache; 0: none beyond the hit.
     """
     record, size = machine.requests[request], machine.state[0].block_size
     look = record.look if record.hits == NONE else (known_tokens(machine, request) - 1) // size
@@ -112,9 +112,9 @@ def look_up_front(machine: Machine, request: int) -> int:
 def note_written(machine: Machine, request: int, hit: int) -> None:
     """Record what a request with a `hit` (tokens) would hit had nothing been evicted.
 
-    Its `written` gets the number of leading blocks that were ever cached, and so does `kept`, but
-    for a hybrid model `kept` gets the hit (blocks) of a look-up in which evicted blocks count. What
-    that look-up changes in `cached_tokens` is restored: `use_hits`, which pins the hit, reads it.
+    Its field `written` is the number of its leading blocks that were ever cached, `kept` the same,
+    or for a hybrid model the hit (blocks) of a look-up in which evicted blocks count. This look-up
+    leaves `cached_tokens` of the first SPEC as it was: `use_hits` reads it to pin the real hit.
     """
     record, state = machine.requests[request], machine.state[0]
     record.written = max(count_written(machine, record.look), hit // state.block_size)

@@ -32,7 +32,7 @@ RANKS_EACH = 1 << 24  # more than a request has chunks
 
 @callable_in_kernels
 def sentinel(off: Offload, place: int) -> int:
-    """Return the sentinel of list `place`; LISTS is the ring of the chunks with counted offers."""
+    """Return the sentinel of list `place`: T1, T2, B1 or B2, or LISTS for the tracker of offers."""
     return len(off.chunks) - LISTS - 1 + place
 
 
@@ -47,7 +47,7 @@ def chunk_at(off: Offload, path: Int32s, at: int) -> int:
 
 @called_by_kernels
 def chunk_of_groups(off: Offload, path: Int32s, at: int) -> int:
-    """Return `chunk_at` of a model with several groups of layers."""
+    """Return the same as `chunk_at`, where the model has several groups of layers."""
     state = off.state[0]
     group = state.groups - 1 - at % state.groups
     node = path[(at // state.groups + 1) * state.unit_nodes - 1]
@@ -89,7 +89,7 @@ def unlink_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def link_chunk(off: Offload, node: int, place: int, behind: int) -> None:
-    """Insert a chunk into list `place`, just more recent than `behind`; its sentinel: as oldest."""
+    """Insert a chunk into list `place`, just more recent than `behind` (sentinel: as oldest)."""
     chunks = off.chunks
     following = chunks[behind].after
     chunks[behind].after = node
@@ -114,9 +114,7 @@ def rank_provisionally(off: Offload, request: int, node: int, at: int) -> None:
     """Move a request's chunk `at` to the place in LRU's list that its provisional rank gives it.
 
     Provisional ranks of a request lie just below a multiple of RANKS_EACH, its tail's lowest, so
-    the tail is evicted first; `move_to_end` later gives each chunk a multiple of its own. The
-    search for the place begins at the chunk that the request ranked last, if that chunk still has
-    a provisional rank of the request, else at the list's recent end.
+    the tail is evicted first; `move_to_end` later gives each chunk a multiple of its own.
     """
     chunks, member = off.chunks, off.members[request]
     rank, highest = member.rank * RANKS_EACH - (at + 1), member.rank * RANKS_EACH
@@ -240,7 +238,7 @@ def adapt_target(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def next_victim(off: Offload, node: int, place: int) -> int:
-    """Return a list's first evictable chunk after `node`, the list's sentinel if none is."""
+    """Return the first evictable chunk behind `node` in list `place`, else the list's sentinel."""
     end, offer = sentinel(off, place), off.state[0].offers
     at = off.chunks[node].after
     while at != end and (off.chunks[at].users != 0 or off.chunks[at].offer == offer):
@@ -393,7 +391,7 @@ def list_range(off: Offload, begin: int, end: int) -> int:
 
 @callable_in_kernels
 def pin_chunk(off: Offload, node: int) -> None:
-    """Add one to the reads of a chunk, by loads or by writes to storage: it is not evicted."""
+    """Count one more load or write to storage that reads a chunk: meanwhile it is not evicted."""
     chunk = off.chunks[node]
     if chunk.users == 0:
         off.state[0].evictable -= 1
@@ -402,7 +400,7 @@ def pin_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def unpin_chunk(off: Offload, node: int) -> None:
-    """End a chunk's store if it is being stored, else subtract one from the reads of it."""
+    """End a chunk's store if it is being stored, else count one load or write less."""
     chunk = off.chunks[node]
     chunk.users = 0 if chunk.users == PENDING else chunk.users - 1
     if chunk.users == 0:

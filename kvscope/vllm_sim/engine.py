@@ -13,7 +13,7 @@ from kvscope.vllm_sim.state import Machine, has_tier
 
 
 def runner(machine: Machine) -> Callable[[int, int, float], bool]:
-    """Return a callable (steps, finished, until_s) that runs `machine`; False: nothing is left.
+    """Return a callable (steps, finished, until_s) that runs `machine`; False: no request can run.
 
     It ends after `steps` steps, once `finished` requests in all are done, or at `until_s` (s).
     """
@@ -26,7 +26,7 @@ def engine_function(machine: Machine) -> Function:
 
 
 def _contract(machine: Any, steps: int, finished: int, until_s: float) -> bool:
-    """Declare the types of the arguments and the result of `run_steps`."""
+    """Declare the types of the step loop's arguments and result, for `Function`; never called."""
     raise NotImplementedError
 
 

@@ -40,7 +40,7 @@ def is_queue_empty(machine: Machine) -> bool:
 def decode_steps(machine: Machine, coming: int) -> int:
     """Return for how many steps every running request decodes without reaching its last token.
 
-    0 if fewer than WORTHWHILE, or if one does not decode next, with `coming` (0, 1) in flight.
+    0 if fewer than WORTHWHILE, or unless each decodes next with `coming` (0, 1) outputs in flight.
     """
     steps = ALWAYS
     for at in range(machine.state[0].running):
@@ -60,7 +60,7 @@ def set_progress(machine: Machine, request: int, computed: int, coming: int) -> 
     """Set a decoding request's counters to `computed` tokens: those before the next step.
 
     Sets the fields `computed`, `generated` (known outputs), `planned_step` and `computed_before`.
-    `coming` (0 or 1) of its tokens are in flight before that step, so not yet known.
+    `coming` (0 or 1) of its outputs are in flight before that step: being computed, not yet known.
     """
     record, steps = machine.requests[request], machine.state[0].steps
     record.computed = computed
@@ -70,7 +70,7 @@ def set_progress(machine: Machine, request: int, computed: int, coming: int) -> 
 
 @callable_in_kernels
 def decode_cost_s(machine: Machine, step: int) -> float:
-    """Return how long (s) a decode step after `step` others takes, added up as `plan` does."""
+    """Return the time (s) of step `step` (from 0) of a fast-forward, by the same sums as `plan`."""
     state, computed = machine.state[0], machine.batch[1]
     cost_s = state.base_s
     for at in range(state.running):
@@ -83,7 +83,7 @@ def decode_cost_s(machine: Machine, step: int) -> float:
 def end_decodes(machine: Machine, coming: int, steps: int) -> None:
     """Advance running requests by `steps` tokens from their computed tokens in row 1 of `batch`.
 
-    Both rows of `batch` then list the running requests. `coming` as in `set_progress`.
+    Both rows of `batch` then list the running requests, `coming` (0, 1) outputs of each in flight.
     """
     for at in range(machine.state[0].running):
         request = machine.running[at]
@@ -100,7 +100,7 @@ def first_change(machine: Machine, coming: int) -> int:
     """Return the number of steps until any running request's blocks change.
 
     Fill row 0 of `batch` with each request's number of steps, row 1 with its computed tokens. NONE
-    if the end of a step may hash blocks, too.
+    if the end of a step may hash blocks, too. `coming` (0, 1) outputs of each are in flight.
     """
     running, changes, computed = machine.running, machine.batch[0], machine.batch[1]
     first = ALWAYS
@@ -116,9 +116,10 @@ def first_change(machine: Machine, coming: int) -> int:
 
 @callable_in_kernels
 def change_blocks(machine: Machine, coming: int, step: int) -> int:
-    """Allocate, hash and free blocks of the requests whose blocks change at a step.
+    """Allocate, hash and free the blocks due to change at step `step` (from 0) of a fast-forward.
 
     Return the next step with a change; NONE if too few blocks are free, and then nothing changes.
+    `coming` (0, 1) outputs of each request are in flight.
     """
     state, running = machine.state[0], machine.running
     changes, computed = machine.batch[0], machine.batch[1]

@@ -35,7 +35,7 @@ def content_after(machine: Machine, row: int, group: int, tokens: int) -> int:
 
 @callable_in_kernels
 def was_held(machine: Machine, content: int) -> bool:
-    """Return whether a block ever had a content, or a state was written for it."""
+    """Return whether a block ever had `content`, or linear attention wrote a state of it."""
     written = len(machine.written) > 0 and machine.written[content] > 0
     return written or machine.holders[content] != 0  # type: ignore[no-any-return]
 

@@ -70,7 +70,7 @@ def first_held(machine: Machine, request: int, group: int) -> int:
 def free_unhashed(machine: Machine, row: int, begin: int, end: int) -> None:
     """Free the blocks without a hash in entries [begin, end) of a row of the block table.
 
-    They are the next to be allocated, the last one first. With `unhashed_last` none is freed here.
+    They are the next to be allocated, the last one first. With `unhashed_last` (STATE), free none.
     """
     for at in range(begin, end):
         block = machine.table[row, at]
@@ -91,15 +91,15 @@ def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int
 
 @callable_in_kernels
 def planned_step(machine: Machine) -> int:
-    """Return the step number that `written` records for states hashed in the planned step."""
+    """Return the step number to record in `Machine.written` for states of the planned step."""
     return machine.state[0].steps + 2  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def hash_filled(machine: Machine, request: int, tokens: int, written: int) -> None:
-    """Hash the blocks that `tokens` tokens fill and that groups keep, up to where a hit may end.
+    """Hash those blocks filled by a request's first `tokens` tokens that later requests may hit.
 
-    `written` is the step to record for states. Most steps fill no block: this check saves a call.
+    `written` is the step number to record for states: `planned_step`, or 1 once the step has ended.
     """
     state = machine.state[0]
     if state.draft_tokens > 0 and not state.drops:
@@ -163,7 +163,7 @@ def columns(machine: Machine, request: int, group: int) -> int:
 
 @callable_in_kernels
 def unverified(machine: Machine, request: int) -> int:
-    """Return the draft tokens of a request's next step and of its step in progress."""
+    """Return how many draft tokens a request's next step and its step in progress have together."""
     record = machine.requests[request]
     return record.drafts + (record.drafted if record.coming > 0 else 0)  # type: ignore[no-any-return]
 
@@ -276,7 +276,7 @@ def note_release(machine: Machine, request: int, finished: bool) -> None:
 def keep_table(machine: Machine, request: int, number: int) -> None:
     """Copy an ended request's block table to entry `number` of `ended_table`, for its stores.
 
-    NONE stands for blocks that another request has got since. Skipped blocks are freed.
+    NONE: another request has got the block since. Then blocks that no later token reads are freed.
     """
     off, record, groups = machine.offload, machine.requests[request], len(machine.groups)
     for group in range(groups):
@@ -298,8 +298,8 @@ def keep_table(machine: Machine, request: int, number: int) -> None:
 def quiet_until(machine: Machine, request: int, coming: int) -> int:
     """Return a decoding request's computed tokens when its blocks may next change, a lower bound.
 
-    Changes are allocating, hashing and freeing; `coming` tokens are in flight before each step.
-    NONE if the end of a step may hash, too: where hits end within blocks or states are rehashed.
+    Changes are allocation, hashing and freeing; `coming` (0, 1) outputs are in flight before each.
+    NONE if the end of a step may hash, too: if hits end within blocks, or its state is rehashed.
     """
     record, state = machine.requests[request], machine.state[0]
     if state.alignment_tokens < state.state_tokens:
@@ -328,7 +328,7 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
 
 @callable_in_kernels
 def free_copied(machine: Machine) -> None:
-    """Release the planned step's references to the blocks it copies and to the copies."""
+    """Unpin the blocks that the planned step copies (`copies`), and their copies."""
     if machine.state[0].alignment_tokens < machine.state[0].state_tokens:  # hits end within blocks
         machine.grouped.free_copied(machine)
 

@@ -65,8 +65,8 @@ from kvscope.vllm_sim.state import (
 def free_skipped(machine: Any, request: int, tokens: int) -> None:
     """Free blocks that no token after the first `tokens` attends to.
 
-    The request's `skips_at` gets the number of computed tokens from which on more blocks can be
-    freed, `skipped_for` gets `tokens`.
+    Set the request's field `skips_at` to the number of computed tokens from which on more blocks
+    can be freed, and `skipped_for` to `tokens`.
     """
     record = machine.requests[request]
     record.skips_at = ALWAYS
@@ -128,7 +128,7 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
 
 @callable_in_kernels
 def note_states(machine: Machine, request: int, at: int, written: int) -> None:
-    """Record step `written` for the states in block `at` of a request's linear groups."""
+    """Record `written` as the step that wrote the states in block `at` of the linear groups."""
     slot = machine.requests[request].slot
     for group in range(len(machine.groups)):
         if machine.groups[group].kind != LINEAR or at < first_held(machine, request, group):
@@ -139,9 +139,9 @@ def note_states(machine: Machine, request: int, at: int, written: int) -> None:
 
 @callable_in_kernels
 def rehash_state(machine: Machine, request: int, filled: int, written: int) -> None:
-    """Record step `written` for the last state of a prompt at which a hit can end.
+    """Record `written` as the step that wrote the last state of a prompt at which a hit can end.
 
-    Only while the request's first `filled` tokens fill no further block of states.
+    Only if that state is in the last block of states that the request's first `filled` tokens fill.
     """
     size, prompt = max(1, machine.state[0].state_tokens), machine.requests[request].prompt
     if filled // size == last_boundary(machine, prompt, size) // size:
@@ -164,10 +164,10 @@ def hashed_blocks(machine: Machine, group: int, tokens: int) -> int:
 
 
 def hash_kept(machine: Any, request: int, tokens: int, written: int) -> None:
-    """Hash the blocks of all groups that `tokens` tokens fill, for `hash_filled`.
+    """Hash those blocks of all groups, filled by a request's first `tokens` tokens, that are kept.
 
-    `written` is the step to record for states. With `rehashes_states` in `state`, the last state of
-    a prompt at which a hit can end gets it a second time.
+    `written` is recorded as the step of the states. With `rehashes_states` (STATE), a later step is
+    recorded, too, for the last state of a prompt at which a hit can end.
     """
     record, state = machine.requests[request], machine.state[0]
     filled, exported = tokens // state.hash_tokens * state.hash_tokens, NONE
@@ -209,9 +209,9 @@ def hash_prompt_end(
     """Hash the blocks in which hits on a request's prompt can end, after a step up to `tokens`.
 
     Of full attention it is the block with the last such end. Of linear attention it is block
-    `exported` of the request, to which the step exports a state; if that is NONE, the block with
-    the state at the last such end, but only if the step ends there: the request copies this block
-    before it writes on. `written` is the step to record for states.
+    `exported` of the request, to which the step writes an earlier state than that at its end; if
+    `exported` is NONE, the block with the state at the last such end, but only if the step ends
+    there: the request copies this block before it writes on. `written`: the states' step number.
     """
     record, state = machine.requests[request], machine.state[0]
     boundary = (record.prompt - 1) // state.alignment_tokens * state.alignment_tokens
@@ -242,7 +242,10 @@ def hash_prompt_end(
 
 @callable_in_kernels
 def hash_exports(machine: Machine, request: int, tokens: int, exported: int, written: int) -> None:
-    """Hash block `exported` of linear groups, to which a step up to `tokens` exports a state."""
+    """Hash block `exported` of linear groups, if kept: a step up to `tokens` wrote a state there.
+
+    It is not the state at the step's end, but an earlier one. `written`: the step number to record.
+    """
     for group in range(len(machine.groups)):
         if machine.groups[group].kind == LINEAR:
             row = machine.requests[request].slot * len(machine.groups) + group
@@ -253,10 +256,10 @@ def hash_exports(machine: Machine, request: int, tokens: int, exported: int, wri
 def hash_export(
     machine: Machine, request: int, group: int, tokens: int, block: int, written: int
 ) -> None:
-    """Hash `block`, to which a step up to `tokens` exports a state, if that state is to be kept.
+    """Hash `block` if its state is kept: the second, earlier one that a step up to `tokens` writes.
 
     Kept are states at the prompt's last possible end of a hit, at the request's `junction`, and at
-    multiples of `segment_tokens` in `state`.
+    multiples of `segment_tokens` (STATE). `written`: the step number to record.
     """
     record, size = machine.requests[request], machine.state[0].state_tokens
     unit = machine.state[0].alignment_tokens
@@ -269,7 +272,7 @@ def hash_export(
 
 
 def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: bool) -> int:
-    """Do the work of `groups.blocks_missing` for a hybrid model."""
+    """Return how many blocks a request lacks for [begin, tokens); see `groups.blocks_missing`."""
     missing = 0
     states = 1 + exported_states(machine, request, begin, tokens)
     copies = int(machine.requests[request].copy_at != NONE)
@@ -286,10 +289,10 @@ def blocks_missing(machine: Any, request: int, begin: int, tokens: int, capped: 
 
 @called_by_kernels
 def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
-    """Return whether a step over [begin, end) can export the last state of `known` tokens.
+    """Return whether a step over tokens [begin, end) can write a second state, within it.
 
-    That is the last state at which a hit on the first `known` tokens of the request can end; the
-    step always writes the state at its own end.
+    It is the last state at which a hit on the request's first `known` tokens can end; the state at
+    the step's own end is written in any case.
     """
     state = machine.state[0]
     if state.export_tokens == 0:
@@ -306,9 +309,9 @@ def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
 
 @callable_in_kernels
 def exported_states(machine: Machine, request: int, begin: int, end: int) -> int:
-    """Return 1 if a step over [begin, end) takes a block more to export a state, else 0.
+    """Return 1 if a step over [begin, end) takes one more block, for a state before `end`, else 0.
 
-    At a retention interval of 0, only the step that ends a prompt exports one.
+    At a retention interval of 0, only the step that ends a prompt writes a second state.
     """
     if machine.state[0].segment_tokens == 0 and end < prefill_end(machine, request):
         return 0
@@ -319,7 +322,7 @@ def exported_states(machine: Machine, request: int, begin: int, end: int) -> int
 def hit_block(machine: Machine, row: int, group: int, at: int, hit: int) -> int:
     """Return a group's cached block `at` of the path in `row`, for a hit of `hit` tokens.
 
-    Full attention may have cached more tokens than the hit, as the last look-up noted.
+    Full attention's block is looked up by its own cached prefix, which may be longer than the hit.
     """
     layout = machine.groups[group]
     cached = machine.specs[0].cached_tokens if layout.kind == FULL else hit
@@ -394,8 +397,8 @@ def cut(machine: Any, request: int, computed: int, tokens: int) -> int:
     """Return how many of a request's next `tokens` tokens a step computes, after `computed` ones.
 
     With linear attention, steps of a prompt end where a state is worth keeping: at a block's end,
-    before the prompt's last token and at a junction; 0 if the budget ends before that. A step that
-    exports the last state before a prompt's end need not end there.
+    before the prompt's last token and at a junction; 0 if `tokens` reach no block end. A step that
+    also writes the last state before a prompt's end need not end there.
     """
     record, state = machine.requests[request], machine.state[0]
     size = state.state_tokens
@@ -437,7 +440,7 @@ def move_contents(machine: Machine, source: int, copy: int) -> None:
 
 
 def free_copied(machine: Any) -> None:
-    """Release the planned step's references to the blocks it copies and to the copies."""
+    """Unpin the blocks that the planned step copies (`copies`), and their copies."""
     groups, copies = machine.groups, machine.copies
     for group in range(len(groups) - 1, -1, -1):  # to the front, as in `free_unhashed`
         for at in range(groups[group].copied - 1, -1, -1):
@@ -452,7 +455,7 @@ def free_copied(machine: Any) -> None:
 
 @callable_in_kernels
 def take_cleared(machine: Machine, again: bool) -> int:
-    """Allocate a block without hashes; `again`: nothing changed since the last allocation."""
+    """Allocate a block, and remove its hashes; `again`: the pool is as the last call left it."""
     block = take(machine, again)
     if machine.state[0].alignment_tokens < machine.state[0].state_tokens:
         forget(machine, block)
@@ -463,8 +466,8 @@ def take_cleared(machine: Machine, again: bool) -> int:
 def copy_block(machine: Machine, request: int, group: int, admitted: bool) -> None:
     """Plan a copy of a request's block `copy_at`, in which its hit or prompt ends.
 
-    A request that was `admitted` in this plan writes to the copy. A request at the end of its
-    prompt keeps the block, and the copy gets the hash for later requests.
+    A request `admitted` in this plan will write to the copy. A request at the end of its prompt
+    will write to the block itself, whose hash moves to the copy, for later requests.
     """
     record, layout = machine.requests[request], machine.groups[group]
     row = record.slot * len(machine.groups) + group
@@ -482,9 +485,9 @@ def copy_block(machine: Machine, request: int, group: int, admitted: bool) -> No
 
 @callable_in_kernels
 def pass_states(machine: Machine, request: int, group: int, end: int) -> int:
-    """Fill a linear group's row up to block `end` with gaps; return the row's new length.
+    """Fill a linear group's row with NONE up to block `end`; return the row's new length (blocks).
 
-    A drafter's scratch blocks stay last in the row: those before `end` move behind it.
+    A drafter's blocks for states of drafted tokens stay last: those before `end` move behind it.
     """
     record, table = machine.requests[request], machine.table
     row, before = record.slot * len(machine.groups) + group, columns(machine, request, group)
@@ -532,7 +535,7 @@ def allocate(machine: Any, request: int, tokens: int, admitted: bool) -> None:
 
 @callable_in_kernels
 def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> None:
-    """Record the number of this plan in `since` for blocks [begin, end) of a request's row.
+    """Record this plan's number in the tier's `since` for entries [begin, end) of a `table` row.
 
     The tier compares it with `taken`: a block that another request has got since is not stored.
     Blocks before `first`, the first one still held, get NONE.
@@ -544,7 +547,7 @@ def note_since(machine: Machine, row: int, begin: int, end: int, first: int) -> 
 
 @callable_in_kernels
 def second_of(machine: Machine, block: int) -> int:
-    """Return the index of a block's second record, for its second hash."""
+    """Return the index in `blocks` of a block's second record (BLOCK), for its second hash."""
     return block + machine.state[0].blocks + machine.state[0].lanes + 1  # type: ignore[no-any-return]
 
 
@@ -567,7 +570,7 @@ def forget(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) -> bool:
-    """Return whether all groups of a spec (SPEC) cache a block of request `front` (STATE).
+    """Return whether all groups of SPEC number `spec` cache a block of request `front` (STATE).
 
     The block ends at node number `depth` (from 1) of the path. If smaller than a node, it is block
     `part` (from 0) of that node; else `part` is 0. With `ever`, evicted blocks count, too.
@@ -583,7 +586,7 @@ def is_cached(machine: Machine, spec: int, depth: int, part: int, ever: bool) ->
 
 @callable_in_kernels
 def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix (tokens), at most `tokens`, with a cached state at its end."""
+    """Return the longest prefix, at most `tokens`, that ends with a state cached now, or `ever`."""
     alignment, size = machine.state[0].alignment_tokens, machine.state[0].block_size
     for end in range(tokens // alignment * alignment, 0, -alignment):
         if is_cached(machine, spec, end // size, 0, ever):
@@ -635,7 +638,7 @@ def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int
 
 @callable_in_kernels
 def whole_tokens(machine: Machine) -> int:
-    """Return the tokens of request `front` (STATE) in full blocks of the trace."""
+    """Return the known tokens of request `front` (STATE) in whole blocks of `block_size` tokens."""
     record, size = machine.requests[machine.state[0].front], machine.state[0].block_size
     return (record.prompt + record.generated) // size * size  # type: ignore[no-any-return]
 
@@ -657,11 +660,10 @@ def look_up_spec(machine: Machine, spec: int, tokens: int, dropped: int, ever: b
 
 @callable_in_kernels
 def note_verified(machine: Machine, spec: int, dropped: bool) -> None:
-    """Record that a drafter's block was `dropped` from a spec's hit, else that the hit shrank.
+    """Mark a spec as `verified` if a drafter's block was `dropped` from its hit, else unmark all.
 
-    Such a spec is marked, so that later rounds of the look-up do not drop another block from the
-    same hit. If none was dropped, the hit has become shorter: all marks are cleared, as the last
-    block of the shorter hit is to be dropped, too.
+    Later rounds of the look-up drop no second block from the hit of a marked spec. If none was
+    dropped, the hit has become shorter, and its own last block is still to be dropped.
     """
     if dropped:
         machine.specs[spec].verified = 1
@@ -707,7 +709,7 @@ def look_up_groups(machine: Any, tokens: int, ever: bool) -> tuple[int, int]:
 
 
 def group_functions(machine: Machine | None) -> GroupFunctions:
-    """Return the functions compiled for machines like this one; null addresses for None."""
+    """Return the functions that kernels call for `machine`; for None, placeholders never called."""
     calls = (
         *(look_up_groups, hash_kept, use_hits, fits, allocate, blocks_missing, cut),
         *(free_skipped, free_copied),

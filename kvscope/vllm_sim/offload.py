@@ -103,7 +103,7 @@ def reserved_blocks(machine: Machine) -> int:
 
 @callable_in_kernels
 def take_slot(machine: Machine, request: int) -> None:
-    """Move the front request from the waiting queue to a slot of the block tables."""
+    """Move the front request from the waiting queue to a free slot: rows of `table` and `path`."""
     record, path, state = machine.requests[request], machine.path, machine.state[0]
     free = len(machine.slots) - state.running - machine.offload.state[0].loading
     record.slot = machine.slots[free - 1]
@@ -130,8 +130,7 @@ def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
 def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
     """Begin to load a request's chunks between `hit` and `cached` tokens.
 
-    Return how many blocks of these chunks, after the hit, were read from storage, the tier below,
-    by earlier look-ups of the request.
+    Return how many of the loaded blocks the request had read before from storage, the tier below.
     """
     off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
     member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
@@ -163,7 +162,7 @@ def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
 def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
     """Offer the tier the first `count` chunks of `offered`; return False if it refuses them.
 
-    `row` is the request's slot, or its index among the ended requests.
+    `row` is the request's slot, or once it has ended its index in `ended`.
     """
     off = machine.offload
     state, member = off.state[0], off.members[request]
@@ -187,7 +186,7 @@ def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: 
 
 @callable_in_kernels
 def tokens_stored(machine: Machine, request: int) -> int:
-    """Return how many tokens of a planned or ended request may be stored."""
+    """Return how many leading tokens of a planned or ended request have KV that may be stored."""
     record = machine.requests[request]
     known = record.prompt + record.generated
     tokens = max(record.prompt, known - 1) if has_ended(machine, request) else record.computed
@@ -254,7 +253,7 @@ def store_step(machine: Machine) -> None:
 
 @callable_in_kernels
 def submit(off: Any, job: Any, now_s: float) -> None:
-    """Begin a store's copy at `now_s`, or when earlier stores have ended."""
+    """Begin the copy of store `job` (TRANSFER) at `now_s`, or once earlier stores have ended."""
     state = off.state[0]
     begin_s = max(now_s, state.store_free_s)
     job.done_s = begin_s + (state.store_latency_s + state.store_chunk_s * job.nodes)
@@ -293,7 +292,7 @@ def begin_transfers(machine: Machine) -> float:
 
 @called_by_kernels
 def end_transfers(machine: Machine) -> None:
-    """Process the transfers that have ended by now."""
+    """End transfers that are over: unpin chunks, write stores to storage, mark requests LOADED."""
     off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
     for number in range(state.stores_done, state.stores):
         job = off.stores[number % len(off.stores)]
@@ -363,7 +362,7 @@ def wait(machine: Machine, until_s: float) -> float:
 
 @callable_in_kernels
 def mark_arrived(machine: Machine) -> None:
-    """Reserve flags in the tier's `marks` for each chunk of the requests that have arrived."""
+    """Reserve an entry of `marks` (flags such as SEEN) per chunk of requests that have arrived."""
     off = machine.offload.state[0]
     while off.marked < machine.state[0].arrived:
         machine.offload.members[off.marked].access = off.marks_taken
@@ -373,7 +372,7 @@ def mark_arrived(machine: Machine) -> None:
 
 @callable_in_kernels
 def next_new(machine: Machine, at: int) -> int:
-    """Return the first arrival from `at` on that fits, never admitted; `state.arrived` without."""
+    """Return the first arrived request from `at` on that fits, never admitted, else `arrived`."""
     requests = machine.requests
     while at < machine.state[0].arrived and (requests[at].oversized or requests[at].hits != NONE):
         at += 1
@@ -382,7 +381,7 @@ def next_new(machine: Machine, at: int) -> int:
 
 @callable_in_kernels
 def advance_next(machine: Machine) -> None:
-    """Advance `next` to the first request never admitted, counting rejected ones as finished."""
+    """Advance `next` (STATE) to the first request never admitted; rejected ones have finished."""
     state, end = machine.state[0], next_new(machine, machine.state[0].next)
     for request in range(state.next, end):
         state.finished += machine.requests[request].oversized

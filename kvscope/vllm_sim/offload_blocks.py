@@ -56,7 +56,7 @@ def allocated_of(machine: Machine, request: int) -> int:
 def fence_block(machine: Machine, request: int, block: int) -> None:
     """Let steps that reuse `block` wait for the newest store, which reads the block.
 
-    They do from the end of `request` on; at once with ANY in its place.
+    They wait only once `request`, which has the block, has ended; from now on if it is ANY.
     """
     off, state = machine.offload, machine.offload.state[0]
     fence = off.fences[state.fences % len(off.fences)]
@@ -67,9 +67,9 @@ def fence_block(machine: Machine, request: int, block: int) -> None:
 
 @callable_in_kernels
 def fence_until_ended(machine: Machine, request: int, block: int) -> None:
-    """Fence a block that the newest store reads, for the time from the end of `request` on.
+    """Let steps that reuse `block` after the end of `request` wait for the newest store of it.
 
-    If the request has ended and this plan has already reused the block, the step waits at once.
+    If the request has ended and this plan has reused the block already, the planned step waits.
     """
     off, state = machine.offload, machine.offload.state[0]
     fence_block(machine, request, block)
@@ -122,7 +122,7 @@ def chunks_before(machine: Machine, group: int, end: int) -> int:
 def find_leading(machine: Machine, request: int, group: int, begin: int, end: int) -> int:
     """Return how many of a group's chunks [begin, end) the tier holds, from `begin` without a gap.
 
-    Missing chunks are read from storage if it has them. SKIP while a chunk is being stored or read.
+    Queue reads of missing chunks that storage has. SKIP while a chunk is stored, read or asked for.
     """
     off, pending, reads = machine.offload, False, 0
     count = end - begin
@@ -167,8 +167,8 @@ def find_window(machine: Machine, group: int, begin: int, end: int, first: int) 
 def find_chunks(machine: Machine, request: int, group: int, hit: int, most: int, keyed: int) -> int:
     """Return the prefix (tokens) up to which the tier has a group's chunks after the hit.
 
-    It ends with the chunk of token `most` at the latest. 0 without chunks, SKIP if the request has
-    to wait. The request has `keyed` whole chunks.
+    It ends with the chunk of token `most` at the latest, and with the last of the `keyed` chunks of
+    the group that the request fills. 0 without chunks, SKIP if the request has to wait.
     """
     tokens = machine.offload.layers[group].chunk_tokens
     begin, end = hit // tokens, min(blocks_for(most, tokens), keyed)
@@ -278,7 +278,7 @@ def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> i
 
 @callable_in_kernels
 def pass_over(machine: Machine, request: int, row: int, group: int, end: int) -> None:
-    """Record which blocks of its chunks before `end` a request still has, before any reuse."""
+    """Fix the answers of `block_in` for chunks before `end`: later reuse of blocks is ignored."""
     off, bpc = machine.offload, machine.offload.state[0].blocks_per_chunk
     number = row * len(machine.groups) + group
     for at in range(off.next_chunk[request, group] * bpc, end * bpc):
@@ -292,8 +292,8 @@ def stores_block(
 ) -> bool:
     """Return whether a later load may need a group's block `at`, of the request's `filled` ones.
 
-    `horizon` is the number of blocks, counted from the first, at whose end a load can end: that of
-    the request or of its prompt; NO_HORIZON without such an end.
+    `horizon` is the number of leading blocks after which a load can end: those of an ended request
+    or of a prompt; NO_HORIZON without such an end.
     """
     off, state, layout = machine.offload, machine.state[0], machine.groups[group]
     size, needed = layout.block_tokens, layout.blocks_for_hit
@@ -322,7 +322,7 @@ def stores_chunk(
 ) -> bool:
     """Return whether to offer a group's chunk `at`: a load may need it, and its blocks remain.
 
-    `filled` and `horizon` as in `stores_block`, in chunks.
+    The request fills `filled` chunks; a load can end after `horizon` ones (NO_HORIZON: unknown).
     """
     bpc, needed = machine.offload.state[0].blocks_per_chunk, False
     if block_in(machine, request, row, group, (at + 1) * bpc - 1) == NONE:
@@ -341,8 +341,8 @@ def stores_chunk(
 def first_again(machine: Machine, group: int, end: int) -> int:
     """Return the first of an ended request's `end` chunks to offer again, `end` for none.
 
-    A load can end where the request ended: the sliding window before that end was not offered as
-    long as the end was unknown, as far as it is after the last multiple of `alignment_tokens`.
+    A load can end where the request ended. While that was unknown, the sliding window before it was
+    offered only up to the last multiple of `alignment_tokens`, so the rest is offered again.
     """
     state, layout = machine.offload.state[0], machine.groups[group]
     alignment = state.alignment_tokens
@@ -367,7 +367,7 @@ def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
 
 @called_by_kernels
 def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
-    """Do the work of `list_stores`, for a request that may have newly filled chunks."""
+    """Write places to `offered` as `list_stores` does, but check all chunks; return how many."""
     off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
     ended, known, count = has_ended(machine, request), known_tokens(machine, request), 0
     allocated = allocated_of(machine, request)
@@ -399,7 +399,7 @@ def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
 
 @callable_in_kernels
 def advance(machine: Machine, request: int, row: int) -> None:
-    """Begin a request's next offer after the chunks that the tier has just accepted."""
+    """Move a request's `next_chunk` behind the chunks of each group that the tier has accepted."""
     off = machine.offload
     passes_over = off.state[0].reconsiders and not has_ended(machine, request)
     for group in range(len(machine.groups)):
@@ -467,7 +467,7 @@ def list_states(machine: Machine) -> int:
 
 @callable_in_kernels
 def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
-    """Fence the blocks of a chunk, which the newest store reads."""
+    """Let steps that reuse blocks of a chunk wait for the newest store, which reads them."""
     bpc, group = machine.offload.state[0].blocks_per_chunk, group_of(machine, place)
     number = number_of(machine, place)
     if machine.groups[group].kind == LINEAR:
@@ -493,7 +493,7 @@ def blocks_still_needed(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fits_loaded(machine: Machine, request: int, end: int) -> bool:
-    """Return whether a loaded request can run up to `end` tokens; free its skipped blocks."""
+    """Return whether a loaded request can run up to `end` tokens; free blocks it reads no more."""
     state, record = machine.state[0], machine.requests[request]
     if state.reserve_full_prompt and blocks_still_needed(machine, request) > state.free:
         return False
@@ -505,7 +505,7 @@ def fits_loaded(machine: Machine, request: int, end: int) -> bool:
 
 @callable_in_kernels
 def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
-    """Pin the blocks of a hit as `use_hits` does; offer states only after the hit."""
+    """Pin the blocks of a request's hit (`use_hits`); let it offer only states after the hit."""
     off = machine.offload
     use_hits(machine, request, hit, cached)
     for group in range(len(machine.groups)):
@@ -515,7 +515,7 @@ def enter(machine: Machine, request: int, hit: int, cached: int) -> None:
 
 @callable_in_kernels
 def note_table(machine: Machine, request: int) -> None:
-    """Note the blocks of a request's tables as its own: steps wait for stores that read them."""
+    """Record that a request gets its tables' blocks: the step waits for stores that read them."""
     record = machine.requests[request]
     for group in range(len(machine.groups)):
         size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group

@@ -145,7 +145,7 @@ class OffloadSpec(Struct, frozen=True):
 
 
 def own_offload(engine: Engine | None) -> str:
-    """Return the `--offload` text of a vLLM version's tier, of the last modelled one for None."""
+    """Return the `--offload` text of the modelled vLLM nearest to `engine`; None: the last."""
     last = engine is None or engine.version >= _LAST_VERSION
     return f"{_VLLM}{RELEASES[-1 if last else 0]}"
 

@@ -149,7 +149,7 @@ class Offload(NamedTuple):
     chunk of each request a sum of the flags SEEN, INSERTED, REUSED, MISSED, ASKED and READ,
     `next_chunk` (R x G) the next chunk of each group that a request offers. `loads` and `stores`
     are rings of TRANSFER records, whose chunks are in `load_nodes` and `store_nodes`. Per GPU
-    block, `fence` is its last entry in `fences` and `taken` the last plan in which a request got
+    block, `fence` is its last FENCE in `fences` and `taken` the last plan in which a request got
     it. `since` is the plan in which each entry of a block table was set, kept if running requests
     may free blocks. `order` lists groups in the order of look-ups, `loading` the requests that
     load, `ended` requests that ended in this plan, with their blocks in `ended_table`, as in
@@ -212,10 +212,10 @@ def empty_offload(
     groups: KvGroups,
     block_size: int,
 ) -> Offload:
-    """Return an empty CPU tier for requests with `path_blocks` trie nodes each.
+    """Return an empty CPU tier; `path_blocks` (R) counts the trie nodes of each request's path.
 
-    `nodes`: trie nodes times groups, of `block_size` tokens each. The engine has `usable` blocks,
-    and block tables of `width` blocks for `slots` requests.
+    `nodes` is the number of trie nodes, of `block_size` tokens each, times that of groups. The
+    engine has `usable` blocks, and block tables of `width` blocks for `slots` requests.
     """
     size, number = settings.blocks_per_chunk, len(groups.groups)
     capacity = min(settings.capacity_chunks, nodes)

@@ -66,14 +66,14 @@ def unlink(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def park(machine: Machine, block: int) -> None:
-    """Take a lane's head out of its queue until none of its child blocks is cached."""
+    """Take a lane's head out of its queue until no child is cached: leaves are evicted first."""
     unlink(machine, block)
     machine.blocks[block].queue = PARKED
 
 
 @called_by_kernels
 def unpark(machine: Machine, block: int) -> None:
-    """Return a parked block to its lane, in order of free-sequence numbers."""
+    """Put a block that `park` took out back into its lane, in order of free-sequence numbers."""
     blocks, count = machine.blocks, machine.state[0].blocks
     queue = blocks[block].lane + 1
     behind = count + queue
@@ -87,7 +87,7 @@ def unpark(machine: Machine, block: int) -> None:
 
 @callable_in_kernels
 def holder_of(machine: Machine, content: int) -> int:
-    """Return the oldest block (or second record of a block) with a content, NONE without one."""
+    """Return the oldest block (or its second record, see BLOCK) with a content, else NONE."""
     return max(machine.holders[content], 0) - 1  # type: ignore[no-any-return]
 
 
@@ -196,7 +196,7 @@ def expire(machine: Machine) -> None:
 def candidate(machine: Machine, lane: int) -> int:
     """Return the block that a lane evicts first, NONE if it is empty.
 
-    If the policy evicts leaves only, blocks with cached children are parked and skipped.
+    If the policy evicts leaves only, blocks with cached children leave their queue (`park`).
     """
     head = head_of(machine, lane + 1)
     while machine.state[0].leaf and head != NONE and has_orphans(machine, head):
@@ -225,7 +225,7 @@ def worth_of(machine: Machine, lane: int, head: int) -> float:
 def choose_victim(machine: Machine) -> int:
     """Return the block to evict: of all lanes' candidates that of lowest worth, else freed first.
 
-    Also record the runner-up's worth, for `choose_again`.
+    Also record the runner-up's worth and free-sequence number, which `choose_again` compares.
     """
     state = machine.state[0]
     chosen, least_worth, first_freed = NONE, np.inf, ALWAYS
@@ -295,7 +295,7 @@ def take(machine: Machine, again: bool) -> int:
 
 @called_by_kernels
 def note_block(machine: Machine, block: int) -> None:
-    """Record that a request gets a block; if a store still reads the block, the step waits."""
+    """Record in `taken` that a request gets a block; the step waits for stores that read it."""
     off, requests = machine.offload, machine.requests
     off.taken[block] = off.state[0].plan
     entry = off.fence[block]

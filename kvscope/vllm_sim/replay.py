@@ -36,16 +36,16 @@ class EngineReplay(Struct, frozen=True):
     """What an engine did with R requests; every array has R entries, blocks are the trace's.
 
     `hit_blocks` were cached when a request was first admitted, as vLLM counts hits;
-    `written_blocks` had been cached by then, evicted or not, and `kept_blocks` would have been hits
+    `written_blocks` leading ones were cached once, and `kept_blocks` would have been hits
     had nothing been evicted: fewer where a hybrid model keeps no window. `queue_s` is the time from
     arrival to first admission, `ttft_s` to the first token, `tpot_s` the time per later output
     token, nan without any; `finish_s` is in trace time. `oversized` requests need more than all
     blocks: they were rejected, have no hits, and nan for times.
 
     With a CPU tier (else None), `loaded_blocks` follow the hits and were loaded from the tier at
-    first admission, `read_blocks` of them from storage below it. That load copied `copied_blocks`:
-    as many as it loaded, but for a hybrid model those of all its chunks in all groups, each counted
-    with the tokens of the smallest group's block. The tier stored `stored_chunks` and evicted
+    first admission, `read_blocks` of them from storage below it. `copied_blocks` were copied for
+    it: the loaded ones, but for a hybrid model the chunks of all groups, each counted as if its
+    blocks were of the smallest size of any group. The tier stored `stored_chunks` and evicted
     `chunk_evictions`. At least one prompt token is computed.
     """
 
@@ -157,7 +157,7 @@ def never_start(requests: int, where: str = "--tiers") -> UsageError:
 
 
 def loaded_blocks(requests: Records, members: Records, block_size: int) -> Int32s:
-    """Return how many blocks each request loaded after its hits, its last token excluded."""
+    """Return how many blocks each request loaded after its hits, before its last prompt token."""
     blocks = np.maximum(members.external, 0) // block_size
     most = (requests.prompt - 1) // block_size - np.maximum(requests.hits, 0)
     return np.asarray(np.minimum(blocks, most), dtype=np.int32)

@@ -53,7 +53,7 @@ def begin_plan(machine: Machine) -> None:
 
 @callable_in_kernels
 def cost_plan(machine: Machine) -> None:
-    """Complete the cost of the planned step, and count the step unless it is empty."""
+    """Add to the planned step's cost (s) what depends on all its prompts; count it unless empty."""
     state = machine.state[0]
     if state.prefill_tokens == 0:
         state.cost_s += state.decode_base_s - state.base_s
@@ -156,7 +156,7 @@ def complete(machine: Machine) -> None:
 
 @callable_in_kernels
 def leave_waiting(machine: Machine, request: int) -> None:
-    """Remove a request from the stack of preempted ones."""
+    """Remove a request that has finished or gets a slot from the stack of preempted ones."""
     stack, state = machine.preempted, machine.state[0]
     at = 0
     while stack[at] != request:
@@ -210,7 +210,7 @@ def run_steps(machine: Machine, steps: int, finished: int, until_s: float) -> bo
 
     Stop early once `finished` requests have finished or were rejected, or before a step that would
     be planned at `until_s` or later. Return False if nothing is left to do; requests that arrive at
-    infinity are not sent yet and do not count.
+    infinity, which a closed loop has yet to send, do not count.
     """
     state, requests = machine.state[0], machine.requests
     pause = waited = 0  # steps until the next try to go fast, and between the last two

@@ -92,7 +92,7 @@ AT_ONCE = Transfers()
 
 
 class StorageSettings(Struct, frozen=True):
-    """Files below the CPU tier: none is deleted; once they fill their size, no more are written.
+    """Files below the CPU tier: none is deleted, and beyond `capacity_chunks` none is written.
 
     Waiting requests read them, as in vLLM's file system tier (`fs`). With `shared`, all replicas
     use one folder: each reads the others' files, and does not write a file that exists. `read` and
@@ -170,7 +170,7 @@ class EngineSettings(Struct, frozen=True):
     step after its own, too, so requests that hit it wait longer.
     `unhashed_last` (before 0.24): blocks without a hash are freed like blocks with a hash.
     `offload` is a CPU tier below the pool, None for none. `drafter` is for speculative decoding: a
-    drafter that reads hidden states reserves slots ahead. Steps still yield one token per request.
+    drafter that reads hidden states gets KV room ahead. Steps still yield one token per request.
     `drops_blocks` (before vLLM 0.33): with such a drafter the last block of each hit is computed
     again; else a block is hashed once the token behind it is known.
     Raises UsageError for values that no engine takes.
@@ -222,14 +222,14 @@ class EngineSettings(Struct, frozen=True):
 
     @property
     def ahead_tokens(self) -> AheadTokens:
-        """Room for draft tokens: those of a step, and unverified drafts of the steps before."""
+        """Tokens of KV room for drafts: a step's, in decode also unverified ones before it."""
         if self.drafter is None or not self.drafter.reads_states:
             return AheadTokens()
         tokens = self.drafter.tokens
         return AheadTokens(tokens, tokens * (3 if self.async_scheduling else 2))
 
     def _check_drafter(self, drafter: Drafter) -> None:
-        """Raise UsageError for a CPU tier, or groups of layers that do not `take_drafter`."""
+        """Raise UsageError for a CPU tier, or for groups of layers that take no drafter."""
         if self.offload is not None:
             raise not_beside(drafter, "a CPU tier")
         if self.groups is not None and not self.groups.take_drafter:

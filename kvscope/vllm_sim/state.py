@@ -180,7 +180,7 @@ class StorageFunctions(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """An engine with n blocks and S slots that serves R requests over a trie of N nodes.
+    """An engine with n blocks, S slots (requests that have blocks) for R requests, N trie nodes.
 
     `blocks` (n and a sentinel for each queue), `requests` (R) and `state` (1) are records of BLOCK,
     REQUEST and STATE. Per content, a node of the trie (N + 1) in each group: `holders` is 1 + the
@@ -388,7 +388,7 @@ def hits_within_blocks(settings: EngineSettings) -> bool:
 
 
 def fits(known: Traffic, settings: EngineSettings) -> Bools:
-    """Return which requests fit into an engine with these settings; it rejects the others."""
+    """Return which requests an engine's whole pool can hold (R); the engine rejects the others."""
     return blocks_needed(known, settings) <= settings.usable_blocks
 
 
@@ -449,7 +449,7 @@ def _groups(settings: EngineSettings, groups: KvGroups, nodes: int, block_size: 
 
 
 def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Records:
-    """Return the records of groups that are looked up together, full attention first."""
+    """Return the SPEC records of groups looked up together (equal `spec`), full attention first."""
     ends: dict[object, tuple[int, int]] = {}
     for number, group in enumerate(groups.groups):
         ends[group.spec] = ends.get(group.spec, (number, 0))[0], number + 1
@@ -467,7 +467,7 @@ def _specs(settings: EngineSettings, groups: KvGroups, block_size: int) -> Recor
 def _blocks(usable: int, lanes: int, *, twice: bool) -> Records:
     """Return records of free blocks, then sentinels of empty queues.
 
-    With `twice`, a second record of each block follows.
+    With `twice`, a second record of each block follows, for hits that end within it.
     """
     records = usable + lanes + 1 + usable * twice
     blocks = np.zeros(records, dtype=BLOCK).view(np.recarray)

@@ -61,7 +61,7 @@ def add_copy(jobs: Any, number: int) -> Any:
 def copy_end_s(off: Offload, direction: int, now_s: float, chunks: int) -> float:
     """Return when a copy of `chunks` chunks ends (s), behind the earlier ones of its `direction`.
 
-    Books the direction's link (READS or WRITES), and the shared link if that has a limit.
+    Sets `free_s` of the direction's link (READS or WRITES), and of a shared link with a limit.
     """
     link, pool = off.links[direction], off.pool_links[direction]
     end_s = max(now_s, link.free_s) + (link.latency_s + link.chunk_s * chunks)
@@ -180,7 +180,7 @@ def read_chunk(machine: Any, request: int, at: int, first: bool) -> int:
 
 
 def write_on(machine: Any, first: int, count: int, now_s: float) -> None:
-    """Write `count` stored chunks on to storage, from entry `first` of `store_nodes`."""
+    """Begin to write `count` stored chunks, from entry `first` of `store_nodes`, on to storage."""
     off, fresh = machine.offload, 0
     state, pool, nodes = off.state[0], off.pool[0], off.store_nodes
     job = add_copy(off.writes, state.writes)
@@ -253,6 +253,6 @@ def next_copy_s(off: Offload, now_s: float, soonest_s: float) -> float:
 
 
 def storage_functions(machine: Machine | None) -> StorageFunctions:
-    """Return the functions compiled for machines like this one; null addresses for None."""
+    """Return the functions that kernels call for `machine`; for None, placeholders never called."""
     calls = (poll, read_chunk, write_on, flush, forget_answers)
     return StorageFunctions(*(Function.each(calls, machine)))
