@@ -368,9 +368,9 @@ class Planner:
             if each is not None and result.replicas < (each.replicas or 0) < least:
                 least = each.replicas or 0
                 yield OptionChange(each.policy, least)
-        keeping_up = result.load.replicas_at_least
-        if result.fewest_lru is not None and least == math.inf and keeping_up is not None:
-            yield OptionChange(lru, keeping_up)  # no number meets the SLO: this ends the queue
+        none_meets = result.fewest_lru is not None and least == math.inf
+        if none_meets and result.load.replicas_at_least and not result.lru.later.rejected:
+            yield OptionChange(lru, result.load.replicas_at_least)  # which ends the queue
         alone = result.fewest_lru is not None and result.fewest_lru.replicas == 1
         if self._routers and not alone:  # one replica needs no router
             yield from self._routed()

@@ -132,7 +132,7 @@ def test_the_cheapest_that_meets_the_slo_is_named(short: str) -> None:
     assert hopeless["to_meet"] is None
     assert hopeless["unreachable"]
     assert {row["slo"] for row in hopeless["rows"]} == {"misses"}
-    crowded = plan_of(half, "10ms", policy="lru", rate_scale=40.0)["rows"]
+    crowded = plan_of(short, "10ms", policy="lru", rate_scale=40.0)["rows"]
     today, *_, keeping_up = crowded  # what ends the queue is told, though it misses the SLO
     assert (today["slo"], keeping_up["slo"]) == ("overloaded", "misses")
     assert keeping_up["change"]["replicas"] > 1

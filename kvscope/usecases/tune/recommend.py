@@ -143,7 +143,9 @@ def tune(
             where.price_of(where.tp) if where else None,
             tiers=offer,
             routers=routers,
-            machines=list(_machines(where, request, prompts)),
+            machines=list(
+                _machines(where, request, prompts, rejecting=tuning.lru.later.rejected > 0)
+            ),
             scaling=request.autoscale,
             link=link,
             on_option=lambda option: monitor.row(option.in_words),
@@ -170,29 +172,29 @@ def tune(
 
 
 def _machines(
-    where: ResolvedDeployment | None, request: TuneRequest, prompts: Prompts
+    where: ResolvedDeployment | None, request: TuneRequest, prompts: Prompts, *, rejecting: bool
 ) -> Iterator[ReplicaMachine]:
     """Yield machines to compare: this one with all the KV that its log says fits, then --also.
 
-    Without --also, those of `_holding`.
+    Without --also, those of `_holding` if today's pool is `rejecting` later requests.
     """
     block_size = prompts.block_size
     if where is not None and (fits := where.pool.fitting_bytes) is not None:
         filled = replace(where, pool=where.pool.filling_the_gpu)
         yield ReplicaMachine.of(filled, block_size, fits)
-    for each in request.also or (_holding(where, prompts) if where is not None else ()):
+    for each in request.also or (_holding(where, prompts) if where and rejecting else ()):
         yield ReplicaMachine.of(each, block_size, None)
 
 
 def _holding(where: ResolvedDeployment, prompts: Prompts) -> list[ResolvedDeployment]:
     """Return the deployment on the fewest GPUs a replica whose pool holds the longest request.
 
-    Empty if the present pool does or was stated, and if no pool of up to 8 GPUs does.
+    Empty for a stated pool, ranks (`dp`) and HiCache, and if no pool of up to 8 GPUs does.
     """
-    longest = int((prompts.input_tokens + prompts.output_tokens).max())
     stated = where.gpu is None or where.pool.origin == "stated"
-    if stated or longest <= where.pool.tokens or where.engine.hicache is not None:
+    if stated or where.dp > 1 or where.engine.hicache is not None:
         return []
+    longest = int((prompts.input_tokens + prompts.output_tokens).max())
     for tp in (tp for tp in (2, 4, 8) if tp > where.tp):
         with suppress(UsageError):  # the model's heads cannot be divided by it, or nothing is left
             wider = elsewhere(where, tp=tp)
