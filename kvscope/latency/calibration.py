@@ -172,7 +172,7 @@ class TtftRange(Struct, frozen=True):
 
 
 class CellFit(Struct, frozen=True):
-    """One cell: `n` measurements, the median and extremes of their times, and the fitted time.
+    """The TTFT of one cell in seconds: median and extremes of `n` measurements, and the fitted one.
 
     `off` is (fitted - median) / median, `linear_off` the same for the linear model.
     """

@@ -68,7 +68,7 @@ class DecodingFit(Struct, frozen=True):
 
 
 def fit_steps(step_s: Mapping[Step, Sequence[float]]) -> DecodingFit | None:
-    """Return the fit to the medians; None for a single batch size or context, or a base of 0 s."""
+    """Return the fit to the medians (s); None for one batch size or context, or a base of 0."""
     times = {step: float(np.median(each)) for step, each in step_s.items() if len(each)}
     if len({step.batch for step in times}) < 2 or len({step.context for step in times}) < 2:
         return None

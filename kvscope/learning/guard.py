@@ -45,7 +45,7 @@ class _Waiting(Struct):
     """A request that the shadows have not served yet, with all that is known of it so far.
 
     `kinds` has its class and cuts under each candidate (see `Kind`), `tables` the candidates'
-    tables when it arrived. `blocks` counts the followed blocks that it touched, of prompt and
+    tables when it arrived. `blocks` counts the tracked blocks that it touched, of prompt and
     output. `segments` are those of them that earlier requests touched last: (start depth, end
     depth, number of that request). Blocks last touched before request `forgotten` count as new.
     `ended`: no more will be known of it; `served` is False if it ended unserved.

@@ -132,7 +132,7 @@ class ShadowCache:
         return end, False
 
     def join(self, number: int, now_s: float, plan: LanePlan, end: int) -> None:
-        """Add a request's run up to `end`, its lanes in `plan`; then evict down to the capacity."""
+        """Add a request's run to depth `end`, in `plan`'s lanes; evict down to the capacity."""
         at = number & self._runs.mask
         self._plans[at] = plan
         self.end[at] = end

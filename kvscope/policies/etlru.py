@@ -44,7 +44,7 @@ class Etlru(KeyPolicy):
     def key(
         turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
     ) -> float:
-        """Return log(needed tokens x turn rate) + a term equal for all blocks; -inf if 0 are."""
+        """Return log(needed tokens x turn rate) + a term all blocks share; -inf if none needed."""
         prompts = table[turn.category]
         beyond = turn.history_tokens - p[_XI] - block.depth * block_size
         need = 0.0

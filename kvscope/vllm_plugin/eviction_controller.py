@@ -216,7 +216,7 @@ class EvictionController(Observer):
         self.free.plan = None
 
     def cached(self, blocks: list[Block], start: int, end: int) -> None:
-        """Note the hashes that blocks `start` to `end` - 1 of a request have received."""
+        """Note new hashes of blocks `start` to `end` - 1, if the policy evicts leaves."""
         above = blocks[start - 1].block_hash if start else None
         for block in blocks[start:end]:
             if block.block_hash is not None:
@@ -224,7 +224,7 @@ class EvictionController(Observer):
             above = block.block_hash
 
     def uncached(self, keys: list[Any]) -> None:
-        """Note the hashes that a block has lost."""
+        """Note the hashes that a block has lost, if the policy evicts leaves."""
         for key in keys:
             self.free.lost(key)
 

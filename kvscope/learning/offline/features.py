@@ -143,7 +143,7 @@ def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> Prefix
 
 
 def chained(before: Int64s) -> tuple[Int64s, Int64s]:
-    """Return (number of previous turns, first turn) of each request; `before`: the latest or -1."""
+    """Return each request's (number of previous turns, first turn); `before`: its last or -1."""
     at = np.arange(len(before))
     first = np.where(before >= 0, before, at)
     steps = (before >= 0).astype(np.int64)

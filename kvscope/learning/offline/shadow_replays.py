@@ -44,7 +44,7 @@ class Taken(NamedTuple):
     candidate: Int64s
 
     def over(self, since: Int64s, requests: int) -> Taken:
-        """Return the candidates, their periods also divided at each of `since` below `requests`."""
+        """Return the same candidates, but periods also begin at `since` below `requests`."""
         begins = np.unique(np.concatenate((since, self.since)))
         begins = begins[begins < max(requests, 1)]
         return Taken(begins, self.candidate[row_at(self.since, begins)])

@@ -96,7 +96,7 @@ LEARNER = ReturnsOffline()
 
 
 def refits_of(requests: int, refit_requests: float) -> Refits:
-    """Return the refits among `requests` requests."""
+    """Return the refits, every `refit_requests` of a trace of `requests` requests and two early."""
     bins = np.arange(max(requests, 1)) // bin_requests(refit_requests)
     number = np.array([at for at in range(bins[-1] + 1) if begins_with_refit(at)])
     return Refits(bins, number, np.searchsorted(bins, number))
@@ -214,7 +214,7 @@ class IndexRows(NamedTuple):
 
 
 def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s) -> TouchedParts:
-    """Return touches of the parts between `cuts`, and returns; `bins` (R) are those of requests."""
+    """Return touches and returns of the parts that `cuts` divide; `bins` (R): those of requests."""
     blocks = traffic.length + traffic.anonymous
     begin = np.concatenate((np.zeros_like(cuts[:, :1]), cuts), axis=1)
     end = np.concatenate((cuts, blocks[:, None]), axis=1)
