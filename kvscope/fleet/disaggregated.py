@@ -108,7 +108,7 @@ class DisaggregatedFleet(Struct, frozen=True):
     ) -> Self:
         """Replay all splits of the answer's replicas; search the fewest replicas that meet the SLO.
 
-        At most `most` replicas are tried. `require_going` runs before each replay and may raise.
+        At most `most` replicas are tried. `require_going` precedes each replay; may raise Stopped.
         """
         slo = sweep.slo
         tpot_s = answer.outcome.target_tpot_s if slo.tpot_s is None else slo.tpot_s

@@ -65,8 +65,8 @@ def replay_engines(
     default the previous turn). `tables` are the policy's, `seed` a random router's. In the result,
     `begin_s` is when a request is admitted; one longer than a pool is rejected: no hits, nan for
     times. `best_blocks` includes blocks computed between arrival and admission if the request hit
-    them, `hit_blocks` also blocks loaded from a CPU tier. Routers see pools, not tiers; to them,
-    waiting takes the prefill time of the tokens in front, without decodes. With `scaled`, the
+    them, `hit_blocks` also blocks loaded from a CPU tier. Routers see pools, not tiers; to them a
+    request waits for the prefill time of the tokens before it, without decodes. With `scaled`, the
     schedule sets the number of replicas: a removed one finishes the requests sent to it, and can be
     added again only then, with an empty cache. Raises UsageError for a policy without lanes and for
     a router that copies prefixes.

@@ -55,7 +55,7 @@ def parse_routers(text: str) -> list[type[Router]]:
 def split_assignments(
     routers: Sequence[type[Router]], assignments: Sequence[str]
 ) -> tuple[dict[type[Router], Assignments], list[str]]:
-    """Return each router's part of texts `NAME.PARAMETER=VALUE,...`, and texts left for policies.
+    """Return by router (parameter, values) of `NAME.PARAMETER=VALUE,...`; and texts for policies.
 
     Raises UsageError for a known router that is not in `routers`.
     """

@@ -211,7 +211,7 @@ class SglangDpTokens(Router):
 
     A rank's tokens are those in its pool that running requests use and those of waiting prompts,
     both at its last report (every `scrape_s` seconds), and those of the prompts sent since. Its
-    requests count likewise.
+    requests are those running and waiting then, and those sent since.
     Source: SGLang 0.5.23, srt/managers/data_parallel_controller.py (DPBudget, total_tokens),
     scheduler_components/load_inquirer.py (num_total_tokens).
     """

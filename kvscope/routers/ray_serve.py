@@ -107,7 +107,7 @@ class RayPrefixAware(Router):
 
     @staticmethod
     def choose(prompt: Prompt, path: Int32s, view: View, memory: DrawnTree, p: Float64s) -> int:
-        """Return the least busy of the tree's candidates, or of two if load is imbalanced."""
+        """Return the least busy of the tree's candidates; if imbalanced, of two random replicas."""
         tree, load = memory.tree, view.own.in_flight
         if eviction_is_due(tree, prompt.now_s, p[_INTERVAL]):
             _evict(tree, view.replicas, p[_THRESHOLD] / p[_CHARACTERS], p[_TARGET] / p[_CHARACTERS])

@@ -70,7 +70,7 @@ def end_of(tree: PrefixTree, node: int) -> int:
 
 @callable_in_kernels
 def load_found(tree: PrefixTree, requests: Records, request: int) -> int:
-    """Load hits that only the host has; return the blocks (0: below LEAST_LOADED, or no room)."""
+    """Load hits that only the host has; return their blocks (0: too few for a load, or no room)."""
     record = requests[request]
     blocks = end_of(tree, record.found) - record.shared
     if blocks * tree.state[0].block_size < LEAST_LOADED or not load(tree, record.found, blocks):

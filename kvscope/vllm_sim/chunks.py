@@ -400,7 +400,7 @@ def pin_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def unpin_chunk(off: Offload, node: int) -> None:
-    """End a chunk's store if it is being stored, else count one load or write less."""
+    """End a chunk's store if it is being stored, else one load or write that read it is over."""
     chunk = off.chunks[node]
     chunk.users = 0 if chunk.users == PENDING else chunk.users - 1
     if chunk.users == 0:
