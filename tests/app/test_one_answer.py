@@ -32,9 +32,9 @@ DEPLOYED = [
 
 @pytest.fixture(scope="module")
 def beginnings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the first 3,500 requests of each sample."""
+    """Return a folder with the first 2,500 requests of each sample."""
     folder = tmp_path_factory.mktemp("samples") / "beginnings"
-    write_beginnings(folder, 3_500)
+    write_beginnings(folder, 2_500)
     return folder
 
 
@@ -51,10 +51,9 @@ def test_one_engine(beginnings: Path, path: str, where: dict[str, Any]) -> None:
     assert (pool["workers"], pool["router"]) == (1, None)
 
 
-def test_simulate_sets_the_guards_of_tune() -> None:
+def test_simulate_sets_the_guards_of_tune(beginnings: Path) -> None:
     """On a deployment, where a policy takes one and nothing else is stated."""
-    path = data_folder("sample_traces") / "to-c.jsonl.gz"
-    with kvscope.open_trace(path) as trace:
+    with kvscope.open_trace(beginnings / "to-c.jsonl.gz") as trace:
         runs = kvscope.simulate(trace, policy="tlru,wa", **WHERE).to_dict()["results"]
         free = kvscope.simulate(trace, policy="tlru", param=["tlru.guard=0"], **WHERE).to_dict()
         alone = kvscope.simulate(trace, policy="tlru", capacity_blocks=3000).to_dict()
@@ -63,10 +62,12 @@ def test_simulate_sets_the_guards_of_tune() -> None:
 
 
 @pytest.mark.parametrize("where", [WHERE, ON_SGLANG, ON_HICACHE], ids=lambda each: str(len(each)))
-def test_a_recommendation_is_of_the_deployment(tmp_path: Path, where: dict[str, Any]) -> None:
+def test_a_recommendation_is_of_the_deployment(
+    beginnings: Path, tmp_path: Path, where: dict[str, Any]
+) -> None:
     """Replayed by itself it has LRU's hits and times there, copies of a host tier included."""
     path = tmp_path / "recommendation.toml"
-    with kvscope.open_trace(data_folder("sample_traces") / "to-c.jsonl.gz") as trace:
+    with kvscope.open_trace(beginnings / "to-c.jsonl.gz") as trace:
         kvscope.tune(trace, slo="1s", policy="lru", **where).save(path)
         alone = kvscope.simulate(trace, recommendation=str(path)).to_dict()
         named = kvscope.simulate(trace, slo="1s", policy="lru", **where).to_dict()
@@ -110,7 +111,7 @@ def without(said: set[str], document: Any) -> Any:
         (kvscope.simulate_fleet, {"router": "all", "replicas": "3"} | WHERE),
         (kvscope.simulate_fleet, {"router": "all", "replicas": "3", "capacity_blocks": 3000}),
         (kvscope.tune, {"capacity_blocks": 3000}),
-        (kvscope.tune, WHERE),
+        (kvscope.tune, WHERE | {"policy": "tlru,gittins"}),
     ],
     ids=lambda each: each.__name__ if callable(each) else "-".join(each),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
 from kvscope.fleet.options import Scaling
 from kvscope.fleet.scaling import schedule
+from tests.cli.once import computed_once
 from tests.cli.replayed import PROFILE, write_short
 from tests.cli.shell import Streams, document, streams_of
 
@@ -21,6 +23,13 @@ SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 ROUTERS = "round-robin,session,random,min-ttft"
 OPTIONS = ("--capacity-blocks", "3000", "--router", ROUTERS, "--replicas", "7..9")
 FLEET = ("fleet", SAMPLE, "--db", ":memory:", *OPTIONS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _computed_once() -> Iterator[None]:
+    """Compute each answer once: in words, as a document and with conditions it is the same."""
+    with computed_once("fleet"):
+        yield
 
 
 @pytest.fixture(scope="module")
