@@ -65,17 +65,23 @@ def test_every_way_and_size_is_an_option(capsys: Streams, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("gib", "options", "rated"),
-    [(64, (), 1.3), (4, ("--ssd-writes-per-day", "0.5", *SLOW), 0.5)],
+    ("requests", "gib", "options", "rated"),
+    [(500, 64, (), 1.3), (420, 4, ("--ssd-writes-per-day", "0.5", *SLOW), 0.5)],
 )
 def test_files_below_cpu_memory(
-    capsys: Streams, trace: str, gib: int, options: tuple[str, ...], rated: float
+    capsys: Streams,
+    tmp_path: Path,
+    requests: int,
+    gib: int,
+    options: tuple[str, ...],
+    rated: float,
 ) -> None:
     """An SSD below is compared with its CPU memory alone, and priced with its writes.
 
     Beyond its rating it wears out, and is charged so.
     """
     sizes = ("--tier-size", f"dram:4GiB+ssd:{gib}GiB", "--offload", PLAIN)
+    trace = write_short(tmp_path, requests)
     made = document(capsys, "tune", trace, *COMMON, *sizes, *NO_FILE, *options)
     *alone, both = sorted(
         (row["change"]["tier"] for row in rows(made)), key=lambda x: x["files_gib"]
