@@ -28,7 +28,7 @@ _SHARE = 0.8  # of the memory that is free at the start
 
 
 class LibraryProcess:
-    """A process that answers requests with a module's `service(settings)`.
+    """A process that answers requests with the library of a module, by its `service(settings)`.
 
     `service` returns facts about the library, and the function that answers a request. Each timeout
     shortens the time limit of later requests.
@@ -49,8 +49,8 @@ class LibraryProcess:
     def ask(self, request: Any, characters: int) -> Any:
         """Return the answer to a request; its time limit grows with its `characters`.
 
-        Raises BadLine, or a RuntimeError that only has the library's class name: no text of a
-        prompt.
+        Raises BadLine, or a RuntimeError whose class has the name of the library's error; the text
+        of that error is dropped, as it could be a prompt.
         """
         limit_s = LIMIT_S / (1 + self._timeouts) + characters / _CHARACTERS_A_SECOND
         with self._lock:

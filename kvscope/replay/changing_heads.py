@@ -131,8 +131,8 @@ def _branch_points(block_parent: Int32s, entered: Int32s) -> Bools:
     """Return a mask (N + 1) of up to 500 branch points, whose children may be a changing block.
 
     A branch point has four or more children that two or more requests entered. The root comes
-    first, then those that most requests entered. `entered` (N + 1) is the number of requests with
-    each block, except those whose previous turn has it too (see `_count_entries`).
+    first, if it is one, then those that most requests entered. `entered` (N + 1) is the number of
+    requests with each block, except those whose previous turn has it (see `_count_entries`).
     """
     repeated = np.bincount(
         block_parent[1:][entered[1:] >= 2], minlength=len(block_parent)
@@ -201,7 +201,7 @@ def _phase(change_s: Float64s, width_s: Float64s, period_s: float) -> tuple[floa
 
 
 def _purity(group: Int64s, label: Int64s) -> float:
-    """Return the share of entries that have the commonest label of their group."""
+    """Return the share of entries that have their group's commonest label; 1 if all do."""
     pairs, count = np.unique(np.stack((group, label)), axis=1, return_counts=True)
     most = np.zeros(len(np.unique(group)), dtype=np.int64)
     np.maximum.at(most, np.unique(pairs[0], return_inverse=True)[1], count)

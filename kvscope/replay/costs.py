@@ -24,7 +24,7 @@ class Costs(NamedTuple):
 
 
 def costs(profile: LatencyProfile) -> Costs:
-    """Return a replica's costs; without decode costs, its base, token and pair costs stand in."""
+    """Return a replica's costs; without decode costs, those of a prefill stand in for them."""
     decode = (profile.base_s, profile.per_token_s, profile.per_token_pair_s)
     if profile.decode_base_s is not None:
         decode = (

@@ -106,7 +106,7 @@ def bends(
 ) -> tuple[Int64s, Int64s]:
     """Return the capacities (blocks) at which the slope of the hit curve changes, and the changes.
 
-    Both are as `bent` sums them up: hits (in the definition's weight) per block. Only hits of
+    Changes are in hits (of the definition's weight) per block, for `bent` to add up. Only hits of
     requests from number `first` on count; a capacity may occur several times.
     """
     weigh = {"token": _token_events, "block": _block_events, "request": _request_events}

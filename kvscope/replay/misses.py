@@ -83,7 +83,8 @@ class Novelty(Struct, frozen=True):
     """New blocks of each of R prompts, whatever the cache; all fields are in blocks from the head.
 
     Blocks before `seen` had been written by earlier requests. Blocks from there to `look` are new;
-    of these, [`diverged_from`, `diverged_to`) stand where the previous turn had others.
+    of these, [`diverged_from`, `diverged_to`), maybe empty, stand where the previous turn had
+    others.
     """
 
     seen: Int32s

@@ -31,8 +31,8 @@ SHARED_BY = 0.01  # of all requests: a subtree of more is no unit to sample, but
 class Sample(Struct, frozen=True):
     """Part of a trace: `prompts` are its requests with the ascending numbers `requests`.
 
-    `group` numbers the subtree of the trie that each is in; subtrees are sampled as a whole. `rate`
-    is the share that was requested of the trace's `whole_requests`.
+    `group` numbers the subtree of the trie that each request is in; subtrees are sampled as a
+    whole. `rate` is the share that was requested of the trace's `whole_requests`.
     """
 
     prompts: Prompts

@@ -422,11 +422,11 @@ def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
 
 
 def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:
-    """Return a sentence if training window and held-out requests need other capacities for the SLO.
+    """Return the other capacity for the SLO, if training window and held-out requests differ in it.
 
-    `blocks` is a capacity that the text before names: what held-out requests need (then state that
-    of the training window) or what the training window needs (then state the other). [] for any
-    other capacity, and if the training window's meets the SLO on held-out requests too.
+    `blocks` is the capacity that the text before names: if held-out requests need it, state what
+    the training window needed; if the training window did, what held-out requests would need. []
+    for any other capacity, and if the training window's meets the SLO on held-out requests too.
     """
     for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is None or least.would_need_blocks is None:

@@ -226,8 +226,8 @@ def icicle_chart(prefixes: Sequence[Prefix], block_size: int) -> style.Figure:
 def _hits(prefixes: Sequence[Prefix], shown: Sequence[Prefix]) -> dict[int, int]:
     """Return the block hits of each run in `shown` and of the hidden runs below it.
 
-    Keys are `Prefix.number`, and 0 for hidden runs below none. A run (a `Prefix`) has as many hits
-    as it has blocks, for each prompt that reuses it.
+    Keys are `Prefix.number`, and 0 for hidden runs that are below no shown one. A run (a `Prefix`)
+    has as many hits as it has blocks, for each prompt that reuses it.
     """
     parents = {prefix.number: prefix.parent for prefix in prefixes}
     hits = {0: 0} | {prefix.number: 0 for prefix in shown}

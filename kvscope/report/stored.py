@@ -142,7 +142,7 @@ def all_reports(store: Store) -> list[StoredReport]:
 
 
 def section(reports: Sequence[StoredReport]) -> Section:
-    """Return the reports over one trace, with a sentence for each."""
+    """Return the section of a trace's page that lists the reports on it, a sentence for each."""
     return Section.of(
         "Reports",
         *(

@@ -147,8 +147,8 @@ class Ids:
 class Thread(Struct):
     """An open conversation: the history that its next prompt repeats, and its state.
 
-    `history_tokens` counts the parent's prompt and output, `blocks` are full blocks at their
-    beginning. Tokens beyond `blocks` get block ids only when a prompt carries them.
+    `history_tokens` counts the parent's prompt and output, which begin with the full blocks
+    `blocks`. Tokens beyond `blocks` get block ids only when a prompt carries them.
     """
 
     user_id: int

@@ -2,7 +2,7 @@
 
 A generation's input is a list of messages, or an object with messages and tools. Usage is split by
 kind: input tokens are the sum of the kinds with `input` in their name, cached ones among them;
-other kinds of prompt tokens are part of these. Source: langfuse 5.0.4 (openai.py,
+these include all other kinds of prompt tokens. Source: langfuse 5.0.4 (openai.py,
 api/commons/types/observation_v2.py), its reference of export fields, and the exported traces in
 langfuse/langfuse 6275144614 (worker/src/__tests__/chatml/framework-traces).
 """

@@ -86,8 +86,8 @@ def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: P
 def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a key policy, whose key function is compiled into it.
 
-    It takes the arguments of `replay_loop`: traffic, segments, empty `Keys`, settings and an array
-    (R), fills that with each request's leading hit blocks, and returns the number evicted.
+    It takes the arguments of `replay_loop`: traffic, segments, empty `Keys`, settings, and an array
+    (R) for the leading blocks that each request hits. It returns the number of blocks evicted.
     """
     return replay_loop(keys_order(policy))
 
@@ -96,8 +96,9 @@ def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
 def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     """Return the eviction order of a key policy.
 
-    A heap entry is stale once later requests have taken over the whole run. Where keys grow with
-    time (`rising`), the lowest entry gets its present key first: it may no longer be the lowest.
+    A heap entry is stale once later requests have taken over the whole run. If the policy is
+    `rising` (keys grow with time), the lowest entry gets its present key first: it may no longer be
+    lowest.
     """
     key_of = callable_in_kernels(policy.key)
     admits_turn = callable_in_kernels(policy.admits)
@@ -137,7 +138,7 @@ def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
 
     @callable_in_kernels
     def retable(state: Keys, traffic: Traffic, request: int, now: Now) -> None:
-        """Rebuild the heap with the keys of the table now in force."""
+        """Rebuild the heap with keys from the learned table that has just come into force."""
         heap, of = state.heap, state.runs.of
         count = heap.size[0]
         heap.size[0] = 0
@@ -165,8 +166,8 @@ def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
     ) -> int:
         """Evict up to `most` blocks of a run, deepest first, while they precede all heap entries.
 
-        `key` is the deepest block's. As keys do not grow with depth, deeper blocks precede the
-        heap's entries if a shallower one does. Return the number of blocks evicted.
+        `key` is the deepest block's. Deeper blocks of a run never have higher keys: if a shallow
+        one precedes the heap's entries, all below it do. Return the number of blocks evicted.
         """
         runs, heap = state.runs, state.heap
         first, evicted = runs.of[request, FIRST], 0

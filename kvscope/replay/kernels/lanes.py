@@ -202,8 +202,9 @@ def calls_by_address() -> Calls:
 def lanes_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a lane policy.
 
-    It takes the arguments of `replay_loop`: traffic, segments, empty `Lanes`, settings and an array
-    (R), fills that with each request's leading hit blocks, and returns the number evicted.
+    It takes the arguments of `replay_loop`: traffic, segments, empty `Lanes`, settings, and an
+    array (R) for the leading blocks that each request hits. It returns the number of blocks
+    evicted.
     """
     return _kernel_of(lanes_order(calls_of(policy)))
 

@@ -10,7 +10,7 @@ from kvscope.policies.base import RECENT
 
 
 def nothing_recent() -> Int64s:
-    """Return an empty ring for the latest RECENT requests, and as much room to sort them in."""
+    """Return zeros (2 x RECENT): a ring for the latest requests, and as much room to sort them."""
     return np.zeros(2 * RECENT, dtype=np.int64)
 
 
