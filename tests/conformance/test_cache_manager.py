@@ -26,21 +26,27 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("usable_blocks", [24, 150, 2000, long(60), long(400)])
-def test_hits_and_the_order_of_free_blocks_agree(usable_blocks: int, mix: str, size: int) -> None:
-    """After each of 600 requests: the same hits, and the same free blocks in the same order."""
-    trace = conversations(600, usable_blocks * size, MIXES[mix])
+@pytest.mark.parametrize(
+    ("usable_blocks", "size", "requests"),
+    [
+        *((24, 16, 250), (150, 32, 250), (2000, 16, 250)),
+        *(long(blocks, size, 600) for blocks in (24, 60, 150, 400, 2000) for size in (16, 32)),
+    ],
+)
+def test_hits_and_the_order_of_free_blocks_agree(
+    usable_blocks: int, size: int, requests: int, mix: str
+) -> None:
+    """After each request: the same hits, and the same free blocks in the same order."""
+    trace = conversations(requests, usable_blocks * size, MIXES[mix])
     cache = manager(usable_blocks, size)
     compared(trace, size, cache, Model(trace, size, Lru(), alone(usable_blocks)))
 
 
-@pytest.mark.parametrize("xi_tokens", [150, 400])
-@pytest.mark.parametrize("usable_blocks", [60, 150])
+@pytest.mark.parametrize(("usable_blocks", "xi_tokens"), [(60, 400), (150, 150)])
 def test_lanes_agree(usable_blocks: int, xi_tokens: int) -> None:
     """T-LRU in two queues: vLLM with such queues evicts the same blocks, in order."""
-    trace = conversations(600, xi_tokens, MIXES["chats"])
+    trace = conversations(300, xi_tokens, MIXES["chats"])
     policy = TLru({"xi_tokens": xi_tokens, "next_prompt_tokens": 60}, leaves="any")
     cache = manager(usable_blocks, 16)
     queue = SafeFirst(cache.block_pool.free_block_queue.get_all_free_blocks())
@@ -64,7 +70,7 @@ def test_what_a_trace_tells_is_enough(usable_blocks: int) -> None:
     Conversations here continue with their whole history. Hashes cannot show that a turn continues
     with a part of an output, or that two outputs are equal without a later turn.
     """
-    trace = conversations(600, 5, Mix(edited=0.0, silent=0.0, again=0.0))
+    trace = conversations(300, 5, Mix(edited=0.0, silent=0.0, again=0.0))
     traced = prompts(built(as_trace(trace, 16), 16))
     replayed = replay_engine(traced, Lru(), alone(usable_blocks), ONE_EACH)
     cache = manager(usable_blocks, 16)

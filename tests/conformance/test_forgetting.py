@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 from tests.conformance.conversations import TokenRequest
 from tests.conformance.stepping import SLOTS, fitting
 from tests.conformance.vllm_side import VllmScheduler
+from tests.long import long
 
 pytest.importorskip("vllm", reason="no vLLM here: make test-engine brings its own")
 from vllm.v1.request import RequestStatus
@@ -151,9 +153,14 @@ class Watched:
         assert all(block.block_hash for block in self.pool.blocks[1:])
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
-@pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "event", "deferred"),
+    [
+        (name, event, deferred) if (i + j) % 2 == deferred else long(name, event, deferred)
+        for (i, name), (j, event) in product(enumerate(POLICIES), enumerate(EVENTS))
+        for deferred in (False, True)
+    ],
+)
 def test_every_block_is_free_in_the_end_and_used_again(
     tmp_path: Path, name: str, event: Callable[..., None], deferred: bool
 ) -> None:

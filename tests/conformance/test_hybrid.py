@@ -111,7 +111,7 @@ def kv_groups(layout: str, retention: int | None) -> KvGroups:
 def test_hits_junctions_and_the_order_of_free_blocks_agree(
     layout: str, retention: int | None, usable_blocks: int
 ) -> None:
-    """The same hits, junctions and, after every fourth of 240 requests, free blocks in order."""
+    """The same hits, junctions and, after every fourth request, free blocks in order."""
     check_manager(layout, retention, usable_blocks)
 
 
@@ -151,8 +151,8 @@ def check_manager(layout: str, retention: int | None, usable_blocks: int, units:
     groups = matching(kv_groups(layout, retention), units)
     size = groups.block_tokens // units
     usable_blocks = usable_blocks * len(groups.groups) // 2
-    trace = conversations(160, usable_blocks + len(layout), MIXES["chats"])
-    trace += [replace(x, parent=-1) for x in conversations(80, len(layout), MIXES["repeats"])]
+    trace = conversations(100, usable_blocks + len(layout), MIXES["chats"])
+    trace += [replace(x, parent=-1) for x in conversations(50, len(layout), MIXES["repeats"])]
     cache = manager(usable_blocks, size, groups)
     model = Model(trace, size, Lru(), EngineSettings.one_at_a_time(usable_blocks, groups))
     hits = compared(trace, size, cache, model, every=4, junctions=True)
@@ -232,7 +232,7 @@ def test_every_step_agrees(tmp_path: Path, layout: str, overlapped: bool) -> Non
     groups = matching(kv_groups(layout, retention), units)
     blocks = 30 if layout == "aligned exports" else 70  # few enough for preemptions
     usable_blocks, size = blocks * attending(groups), groups.block_tokens // units
-    trace = [replace(x, parent=-1) for x in conversations(250, tokens, Mix(gap=1.0))]
+    trace = [replace(x, parent=-1) for x in conversations(150, tokens, Mix(gap=1.0))]
     trace = fitting(trace, groups, usable_blocks)
     counts = stepped(
         *both(

@@ -118,7 +118,8 @@ POOLS = {"gemma3": 480, "gpt-oss": 100, "qwen3-next": 30, "lfm2": 100}  # blocks
 @pytest.mark.parametrize(
     ("model", "retention", "requests", "unit"),
     [
-        ("qwen3-next", 0, 60, None),
+        ("qwen3-next", 0, 40, None),
+        long("qwen3-next", 0, 60, None),
         long("qwen3-next", 0, 60, SIZE),
         long("gpt-oss", 0, 60, None),
         long("lfm2", 0, 60, None),

@@ -71,7 +71,7 @@ def test_every_step_agrees(tmp_path: Path, tier: str, speed: str) -> None:
 
     And each request has the same hits on the GPU, tokens loaded, and time of its first token.
     """
-    trace = traffic(300, len(tier) + len(speed), "chats", 80)
+    trace = traffic(150, len(tier) + len(speed), "chats", 80)
     offload = OffloadSettings(**TIERS[tier], **SPEEDS[speed])
     counts = stepped(tmp_path, trace, 80, offload)
     assert counts["loaded"] > 0 or tier == "tiny"
@@ -104,7 +104,7 @@ def test_files_below_the_tier_agree(tmp_path: Path, tier: str) -> None:
 @pytest.mark.parametrize("tier", ["lru", long("arc, outputs"), long("chunks of 4"), long("full")])
 def test_files_of_several_engines_agree(tmp_path: Path, tier: str) -> None:
     """Three vLLMs on one folder: each finds what the others wrote, and writes what is not there."""
-    trace = traffic(300, len(tier), "chats", 80)
+    trace = traffic(200, len(tier), "chats", 80)
     counts = stepped_together(tmp_path, trace, 3, 80, stored(tier))
     assert counts["read"] > 100
     assert counts["twice"] > 0 or tier != "lru"
@@ -142,7 +142,7 @@ def test_thousands_of_requests_with_files_agree(tmp_path: Path, tier: str, seed:
 @pytest.mark.parametrize("mix", MIXES)
 def test_every_mix_agrees(tmp_path: Path, mix: str) -> None:
     """The same for other traffic, with preemption."""
-    trace = traffic(300, 11, mix, 60)
+    trace = traffic(150, 11, mix, 60)
     offload = OffloadSettings(capacity_chunks=120, prompt_only=False, **SLOW)
     assert stepped(tmp_path, trace, 60, offload)["preemptions"] > 0
 
@@ -150,7 +150,7 @@ def test_every_mix_agrees(tmp_path: Path, mix: str) -> None:
 @pytest.mark.parametrize("tier", ["lru", "arc", "chunks of 4"])
 def test_one_request_at_a_time_agrees(tmp_path: Path, tier: str) -> None:
     """The same where each request ends before the next one starts."""
-    trace = traffic(300, 5, "repeats", 80)
+    trace = traffic(150, 5, "repeats", 80)
     stepped(tmp_path, trace, 80, OffloadSettings(**TIERS[tier]), seqs=1, tokens=4096)
 
 

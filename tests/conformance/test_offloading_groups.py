@@ -117,7 +117,7 @@ def test_every_step_agrees(tmp_path: Path, layout: str, retention: int | None, t
     And each request has the same hits on the GPU, tokens loaded, and time of its first token. The
     plain functions: machine code takes longer to make here than they take.
     """
-    counts = run(tmp_path, layout, retention, tier, requests=120, compiled=False)
+    counts = run(tmp_path, layout, retention, tier, requests=70, compiled=False)
     assert counts["loaded"] > 0 or tier == "tiny"
     assert counts["evictions"] > 0
 

@@ -119,13 +119,13 @@ def test_every_step_agrees(
     """The same requests run in each step and hit as much, and the same blocks are free."""
     settings = drafting(usable_blocks, tokens, overlapped=overlapped)
     most = usable_blocks - -(-settings.ahead_tokens.decoding // SIZE)
-    trace = fitting(400, usable_blocks + tokens, mix, SIZE, most)
+    trace = fitting(200, usable_blocks + tokens, mix, SIZE, most)
     assert stepped(*both(tmp_path, trace, settings))["hits"] > 0
 
 
 def test_policies_agree(tmp_path: Path) -> None:
     """Also where kvscope's plugin orders the blocks."""
-    trace = fitting(400, 80, "chats", SIZE, 79)
+    trace = fitting(200, 80, "chats", SIZE, 79)
     policy = TLru({"xi_tokens": 500.0, "next_prompt_tokens": 100.0})
     stepped(*both(tmp_path, trace, drafting(80, 2), policy=policy))
 
@@ -214,7 +214,7 @@ def test_every_step_agrees_on_groups(
         groups=groups,
         rehashes_states=REHASHES_STATES,
     )
-    trace = [replace(x, parent=-1) for x in conversations(250, tokens, Mix(gap=1.0))]
+    trace = [replace(x, parent=-1) for x in conversations(150, tokens, Mix(gap=1.0))]
     trace = fitting_groups(trace, groups, usable_blocks - 10)
     counts = stepped(*both(tmp_path, trace, settings, size))
     assert counts["hits"] > 0

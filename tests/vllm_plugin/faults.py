@@ -27,7 +27,7 @@ ROOMS = ("kvscope.vllm_plugin.", "kvscope.learning.", "kvscope.policies.")
 GUARDS = {Observer: ("tell", "fail"), GuardedQueue: tuple(vars(GuardedQueue))}
 """What catches failures: all else may fail."""
 OUTSIDE = "kvscope.vllm_plugin.adapter"  # calls the observers and nothing that can fail
-REQUESTS, OUTPUTS, BLOCKS = 20, 24, 64
+REQUESTS, OUTPUTS, BLOCKS = 14, 10, 64
 
 
 class Injected(Exception):

@@ -95,7 +95,7 @@ def five_sessions(serve: Serve) -> Iterator[dict[str, Any]]:
     prompts = [rng.integers(0, VOCABULARY, 528).tolist() for _ in range(5)]
     for _ in range(12):
         for number, prompt in enumerate(prompts):
-            yield serve(prompt, 16, session=f"caller {number}", kind="chat", gap_s=1.0)
+            yield serve(prompt, 2, session=f"caller {number}", kind="chat", gap_s=1.0)
 
 
 def lengths(serve: Serve, requests: int) -> Iterator[dict[str, Any]]:

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = 64
-REQUESTS = 400
+REQUESTS = 250
 TAIL = TLru({"xi_tokens": 256, "next_prompt_tokens": 64})
 POLICIES = (
     Lru(),
@@ -184,7 +184,7 @@ def test_every_request_hits_what_was_predicted_of_one_fit(vllm: Vllm, tmp_path: 
     policy = Gittins({"xi_tokens": 256, "next_prompt_tokens": 64})
     path = recommended(tmp_path / "policy.toml", policy, fitted)
     answer = vllm.serve(
-        "conversations", requests=300, guarded=False, KVSCOPE_RECOMMENDATION=str(path)
+        "conversations", requests=200, guarded=False, KVSCOPE_RECOMMENDATION=str(path)
     )
     assert answer["broken"] == [False]
     known = prompts(answer)
@@ -296,7 +296,7 @@ def test_causes_injected_on_purpose_are_explained(vllm: Vllm, tmp_path: Path) ->
 
 def test_a_recording_has_the_latency_of_the_engine(vllm: Vllm, tmp_path: Path) -> None:
     """The profile fitted to recorded TTFTs has the median times of long and of short prompts."""
-    vllm.serve("lengths", MOST_BLOCKS, 240, KVSCOPE_RECORD=str(tmp_path / "to"))
+    vllm.serve("lengths", MOST_BLOCKS, 160, KVSCOPE_RECORD=str(tmp_path / "to"))
     (path,) = (tmp_path / "to").iterdir()
     with open_store(MEMORY) as store:
         trace = ingest(store, str(path)).trace
@@ -309,7 +309,7 @@ def test_a_recording_has_the_latency_of_the_engine(vllm: Vllm, tmp_path: Path) -
         raise
     measured = recorded.measurements
     assert measured is not None
-    assert trace.measured_requests == fitted.stated == 240
+    assert trace.measured_requests == fitted.stated == 160
     service_s = measured.ttft_s - measured.queue_s
     for low, high in ((32, 128), (1024, 2048)):
         some = (recorded.input_tokens >= low) & (recorded.input_tokens < high)
