@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import pytest
 
+from kvscope.app import worker_process
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import open_store
 from tests.dashboard.browsing import Page, Served, serving, tabs
@@ -26,6 +28,26 @@ def without_components() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(manifest_scanner, "scan_component_manifests", list)
         yield
+
+
+class _Kept(list[Any]):
+    """Idle processes, to which one more may always be added."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kept_processes() -> Iterator[None]:
+    """Keep all processes that worked for pages: each imports for seconds.
+
+    The dashboard keeps one, as it analyzes a trace once. Here each test does, beside its page.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(worker_process, "_idle", idle := _Kept())
+        yield
+        for worker in idle:
+            worker.end()
 
 
 @pytest.fixture(autouse=True)

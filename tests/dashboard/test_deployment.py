@@ -26,6 +26,7 @@ from tests.cli.shell import Streams
 from tests.dashboard.shown import (
     EVERY_PAGE,
     captions,
+    drawn,
     flags,
     page_html,
     settled,
@@ -192,7 +193,7 @@ def test_what_cannot_be_is_one_line(db: str, monkeypatch: pytest.MonkeyPatch) ->
     assert [one.value.replace("\\", "") for one in app.error] == [
         "--tp: llama3-8b has 32 attention heads, not a multiple of 3; use 1, 2, 4, 8, 16"
     ]
-    app.number_input(key="tp").set_value(2).run()
+    drawn(app.number_input(key="tp").set_value(2).run())  # nothing was analyzed before
     assert not app.error
     assert "2 replicas of 2 x h100" in words(app)
     app.selectbox(key="model").select("none").run()

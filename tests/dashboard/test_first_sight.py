@@ -16,10 +16,8 @@ import pytest
 from kvscope.app.watch import WatchOptions, measure, watch_request
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
-from kvscope.ingest.pipeline import ingest
 from kvscope.report.style import BLUE as LRU
 from kvscope.report.words import ms_in_words, share
-from kvscope.store.db import open_store
 from tests.dashboard.browsing import (
     ALL_DRAWN,
     READY,
@@ -29,7 +27,6 @@ from tests.dashboard.browsing import (
     serving,
     visit,
 )
-from tests.dashboard.chats import write_chats
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
@@ -50,8 +47,6 @@ _CHARTS = """() => [...document.querySelectorAll('.js-plotly-plot')].map(({_full
     _fullLayout.xaxis ? _fullLayout.xaxis.type : '',
     (_fullLayout.annotations || []).map(one => one.text),
     data.map(one => [one.name, one.mode, (one.line || {}).color])])"""
-_NARROWEST_PLOT = """() => Math.min(...[...document.querySelectorAll('.js-plotly-plot')]
-    .map(one => one._fullLayout._size.w))"""
 
 
 class Shown(NamedTuple):
@@ -209,25 +204,6 @@ def test_a_job_shows_how_far_it_is_and_stops(page: Page) -> None:
     visit(page, "Runs and jobs")
     page.get_by_role("button", name="Stop").click()
     page.get_by_text(re.compile("stopped after")).wait_for()
-
-
-def test_long_names_leave_charts_their_room(
-    tmp_path: Path, new_tab: Callable[[int, str], Page]
-) -> None:
-    """A category of 10 kB on a phone: its label is cut, the plot is not."""
-    db, rows = str(tmp_path / "store.duckdb"), write_chats(tmp_path / "chats.jsonl")
-    rows.write_text(rows.read_text().replace('"text"', f'"{"x" * 10_000}"'))
-    with open_store(db) as store:
-        ingest(store, str(rows))
-    with serving(db) as (address, _):
-        tab = new_tab(390, "light")
-        tab.goto(f"{address}/reuse")
-        tab.locator(".js-plotly-plot").first.wait_for()
-        tab.wait_for_selector(READY)
-        tab.wait_for_function(ALL_DRAWN, polling=100)
-        assert tab.evaluate(_NARROWEST_PLOT) > 150
-        assert tab.evaluate("document.scrollingElement.scrollWidth") <= 390
-        tab.close()
 
 
 @pytest.mark.parametrize("command", ["analyze", "tune"])

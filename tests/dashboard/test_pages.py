@@ -263,6 +263,20 @@ def test_overview_begins_with_the_answer(
     assert run(["traces", "remove", "untuned", "--db", served.db]) == 0
 
 
+def test_long_names_leave_charts_their_room(
+    visit: Visit, served: Served, trace: Path, tmp_path: Path
+) -> None:
+    """A category of 10 kB on a phone: its label is cut, the plot is not."""
+    named = tmp_path / "named.jsonl"
+    named.write_text(trace.read_text().replace('"text"', f'"{"x" * 10_000}"'))
+    assert run(["ingest", str(named), "--db", served.db]) == 0
+    tab = visit("/reuse?trace=named", 390)
+    assert min(tab.evaluate(PLOTS)) >= LEAST_PLOT
+    assert tab.evaluate("document.scrollingElement.scrollWidth") <= 390
+    tab.close()
+    assert run(["traces", "remove", "named", "--db", served.db]) == 0
+
+
 def test_the_curve_comes_first_on_a_phone(visit: Visit) -> None:
     """Above the numbers, with its pool as the capacity and the slider in the axis' unit."""
     tab = visit("/capacity?unit=GiB&hbm=1GiB", 390)
