@@ -58,7 +58,7 @@ class StoreValues(Attack):
     name = "store-values"
     target = "stores in which one value of any table is another"
     share = 0.15
-    short = 8
+    short = 5
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
@@ -117,7 +117,7 @@ class DatasetValues(Attack):
     name = "dataset-values"
     target = "datasets of which one value, or one byte of a file, is another"
     share = 0.15
-    short = 8
+    short = 5
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)

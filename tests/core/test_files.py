@@ -29,6 +29,7 @@ from kvscope.core.files import (
     write_text,
 )
 from kvscope.core.toml_files import document_in
+from kvscope.deployment import pool
 from kvscope.deployment.models import read_config
 from kvscope.deployment.pool import observed_pool
 
@@ -132,8 +133,9 @@ def test_json_is_bounded_in_depth(tmp_path: Path, name: str) -> None:
         read_config(tmp_path / "config.json")
 
 
-def test_an_engine_log_has_lines(tmp_path: Path) -> None:
+def test_an_engine_log_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device has none, and never ends."""
+    monkeypatch.setattr(pool, "_MOST_PARTS", 3)
     with pytest.raises(InputError, match="no lines of text"):
         observed_pool(Path("/dev/zero"))
 

@@ -169,7 +169,7 @@ def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
     Small traces fit into what loading the libraries took before, so their peaks grow more slowly.
     """
     db = str(tmp_path / "s.duckdb")
-    sizes = 40_000, 240_000
+    sizes = 40_000, 160_000
     with open_store(db) as store:
         stored = {count: ingest(store, str(traces(tmp_path, count, 4))).trace for count in sizes}
     for estimate, command in (

@@ -132,7 +132,7 @@ def labelled(draw: st.DrawFn, size: int, *, chats: bool) -> list[Request]:
     return trace
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=24)
 @given(st.data(), small_traces.SIZES, st.booleans(), st.sampled_from(["bailian", "parquet"]))
 def test_everything_comes_back(
     store: Store, folder: Path, data: st.DataObject, size: int, chats: bool, to: str
@@ -148,7 +148,7 @@ def test_everything_comes_back(
     assert back.lineage == ("given" if to == "bailian" else trace.lineage)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.data(), small_traces.SIZES, st.booleans())
 def test_mooncake_carries_prompts(
     store: Store, folder: Path, data: st.DataObject, size: int, chats: bool
