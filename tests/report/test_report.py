@@ -56,6 +56,12 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
         return analyze(store, trace, options)
 
 
+@pytest.fixture(scope="module")
+def page(analysis: Analysis) -> str:
+    """Return the report as a page."""
+    return USE_CASE.report(analysis).html()
+
+
 def test_every_subject_has_its_section(analysis: Analysis) -> None:
     """Nothing of the characterization is left out of the report."""
     titles = {section.title for section in overview.sections(analysis)}
@@ -87,17 +93,15 @@ def test_tables_are_rectangular_and_their_columns_distinct(analysis: Analysis) -
             assert {len(row) for row in table.rows} <= {len(table.columns)}, table.title
 
 
-def test_the_page_needs_no_network(analysis: Analysis) -> None:
+def test_the_page_needs_no_network(page: str) -> None:
     """No script, style, font or image is loaded from anywhere."""
-    page = USE_CASE.report(analysis).html()
     assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=", page)
     assert not re.search(r"<link\b", page)
     assert "@import" not in page
 
 
-def test_trace_supplied_strings_are_escaped(analysis: Analysis) -> None:
+def test_trace_supplied_strings_are_escaped(page: str) -> None:
     """A type that is HTML stays text, in tables and in the charts' data."""
-    page = USE_CASE.report(analysis).html()
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
@@ -113,9 +117,8 @@ def test_charts_have_units_on_their_axes(analysis: Analysis) -> None:
                 assert titled, figure.layout.title.text
 
 
-def test_the_page_is_much_smaller_than_plotly(analysis: Analysis) -> None:
+def test_the_page_is_much_smaller_than_plotly(page: str) -> None:
     """plotly's script is in there once, compressed."""
-    page = USE_CASE.report(analysis).html()
     assert len(page) < 2_500_000
     assert page.count('id="plotly"') == 1
 
@@ -124,24 +127,24 @@ def test_the_page_is_much_smaller_than_plotly(analysis: Analysis) -> None:
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on the PATH")
 @pytest.mark.parametrize(("width", "scheme"), [(420, "light"), (1100, "dark")])
 def test_a_browser_draws_every_chart(
-    analysis: Analysis, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
+    page: str, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
 ) -> None:
     """Without a network; on a phone nothing scrolls sideways and no legend sticks out."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = tmp_path / "report.html"
-    path.write_text(USE_CASE.report(analysis).html(), encoding="utf-8")
+    path.write_text(page, encoding="utf-8")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
         size: ViewportSize = {"width": width, "height": 900}
-        page = browser.new_page(viewport=size, color_scheme=scheme, offline=True)
+        shown = browser.new_page(viewport=size, color_scheme=scheme, offline=True)
         errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(path.as_uri())
-        page.wait_for_function(
+        shown.on("pageerror", lambda error: errors.append(str(error)))
+        shown.goto(path.as_uri())
+        shown.wait_for_function(
             "[...document.querySelectorAll('.figure')].every(f => f.querySelector('.main-svg'))"
         )
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        outside = page.evaluate(LEGENDS_OUTSIDE)
+        wide = shown.evaluate("document.documentElement.scrollWidth")
+        outside = shown.evaluate(LEGENDS_OUTSIDE)
         browser.close()
     assert errors == []
     assert wide == width

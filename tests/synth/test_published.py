@@ -25,9 +25,9 @@ RELATIVE = 0.15
 
 
 def analyzed(folder: Path, profile: str) -> Analysis:
-    """Return the analysis of 20,000 requests of `profile`."""
+    """Return the analysis of 12,000 requests of `profile`."""
     path = folder / f"{profile}.jsonl"
-    write_jsonl(by_name(profile).generate(requests=20_000, seed=601), path)
+    write_jsonl(by_name(profile).generate(requests=12_000, seed=601), path)
     with open_store(MEMORY) as store:
         return analyze(store, ingest(store, str(path)).trace)
 
