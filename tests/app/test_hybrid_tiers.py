@@ -44,7 +44,7 @@ def asked(folder: Path, blocks: int, **changes: Any) -> dict[str, Any]:
 
 def test_an_interval_that_costs_nothing(trace: kvscope.OpenTrace, folder: Path) -> None:
     """All windows fit into the pool: answers are hit, and no tier is credited with that."""
-    made = kvscope.tune_tiers(trace, **asked(folder, AMPLE)).to_dict()
+    made = kvscope.tune_tiers(trace, **asked(folder, AMPLE, tier_size="16GiB")).to_dict()
     assert made["recommendation"]["policy"] == "lru-retention"
     assert made["add_tier"] is None
     assert made["tier_doubt"]["why"] == "costs-more"
