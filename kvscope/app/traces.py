@@ -80,10 +80,10 @@ class TraceSource(Struct, frozen=True):
     ) -> Trace:
         """Return the trace, and mark it as last used.
 
-        Files are ingested if the store lacks them; `foresee` receives a new trace before it is
-        stored. A dataset needs its own store. A note names the trace last worked on. Raises
-        InputError for an unknown trace, DamagedStoreError for a damaged one, UsageError for
-        `reading` options on a stored trace.
+        Files that the store lacks are ingested, with the errors of `ingest_file`; `foresee`
+        receives a new trace before it is stored. For the last used trace, a note gives its name.
+        Raises InputError for an unknown trace or a dataset in another store, DamagedStoreError for
+        a damaged trace, UsageError for `reading` options on a stored trace or a dataset.
         """
         if self.kind == "files":
             return ingest_file(stores, self.text, monitor, reading, foresee).trace

@@ -261,8 +261,8 @@ def store(text: str) -> str:
 def target(text: str) -> str:
     """Return an output path or `-`; reject a path that cannot be written, before any work.
 
-    Raises UsageError for an empty text, a folder, a file in a folder that does not exist, and a
-    file that this process may not write.
+    Raises UsageError for a blank text, a folder, a file in a folder that is missing or in which
+    this process may not create files, and a device or pipe that it may not write.
     """
     path = Path(called(text))
     if text == STANDARD_STREAM:

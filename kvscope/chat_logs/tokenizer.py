@@ -386,7 +386,7 @@ class TekkenTokenizer(Tokenizer):
 def load(path: str, template: str | None = None) -> Tokenizer:
     """Return the tokenizer at `path`: a model's folder, a tokenizer.json in it, or a tekken.json.
 
-    `template` is the path of another chat template. Raises InputError if a file is missing.
+    `template`: path of a chat template (UsageError with a tekken.json). InputError: a missing file.
     """
     place = Path(path)
     if place.is_dir():

@@ -161,8 +161,8 @@ _PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
 class Pieces(NamedTuple):
     """K paths in one shard: path k is that of the request in file row `row[k]`.
 
-    It has `length[k]` hash ids, and `ids` has those of all paths, one after the other. The first
-    `split[k]` are copies of those in the trunk; in the trunk's own shard, `split` is 0.
+    It has `length[k]` hash ids; `ids` has those of all paths, one after the other. The first
+    `split[k]` copy the trunk's; in its own shard, paths end at their cuts, and `split` is 0.
     """
 
     row: Int32s

@@ -513,8 +513,8 @@ def _preset(name: str) -> Model:
 def read_config(path: Path) -> Model:
     """Return the model that the Hugging Face config.json at `path` describes.
 
-    The weight bytes are those of model.safetensors.index.json, if it is in the same folder, and the
-    precision that of hf_quant_config.json. Raises InputError for an unreadable or incomplete file.
+    Files beside it count: model.safetensors.index.json for the weight bytes, hf_quant_config.json
+    if `path` states no quantization. Raises InputError for an unreadable or incomplete file.
     """
     config = json_object(path, "name a config.json or a preset")
     inner: dict[str, Any] = next(

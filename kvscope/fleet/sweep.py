@@ -187,8 +187,8 @@ class FleetSweep:
     ) -> FleetReplay:
         """Return `done` replayed with a guard of each replica's own, on the requests sent to it.
 
-        Above a shared pool there is one guard for all. `best_blocks` come from the replay with a
-        common guard.
+        Above a shared pool there is one guard for all. `best_blocks` come from `done`, the replay
+        with a common guard, but are at least the hits.
         """
         hits, evictions = done.hit_blocks.copy(), done.evictions.copy()
         begin_s, token_s, end_s = done.begin_s.copy(), done.token_s.copy(), done.end_s.copy()

@@ -369,7 +369,7 @@ def _stated(requests: Mapping[str, NDArray[Any]], names: Iterable[str]) -> Bools
 
 
 def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> Trace | None:
-    """Return what `_known` does; None for standard input, or if no stored trace has its size."""
+    """Return what `_known` does; None if `path` is no file, or no stored trace has its size."""
     if not (stores.exists() and _is_file(path)):
         return None
     with stores.reading() as store:

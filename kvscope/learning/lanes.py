@@ -49,7 +49,7 @@ def lane_plan(
 
 
 def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
-    """Return the lane of a path's first block; the arguments are those of `lane_plan`."""
+    """Return the lane of blocks that are needed again, at depth 0; arguments as in `lane_plan`."""
     of_part = _in_part(turn, len(cuts) + 1, bisect_right(cuts, 0))
     return policy.place(of_part, 0, block_size, p)[1]
 

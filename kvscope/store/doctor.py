@@ -92,7 +92,7 @@ def examine(path: str, shard_faults: tuple[str, ...] = ()) -> StoreHealth:
 
 
 def save(health: StoreHealth, target: str) -> Saved:
-    """Copy sound traces and their readable results to a new store at `target`; return their names.
+    """Copy sound traces and their readable results to a new store; return what was saved and not.
 
     Raises UsageError where `target` exists, and the errors of `open_store`.
     """

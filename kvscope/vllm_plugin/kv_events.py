@@ -122,9 +122,9 @@ class BlockChains(Struct):
     blocks are remembered, the latest. `outputs_at_end`: outputs are stored when their request has
     ended, as by SGLang.
 
-    Counts: of `stored` blocks, `unknown` ones follow a block that no event named. `reported`
-    requests began with their cached blocks. `unsure` counts first output blocks of chains, each of
-    which may be a short turn.
+    Counts: of `stored` blocks, `unknown` ones follow a block that is not, or no longer, known.
+    `reported` requests began with their cached blocks. `unsure` counts first output blocks of
+    chains, each of which may be a short turn.
 
     State: `_above` has the block before each known one, `_growing` the chains by their last block.
     `_group` is (index, whether it keeps whole prefixes) of the KV group that is followed, None

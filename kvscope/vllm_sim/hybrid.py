@@ -65,8 +65,8 @@ from kvscope.vllm_sim.state import (
 def free_skipped(machine: Any, request: int, tokens: int) -> None:
     """Free blocks that no token after the first `tokens` attends to.
 
-    Set the request's field `skips_at` to the number of computed tokens from which on more blocks
-    can be freed, and `skipped_for` to `tokens`.
+    Of the request, `skips_at` becomes the computed tokens at which more can be freed, `skipped_for`
+    becomes `tokens`.
     """
     record = machine.requests[request]
     record.skips_at = ALWAYS
@@ -396,9 +396,9 @@ def use_hits(machine: Any, request: int, hit: int, cached: int) -> None:
 def cut(machine: Any, request: int, computed: int, tokens: int) -> int:
     """Return how many of a request's next `tokens` tokens a step computes, after `computed` ones.
 
-    With linear attention, steps of a prompt end where a state is worth keeping: at a block's end,
-    before the prompt's last token and at a junction; 0 if `tokens` reach no block end. A step that
-    also writes the last state before a prompt's end need not end there.
+    Steps of a prompt end at states worth keeping: at a block's end, before the last token, at
+    a junction; 0 if `tokens` reach no such end nor the prompt's, unless a block exceeds a step's
+    limit. A step that also writes the last state before a prompt's end need not end there.
     """
     record, state = machine.requests[request], machine.state[0]
     size = state.state_tokens

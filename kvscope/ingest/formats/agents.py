@@ -145,7 +145,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Transcript(_Rounds):
-    """Reader of calls, which remembers each session's last call: prompt length and time."""
+    """Reader of calls; keeps each session's last call (prompt length, time) and input (time)."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)

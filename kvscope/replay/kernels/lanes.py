@@ -269,7 +269,7 @@ def lanes_order(calls: Calls) -> EvictionOrder:
 
     @callable_in_kernels
     def worth_of(state: Lanes, traffic: Traffic, lane: int, head: int, now: Now) -> float:
-        """Return the score of a lane's oldest block (of `head`); 0 where there is only one lane."""
+        """Return the score of a lane's oldest block, in `head`'s run; 0 if it is the only lane."""
         if len(state.queues) == 1:
             return 0.0
         scored = state.scored
