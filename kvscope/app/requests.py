@@ -269,10 +269,10 @@ class FleetRequest(Struct, frozen=True):
 
     `capacities` is per replica. Without `routers_named`, routers that need sessions are left out if
     the trace has none. `engine` has the limits of simulated vLLMs, without the number of blocks:
-    for the time model `engine`, or to check an answer of the time model `queue`; else None. `tier`
-    is below each pool. `disaggregate`, if not None, also compares prefill and decode on separate
-    replicas, each with a link of `disaggregate` bytes per second. `on` is the Ray cluster that
-    replays (None: threads), `perfetto` the file for a timeline.
+    for the time model `engine`, or to check the answer of a vLLM deployment's queues; else None.
+    `tier` is below each pool. `disaggregate`, if not None, also compares prefill and decode on
+    separate replicas, each with a link of `disaggregate` bytes per second. `on` is the Ray cluster
+    that replays (None: threads), `perfetto` the file for a timeline.
     """
 
     setting: RunSetting

@@ -105,7 +105,7 @@ _RUNS_AT_ONCE = 4_000_000
 
 
 class DatasetOptions(Struct, frozen=True):
-    """How to make a dataset: memory (bytes), number of shards (None: chosen by the files' size).
+    """How to make a dataset: memory (bytes), shards (None: by files' size, memory and workers).
 
     Results depend on neither, nor on `cut_share`: a prefix belongs to the trunk if more than this
     share of the requests have it. `read` has the options of reading.

@@ -447,8 +447,9 @@ def resolve_model(
 
     An id of the Hugging Face hub (`ORG/NAME`) names the config.json in its cache on this machine.
     `dtype` overrides the precision of the cache, `weight_dtype` that of the weights. Raises
-    UsageError for an unknown preset (with the nearest names), InputError for a config that lacks
-    fields. A preset's exact name wins over a folder of that name: write `./name` for the folder.
+    UsageError for an unknown preset (with the nearest names) and for another `dtype` than fp8 with
+    compressed attention, InputError for an unreadable config or one that lacks fields. A preset's
+    exact name wins over a folder of that name: write `./name` for the folder.
     """
     path = Path(text)
     if text not in PRESETS and (os.path.lexists(path) or path.suffix == ".json"):

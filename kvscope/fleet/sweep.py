@@ -60,9 +60,9 @@ class FleetRun(Struct, frozen=True):
     """A fleet and its outcome with each seed; one seed if nothing is random.
 
     In its JSON, `hit_rate` = infinite - not_held - not_chosen. `ttft_at_percentile_ms` is TTFT at
-    the SLO's percentile, null where the queue grows. `sent_tokens` has a row a replica: the
-    uncached tokens sent to it in intervals of `bin_s` seconds; it is empty except for the chosen
-    number of replicas.
+    the SLO's percentile, null where the queue grows or for a rejected request. `sent_tokens` has a
+    row a replica: the uncached tokens sent to it in intervals of `bin_s` seconds; it is empty
+    except for the chosen number of replicas.
     """
 
     DOCUMENT: ClassVar[str] = (

@@ -255,7 +255,7 @@ class Interner(Protocol):
     request_bytes: int
 
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
-        """Add the paths ids[starts[k]:starts[k + 1]]; return the last block of each."""
+        """Add the paths ids[starts[k]:starts[k + 1]]; return their last blocks, 0 for files."""
 
 
 class PartTree(NamedTuple):

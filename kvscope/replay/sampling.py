@@ -113,7 +113,7 @@ def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
 def _find_roots(
     block_parent: Int32s, leaf: Int32s, limit: int, requests: Int32s, root: Int32s
 ) -> None:
-    """Fill two counts of each block (N + 1, 0 at first), for `subtree_roots`.
+    """Fill two arrays by block (N + 1 entries, 0 at first), for `subtree_roots`.
 
     `requests` is the number of requests whose path has the block, `root` the first block of its
     subtree: the highest block on its path that at most `limit` requests have; 0 without one.

@@ -34,7 +34,7 @@ _ABOUT_XI = (
 
 
 def sections(tuned: Recommendation) -> list[Section]:
-    """Return the sections that only `--full` shows."""
+    """Return the sections beyond one screen: for `--full`, `--section` and HTML."""
     return [*_xi(tuned), *_capacities(tuned), _tried(tuned), *_by_category(tuned)]
 
 
@@ -131,10 +131,7 @@ def _xi(tuned: Recommendation) -> list[Section]:
 
 
 def _capacities(tuned: Recommendation) -> list[Section]:
-    """Return a table of the SLO's TTFT percentile by capacity, for policies tried at several.
-
-    [] without such policies.
-    """
+    """Return a table of the SLO's TTFT percentile by capacity; [] if no policy has several."""
     by_policy = {name: at for name, at in best_by_capacity(tuned).items() if len(at) > 1}
     if not by_policy:
         return []

@@ -86,7 +86,7 @@ def changes_chart(
 ) -> style.Figure:
     """Draw the change of TTFT percentiles, for the first ten categories of `before`.
 
-    Bars left of 0 are faster, bars right of it slower; the axis ends at a factor of two.
+    Bars left of 0 are faster, bars right of it slower; the axis ends at a factor of two at most.
     """
     names = list(before)[:SHOWN_CATEGORIES]
 

@@ -53,8 +53,8 @@ def split_windows(
 ) -> Split:
     """Return the windows: `warmup` first, `validation` and `held_out` last, as shares of requests.
 
-    Raises UsageError for shares that leave a window empty, InputError if a window has fewer than
-    100 requests, or fewer than 5 slower than the target's `percentile` (0-1).
+    Raises UsageError for shares that leave a window but the warm-up empty, InputError if one of the
+    three has fewer than 100 requests, or fewer than 5 slower than the target's `percentile` (0-1).
     """
     check_shares(warmup, validation, held_out)
     requests = len(prompts.leaf)

@@ -550,8 +550,9 @@ class Tuner:
 def eligible_at(end: End, judged: Judged, before: Judged, grade: Grade) -> bool:
     """Return whether a change with this `grade` may be recommended by its results at one extreme.
 
-    It must break no limit, and keep up with the arrivals if `before`, the present policy, does.
-    With other session starts, a gain must be likely too.
+    It must keep up with the arrivals if `before`, the present policy, does, and break no limit: for
+    a canary, or if it does not keep up, intervals may cross limits. With other session starts, a
+    change that keeps up needs a likely gain, and no interval may cross a limit.
     """
     if not judged.keeps_up:
         return not before.keeps_up and not judged.harms_by_value

@@ -470,7 +470,7 @@ def _sized_caching(
     hbm_bytes: int | None,
     deployment: ResolvedDeployment | None,
 ) -> Caching:
-    """Return `caching`, its capacities also in bytes (with a model) and GPUs (deployment)."""
+    """Return `caching`, with bytes (by the model) and, at landmarks, GPUs and their price."""
     from kvscope.replay.caching import Landmark
 
     def point(known: CurvePoint) -> CurvePoint:

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Opened(Struct, frozen=True):
-    """The store and the trace of a use case; `source` is the trace's name or path, as typed.
+    """The store and the trace of a use case; `source`: the trace's name or path, if any.
 
     `load` returns the trace, ingested first if the store lacks it; its argument is called with a
     new trace before the trace is stored. `reading` says how to read a new trace.

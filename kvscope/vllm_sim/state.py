@@ -1,8 +1,8 @@
 """All that an engine's steps read and write, as a few tables of records.
 
 Kernels get these tables in one tuple. Records keep that tuple short: numba compiles and passes few
-large arrays much faster than many small ones. Whole numbers have 64 bits, in tables that grow with
-the trie or the pool 32 bits.
+large arrays much faster than many small ones. Whole numbers have 64 bits, most of those that grow
+with the trie or the pool 32.
 """
 
 from __future__ import annotations
