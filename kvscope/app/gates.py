@@ -149,7 +149,7 @@ class Known(Struct, frozen=True):
 
 
 class Gate(Struct, frozen=True):
-    """One condition. `written` is the limit as typed, `limit` its value in the figure's unit."""
+    """One condition. `written` is the limit as typed, `limit` a verdict or in the figure's unit."""
 
     name: str
     operator: str

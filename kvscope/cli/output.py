@@ -213,7 +213,7 @@ def _lines(table: Table, gap: int, *, stacked: bool = False, narrower: int = 0) 
 
 
 def _folded(name: str, width: int) -> list[str]:
-    """Return a name in lines of at most `width` columns, broken between words only."""
+    """Return a name in lines of at most `width` columns, if no word is longer: words stay whole."""
     from rich.cells import cell_len
 
     lines = [""]

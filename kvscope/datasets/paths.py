@@ -116,9 +116,9 @@ class DatasetPaths(Struct, frozen=True):
     """The paths of R requests, in shards of which each worker has one at a time in memory.
 
     `columns` is the folder with the columns of all requests. `folders` are those of the shards, the
-    trunk's first; their `digests` are checked if given. `runs_at_once` bounds the runs of reuse in
-    memory; results too large for memory are written to `work`. `kept` is the temporary folder that
-    contains `columns` if `in_order` wrote them, else None: it is removed once nothing refers to it.
+    trunk's first; their `digests` are checked if given. About `runs_at_once` requests plus runs are
+    in memory at a time; results too large for it are written to `work`. `kept` is the temporary
+    folder of `columns` if `in_order` wrote them, removed once nothing refers to it; else None.
     """
 
     columns: Path

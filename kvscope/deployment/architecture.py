@@ -108,11 +108,12 @@ class Heads(Struct, frozen=True):
 class LayerKinds(Struct, frozen=True):
     """Layers by what they cache: KV of all tokens, of the last `window` ones, or a fixed state.
 
-    `full`, `windowed` and `linear` count layers with KV or a state of their own; `sharing_full` and
-    `sharing_windowed` count layers that use another layer's KV. `full_first`: the first layer is
-    full attention. `chunked`: windows are those of chunked local attention; else they slide.
-    `alike`: all layers keep the same bytes for a token, so vLLM's groups follow from the counts.
-    `state` is a linear layer's, None if unknown. `unlike_heads`: full and windowed, if they differ.
+    `full`, `windowed` and `linear` count layers with KV or a state of their own, `sharing_full` and
+    `sharing_windowed` those that use another layer's KV. `full_first`: the first layer is full
+    attention. `chunked`: windows are those of chunked local attention; else they slide.
+    `alike`: vLLM's groups follow from the counts, as all layers keep the same bytes for a token, so
+    far as the config shows. `state` is a linear layer's, None if unknown. `unlike_heads` are those
+    of full and of windowed layers, None unless they are known to differ.
     """
 
     full: int

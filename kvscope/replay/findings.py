@@ -276,7 +276,7 @@ def findings(
 
     `broken` has, by cause, where each prompt stops repeating tokens computed before (a break of its
     prefix). `engine_block` is the block size (tokens) of an engine, if known: where the trace's
-    differs, `below-block` has no remedy.
+    differs, the remedy of `below-block` says that nothing helps.
     """
     lost = {**causes.tokens, **{cause: each.tokens for cause, each in broken.items()}}
     remedies = {**REMEDIES}

@@ -69,7 +69,7 @@ class QueueTimes(Struct, frozen=True):
         return max((last_s - first_s) / (end_s - start_s), until)
 
     def keeps_up(self, slo_s: float) -> bool:
-        """Return whether TTFT grows by 0.02 s a second or less, or its last fifth meets the SLO."""
+        """Return whether TTFT grows by at most 0.02 s/s, or its last fifth's mean meets the SLO."""
         if self.growth <= GROWTH:
             return True
         return bool(self.ttft_s[-(len(self.ttft_s) // _PART) :].mean() <= slo_s)

@@ -85,7 +85,7 @@ def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
 
 
 def next_step(analysis: Analysis) -> str | None:
-    """Return the next command, by the hits lost to evictions; None without reuse or hashes."""
+    """Return what to do next, by the hits lost to evictions; None without reuse or hashes."""
     caching = analysis.caching
     if caching is None or not caching.ideal:
         return None

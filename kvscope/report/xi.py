@@ -97,7 +97,7 @@ def best(simulation: Simulation) -> float:
 
 
 def objections(run: Run, lru: Run, slo_s: float | None) -> list[str]:
-    """Return how a run is worse than LRU by more than the plan's `Limits`, by estimates, not CIs.
+    """Return how a run is worse than LRU by more than default `Limits`, by estimates, not CIs.
 
     Compared are p95 and p50 TTFT, and with an SLO the TEL and the share of requests that meet it.
     """

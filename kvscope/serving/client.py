@@ -2,7 +2,7 @@
 
 Prompts are token ids, answers are streamed. One thread may send a request and another read the
 answer, so that requests leave in the intended order. `http.client` allows this, with a connection
-per request; other HTTP libraries send and read in one call.
+per request; the usual HTTP libraries send and read in one call.
 """
 
 from __future__ import annotations

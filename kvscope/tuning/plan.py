@@ -222,10 +222,10 @@ class TuningPlan(Struct, frozen=True):
 
     `worth_blocks` is the extra LRU capacity that would match the chosen policy's percentile; None
     without a choice, or if no LRU cache matches it. `unguarded` is that policy without its guard,
-    None if it has none. `tier` is the option that adds memory below the pools, if that was
-    requested and is worth its price, and `tier_canary` its canary test; else `tier_doubt` has the
-    reason. `free` is the option at no cost: the policy to change to now, else LRU; `beyond_free`
-    compares the tier with `free`. With `rejected` tiers, some requests never start.
+    None if its parameter `guard` is 0 or missing. `tier` is the option to add memory below the
+    pools, if requested and worth its price, and `tier_canary` its canary test; else `tier_doubt`
+    has the reason. `free` is the option at no cost: the policy to change to now, else LRU;
+    `beyond_free` compares the tier with it. With `rejected` tiers, some requests never start.
     """
 
     options: tuple[PlanOption, ...]

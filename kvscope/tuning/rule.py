@@ -189,7 +189,7 @@ class LaterWindows:
     def judge_all(
         self, points: Sequence[PolicyAt], lru: Judged, advance: Advance | None = None
     ) -> list[Judged]:
-        """Return the trials of each policy and capacity on all windows, replayed on all cores."""
+        """Return `judge` of each policy and capacity, compared with `lru`; replay on all cores."""
         evaluator = self.later.evaluator
         evaluator.prepare([policy for policy, _ in points])
         before = map(evaluator.executor.shared, (self, lru))

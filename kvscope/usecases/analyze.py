@@ -198,7 +198,7 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
 
 
 class StartedCaching:
-    """LRU's hits by capacity (future `caching`), computed in a thread while the trace is stored."""
+    """LRU's hits by capacity (future `caching`), in a thread; the trace need not be stored yet."""
 
     def __init__(
         self, paths: PromptPaths | PathFacts, request: AnalyzeRequest | None = None

@@ -87,7 +87,7 @@ class DiffRequest(Struct, frozen=True):
 class Difference(Struct, frozen=True):
     """One figure of both sides, null on a side that lacks it.
 
-    `quantity` is its unit: share, seconds, per_second, a counted thing (tokens), or words (text).
+    `quantity` is its unit: share, seconds, per_second, a thing counted, or words (text).
     `change` is right - left for a share, right / left - 1 for another number, else null. `noise` is
     the change by chance between two samples of the same traffic, null if unknown.
     """

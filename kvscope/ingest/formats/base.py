@@ -322,15 +322,14 @@ def _kind(reason: str) -> str:
 class TraceFormat(ABC):
     """A trace format: class methods recognize it, and one instance reads one trace.
 
-    A reader may keep state between lines. `left_out` counts, by reason, records that are no request
-    to a model. Where the trace ends too early, `cut` says where and what is left out.
+    A reader may keep state between lines. `left_out` counts, by reason, what is readable but no
+    served request. Where the trace ends too early, `cut` says where and what is left out.
 
     JSON lines are recognized by their keys: `marks` are alternatives, each a text of required keys
-    with blanks between them. Abilities are declared: `has_hashes` is False for formats that have
-    only lengths, `places_sessions` is True for formats that use `session_arrivals` and `seed`,
-    `has_deltas` for formats whose rows may hold only the new part of a prompt, `in_ms` for formats
-    in ms whose times may be in seconds by mistake. `fields`: names that most records have, for
-    messages about files of no known format.
+    with blanks between them. Abilities of formats: `has_hashes` is False if they have only lengths,
+    `places_sessions` is True if they use `session_arrivals` and `seed`, `has_deltas` if rows may
+    hold only the new part of a prompt, `in_ms` if times in ms may be in seconds by mistake.
+    `fields`: names that most records have, for messages about files of no known format.
     """
 
     name: ClassVar[str]

@@ -68,7 +68,7 @@ class RowFormat(LineFormat):
 
     @classmethod
     def unread(cls, head: bytes) -> list[str]:
-        """Return the keys in `head` that are neither in `row` nor in `redundant`, by name."""
+        """Return, by name, the `common_keys` of `head` that neither `row` nor `redundant` has."""
         known = {field.encode_name for field in msgspec.structs.fields(cls.row)}
         return sorted(common_keys(head) - known - cls.redundant)
 

@@ -97,7 +97,7 @@ def _named(name: str, known: Mapping[str, T], kind: str, where: str) -> T:
 def detect(head: bytes, path: str) -> type[TraceFormat]:
     """Return the first format that recognizes `head`, the first bytes of the trace at `path`.
 
-    Raises InputError if none does; the message says what the file looks like.
+    Raises InputError if none does: what the file looks like, and a hint such as the nearest format.
     """
     if not head.strip():
         raise InputError("the trace is empty", where=path)
