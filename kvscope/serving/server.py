@@ -35,7 +35,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "te
 
 
 class EngineDied(EngineError):
-    """The server ended by itself or did not start in time; `log` has its last lines."""
+    """The server ended by itself or does not answer (in time); `log` has its last lines."""
 
     def __init__(self, what: str, *, remedy: str, log: tuple[str, ...] = ()) -> None:
         self.log = log
