@@ -285,7 +285,7 @@ def _graphs(model: Model, gpu: Gpu, engine: Engine, sequences: int, batched: int
     """Return the memory that vLLM estimates for its CUDA graphs.
 
     vLLM captures steps of 1, 2, 4, 8, 16, ... tokens piecewise, and decode steps as full graphs:
-    with FlashInfer these need its workspace, and with a drafter there are none. The estimate is
+    FlashInfer needs its workspace for these, and captures none with a drafter. The estimate is
     the memory of the second graph of each kind times the number of graphs, so any other memory
     allocated meanwhile is multiplied too (vllm#45178): published logs have up to 0.3 MiB per layer
     and graph, with experts up to 0.8.

@@ -34,9 +34,9 @@ class Latencies(Struct, frozen=True):
     """Latencies of counted requests.
 
     `attainment` is the share with a TTFT within the SLO, `tpot_attainment` the share with a TPOT
-    within its SLO (None without one), of requests with two output tokens or more. `ttft_ms` is None
-    if the queue grows (`overloaded`) or no request got a token, `tpot_ms` if none got two.
-    `rejected` requests, longer than an engine's pool, miss the SLO and are in no percentile.
+    within its SLO, of requests with two output tokens or more (None without SLO or such requests).
+    `ttft_ms` is None if the queue grows (`overloaded`) or no request got a token, `tpot_ms` if none
+    got two. `rejected` ones, longer than an engine's pool, miss the SLO and are in no percentile.
     """
 
     requests: int

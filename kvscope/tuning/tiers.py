@@ -385,7 +385,7 @@ class TierSearch:
         return tried
 
     def _nearest(self, alone: Trial, known: Sequence[_Replayed]) -> _Replayed:
-        """Return the cheapest tier that meets the SLO, else that near the lowest percentile."""
+        """Return the cheapest of the `nearest` tiers: those that meet the SLO, else the fastest."""
         front = nearest(
             known,
             lambda each: each.trial.meets(self._target),
