@@ -385,7 +385,7 @@ class TierSearch:
         return tried
 
     def _nearest(self, alone: Trial, known: Sequence[_Replayed]) -> _Replayed:
-        """Return the cheapest of the tiers that `nearest` selects; `alone`: trial without a tier."""
+        """Return the cheapest of the tiers that `nearest` selects; `alone`: trial without one."""
         front = nearest(
             known,
             lambda each: each.trial.meets(self._target),
