@@ -116,9 +116,10 @@ def resolved_deployment(
 
 
 def with_any_latency(options: Asked) -> Asked:
-    """Return options with the default latency preset if they state a pool but imply no latency.
+    """Return options with the default latency preset if a pool is stated without a latency.
 
-    For questions about hits, which need the pool: latency changes only which requests overlap.
+    A GPU with a model implies a latency. For questions about hits, which need the pool: latency
+    changes only which requests overlap.
     """
     stated = stated_deployment(options)
     if stated is None or stated.latency is not None or (stated.gpu and stated.model):

@@ -32,7 +32,7 @@ class Monitor:
     def steps(
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> AbstractContextManager[Advance]:
-        """Return a context for the work `label`; it yields a callable that adds finished units."""
+        """Return a context for work `label`, `total` units or None; it yields a counter of them."""
         return nullcontext(lambda _: None)
 
     def check(self, undone: str = "it was finished") -> None:
@@ -68,7 +68,7 @@ class LogMonitor(Monitor):
 
 
 def replays_on(on: str | None, monitor: Monitor) -> AbstractContextManager[Executor | None]:
-    """Return a context of the executor: the Ray cluster at `on` (`HOST:PORT`), None for threads."""
+    """Return a context of the executor: the Ray cluster `on` (`RayCluster`), None for threads."""
     return nullcontext() if on is None else ray_cluster(on, monitor)
 
 

@@ -155,7 +155,7 @@ def above_zero(rate_scale: float) -> float:
 
 
 def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
-    """Raise UsageError, with option `where`, for a policy that no simulated engine can follow."""
+    """Raise UsageError, with option `where`, for a policy that simulated vLLMs cannot follow."""
     from kvscope.vllm_sim.state import lane_class  # late: loads NumPy
 
     with placed(where):

@@ -120,7 +120,7 @@ class TraceSource(Struct, frozen=True):
     def stated(self, stores: Stores) -> dict[str, Any]:
         """Return the options that earlier commands stated for the trace; empty for a new trace.
 
-        For files it is the trace that was last read from there.
+        For files it is the trace from there that was last worked on.
         """
         if self.text == STANDARD_INPUT:
             return {}

@@ -175,7 +175,7 @@ def autoscaling(text: str) -> Scaling:
 
 
 class TierSize(NamedTuple):
-    """CPU memory of a tier, and files on an SSD below (0: none); with a `pool`, they are shared."""
+    """Bytes of CPU memory and of files below (0: none), on an SSD or, with a `pool`, shared."""
 
     size_bytes: int
     files_bytes: int = 0

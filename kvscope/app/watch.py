@@ -36,7 +36,7 @@ class WatchOptions(opt.Options, frozen=True, kw_only=True):
     """Options of `watch`: the policy and capacity to replay, how much, how often, and when to warn.
 
     Every `every` seconds the latest `window_requests` requests are replayed. `drift` (0 to 1) is
-    the relative change of the recommendation's hit rate from which on to tune again. Only one of
+    the relative change of the recommendation's hit rate beyond which to tune again. Only one of
     `capacity`, in bytes, and `capacity_blocks` may be stated.
     """
 
@@ -247,7 +247,7 @@ def watch_request(options: WatchOptions) -> WatchRequest:
 
 
 def _advice(path: str) -> Advice:
-    """Return a recommendation file's advice, for a vLLM replica's block pool or a plain cache."""
+    """Return a recommendation file's advice: for vLLM in a replica's pool, else a plain cache."""
     from kvscope.app.requests import latency_profile
     from kvscope.core.hits import standard
     from kvscope.deployment.engines import parse_engine

@@ -98,7 +98,7 @@ class Lineage:
         self._ends: dict[Key, _PromptEnd] = {}
 
     def turn(self, keys: Sequence[Key], prompt_tokens: int) -> int:
-        """Return the turn of a new request with these blocks, and count it as a continuation."""
+        """Return the turn of a new request with these blocks; count it if it continues another."""
         for key in reversed(keys[: max(prompt_tokens // self._block_size - 1, 0)]):
             end = self._ends.get(key)
             if end is not None and end.history_tokens <= prompt_tokens:

@@ -165,8 +165,7 @@ class PrefixHash(RingRouter):
 def prefix_key(prompt: Prompt, path: Int32s, block_size: int, tokens: int) -> int:
     """Return a key for the first `tokens` tokens of a prompt.
 
-    It is the id of the block in which they end, unique to this request if the path lacks that
-    block.
+    It is the id of the block in which they end; if the path lacks it, a key of this request alone.
     """
     blocks = (min(tokens, prompt.input_tokens) + block_size - 1) // block_size
     if 0 < blocks <= prompt.blocks:

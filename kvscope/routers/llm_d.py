@@ -65,7 +65,7 @@ def pick(prefix_scores: Float64s, view: View, p: Float64s, dice: Int64s) -> int:
 
 
 def plugin_config(scorer: str, values: dict[str, float]) -> str:
-    """Return the picker's plugins in one line of YAML; `scorer` is the prefix scorer's type."""
+    """Return the scheduling profile, one line of YAML; `scorer` is the prefix scorer's type."""
     plugins = {
         scorer: values["prefix_weight"],
         "queue-scorer": values["queue_weight"],

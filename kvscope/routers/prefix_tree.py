@@ -27,9 +27,9 @@ class Tree(NamedTuple):
     that are in no block of the trie. Per node and replica: `stamps` (ABSENT, TIMELESS if it has the
     node only above others of its own, or FIRST plus an epoch). Per replica: `replica_tokens`, the
     tokens of its nodes, and `searched`: the search for its oldest node continues at this epoch. Per
-    epoch: `stamped`, the node that got a stamp in it, or 0. `counters`: the present epoch, the
-    nodes ever made, the first free node (0: none), and the eviction intervals that had ended at
-    the last eviction.
+    epoch: `stamped`, the lowest node that got a stamp in it, or 0. `counters`: the present epoch,
+    the nodes ever made, the first free node (0: none), and the eviction intervals that had ended
+    at the last eviction.
     """
 
     block_parent: Int32s

@@ -530,7 +530,7 @@ def known_figures(request: AnalyzeRequest) -> Known:
 
 
 def figures(analysis: Analysis) -> Figures:
-    """Return the hit rates of an infinite cache and, if one capacity is named, of LRU."""
+    """Return the headline's hit rates: of an infinite cache and, at one named capacity, of LRU."""
     caching = analysis.caching
     if caching is None:
         return {}

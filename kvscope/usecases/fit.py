@@ -149,8 +149,8 @@ def write_export(
 ) -> None:
     """Write a policy with its table, fitted to the whole trace, in the vLLM plugin's format.
 
-    With `capacity_blocks`, a learner with a guard adds the evidence (gains and losses against LRU)
-    that the guard has after the trace in a cache of this size; None: no evidence.
+    With `capacity_blocks`, the table of `gittins` has the evidence (gains and losses against LRU)
+    that its guard has after the trace in a cache of this size; None: no evidence.
     """
     from kvscope.app.traces import replayable
     from kvscope.learning.offline.learners import fit_for

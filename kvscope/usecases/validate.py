@@ -511,12 +511,12 @@ def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:
 
 
 def _longest(limit: object, tokens: int) -> int:
-    """Return the longest request: a cache's `tokens`, or less than a context `limit` (if known)."""
+    """Return the longest request: a cache's `tokens`, but below a context `limit` (if known)."""
     return min(limit - 1, tokens) if isinstance(limit, int) else tokens
 
 
 def _advice(options: ValidateOptions, note: Note) -> PolicyFile | None:
-    """Return the named policy file, else ./recommendation.toml; None without, or for LRU alone."""
+    """Return the policy file: as named, else ./recommendation.toml (not for LRU alone), or None."""
     from kvscope.tuning.file import read_policy_file
 
     if options.replay == "lru" and options.recommendation is None:

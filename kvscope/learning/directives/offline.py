@@ -45,7 +45,7 @@ Parts = list[tuple[int, Row]]
 def _parts(directives: Directives) -> Parts:
     """Return where each part of a prompt begins (token), and its TTL (s) and priority.
 
-    Successive parts differ in one of them; the last part ends with the prompt. A range without a
+    Successive parts differ in either; the last part ends with the prompt. A range without a
     TTL never expires (infinity); tokens in no range have a TTL of 0 and the default priority.
     """
     bounds = {0, *(each.start for each in directives.retain)}

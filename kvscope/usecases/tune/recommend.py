@@ -189,7 +189,8 @@ def _machines(
 def _holding(where: ResolvedDeployment, prompts: Prompts) -> list[ResolvedDeployment]:
     """Return the deployment on the fewest GPUs a replica whose pool holds the longest request.
 
-    Empty for a stated pool, ranks (`dp`) and HiCache, and if no pool of up to 8 GPUs does.
+    They are 2, 4 or 8 and more than now; empty if none will do, and without a GPU, for a stated
+    pool, ranks (`dp`) and HiCache.
     """
     stated = where.gpu is None or where.pool.origin == "stated"
     if stated or where.dp > 1 or where.engine.hicache is not None:
@@ -206,7 +207,7 @@ def _holding(where: ResolvedDeployment, prompts: Prompts) -> list[ResolvedDeploy
 def _without_drafter(tuner: Tuner, where: ResolvedDeployment, monitor: Monitor) -> float | None:
     """Return LRU's hit rate, by token, on the later requests without the deployment's drafter.
 
-    None if the deployment has no drafter, or one without KV in the pool.
+    The pool is that without it. None if there is no drafter, or one without KV in the pool.
     """
     if not where.engine.drafts_in_pool:
         return None

@@ -199,10 +199,10 @@ class ToRun(Struct, frozen=True):
     `requests_needed` would probably show a gain; null if more than the present `requests` would not
     help. `enough` is a trial that meets the SLO at a larger capacity. `why_no_flags` is empty if
     there are flags. `capacity_hbm` is a multiple of the GPU memory. `replicas_at_least`, more than
-    now, meet the SLO with LRU; if no tried number does, they keep up with the load (null: none do).
-    They cost `replicas_price_hour`: `extra_price_hour` more than now, which a switch saves. Up to
-    `replicas_tried` were tried. `fewest` has the fewest replicas that meet the SLO, with LRU and
-    with the choice.
+    now, meet the SLO with LRU, or else keep up with a load that is too much now; null if none were
+    needed or enough. They cost `replicas_price_hour`: `extra_price_hour` more than now, which a
+    switch saves. Up to `replicas_tried` were tried. `fewest` has the fewest replicas that meet the
+    SLO, with LRU and with the choice.
     """
 
     DOCUMENT: ClassVar[str] = (
