@@ -1,4 +1,4 @@
-"""The only module that writes to stderr and sets exit codes.
+"""Notes and errors on stderr, and exit codes.
 
 Every error or interrupt that ends a command becomes one line on stderr and an exit code here.
 """

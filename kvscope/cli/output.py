@@ -1,4 +1,4 @@
-"""The only module that writes to stdout: JSON for programs, sections and tables for people.
+"""Results on stdout: JSON for programs, sections and tables for people.
 
 No printed line ends in blanks. Text from a trace is printed as one line of printable characters.
 """

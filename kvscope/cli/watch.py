@@ -119,7 +119,7 @@ def _announce(address: Address) -> None:
 
 
 def _follow(steps: Iterator[bool], watched: Watch) -> None:
-    """Read requests until `steps` end; replay the window, the latest ones, whenever all are read.
+    """Read requests until `steps` end; whenever all are read, replay the latest ones if it is due.
 
     Each of `steps` reads some requests into `watched`, and yields whether these were all.
     """
@@ -245,7 +245,7 @@ class _SilentHandler(WSGIRequestHandler):
 class WatchCollector:
     """The Prometheus collector of a watch: its current metrics at each scrape.
 
-    Ratios, from 0 to 1, cover the later half of `Watch.window`. An unknown figure has no sample.
+    Hit ratios (0 to 1) cover the later half of `Watch.window`. An unknown figure has no sample.
     """
 
     def __init__(self, watch: Watch) -> None:

@@ -104,7 +104,7 @@ def by_reference(arrays: T) -> T:
     """Return a NamedTuple of arrays, in kernels as a reference, which calls pass by address.
 
     By value, an array is seven or more numbers in each call: kernels compile four times as slowly.
-    A reference is valid while its caller runs; read its fields by name, not by unpacking.
+    It is valid while the function that calls this runs; read its fields by name, without unpacking.
     """
     return arrays
 

@@ -40,7 +40,7 @@ class OutOfMemoryError(KvscopeError):
 def limit_heaps() -> None:
     """Let glibc use one heap per core instead of eight; call this before threads start.
 
-    Threads that take turns then reuse memory that others freed, and touch a sixth fewer pages.
+    Threads that take turns then reuse memory that others freed; else they touch a sixth more pages.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
     if set_option is not None:

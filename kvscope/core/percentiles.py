@@ -1,4 +1,4 @@
-"""Nearest-rank percentiles: the least value such that p % of all values are at most that large."""
+"""Nearest-rank percentiles: the least value that at least p % of all values do not exceed."""
 
 from __future__ import annotations
 

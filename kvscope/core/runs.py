@@ -27,7 +27,7 @@ class Outcome:
 
     `violations` is the number of requests with a TTFT above the SLO, and `tel_ms` their tail excess
     latency, Σ (TTFT - SLO); both None without an SLO. `ttft_ms` is on an idle engine; fields
-    `queued_...` are behind earlier requests of the trace, None if it has no times.
+    `queued_...` are behind earlier requests, None if the trace has no times or was sampled.
     """
 
     requests: int

@@ -111,7 +111,7 @@ def files_named_in(path: Path) -> Iterator[Path]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """Return TOML text as a dictionary. Raises ValueError for invalid TOML or too deep nesting."""
+    """Return TOML text as a dictionary. Raises ValueError, ArithmeticError or RecursionError."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MAX_DEPTH and _NUMBER.sub("", line).count(".") > MAX_DEPTH:
             raise ValueError(f"line {number:,} has a key of more than {MAX_DEPTH} names")

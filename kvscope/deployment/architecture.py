@@ -111,9 +111,9 @@ class LayerKinds(Struct, frozen=True):
     `full`, `windowed` and `linear` count layers with KV or a state of their own, `sharing_full` and
     `sharing_windowed` those that use another layer's KV. `full_first`: the first layer is full
     attention. `chunked`: windows are those of chunked local attention; else they slide.
-    `alike`: vLLM's groups follow from the counts, as all layers keep the same bytes for a token, so
-    far as the config shows. `state` is a linear layer's, None if unknown. `unlike_heads` are those
-    of full and of windowed layers, None unless they are known to differ.
+    `alike`: vLLM's groups follow from the counts, as layers keep the same bytes for a token, except
+    for `unlike_heads`, so far as the config shows. `unlike_heads` are those of full and of windowed
+    layers, None unless they are known to differ. `state` is a linear layer's, None if unknown.
     """
 
     full: int

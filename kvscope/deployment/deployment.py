@@ -628,7 +628,7 @@ def _fitted(
     model: Model | None,
     gpu: Gpu | None,
 ) -> tuple[LatencyProfile, Origin, list[str]]:
-    """Return the profile fitted to TTFTs with roofline decode costs, its origin, and notes."""
+    """Return the fitted profile, origin and notes; with model and GPU, decode costs by roofline."""
     if model is None or gpu is None:
         return profile, "measured", []
     derived = _roofline(deployment, engine, model, gpu)

@@ -397,7 +397,10 @@ class Model(Struct, frozen=True):
         return self.weight_bytes(tp, dp) + tables
 
     def left_out_bytes(self, tp: int = 1, dp: int = 1) -> float:
-        """Return the extra bytes per GPU if the parts assumed to be quantized are not, else 0."""
+        """Return the bytes more per GPU if only experts (dense: MLP) are quantized.
+
+        0 without `parts_assumed`.
+        """
         if not self.parts_assumed:
             return 0.0
         kept = ("attention", "shared", "mlp") if self.moe else ("attention",)

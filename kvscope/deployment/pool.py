@@ -421,7 +421,7 @@ def sglang_fraction(gpu: Gpu, tp: int) -> float:
     """Return SGLang's automatic `--mem-fraction-static`, without data-parallel attention.
 
     SGLang reserves 512 + 1.5 chunk + 2 batch + 128 tp MiB. The chunk (tokens of a prefill) and the
-    batch (requests of the largest CUDA graph) follow from the GPU's memory.
+    batch (requests of the largest CUDA graph) follow from the GPU's memory, the batch also from tp.
     """
     gib, several = gpu.total_bytes / GIB, tp >= 4
     if gib >= 60:

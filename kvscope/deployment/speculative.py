@@ -75,7 +75,7 @@ def parse_drafter(text: str) -> Drafter | None:
     """Return the drafter that METHOD:TOKENS@PER_STEP names, None for `none`.
 
     TOKENS defaults to 1 for MTP, PER_STEP to 1; `block_tokens` is 16, vLLM's default. Raises
-    UsageError for an unknown method, missing TOKENS, or PER_STEP outside 1 to TOKENS + 1.
+    UsageError for an unknown method, TOKENS missing or not 1-64, or PER_STEP not 1 to TOKENS + 1.
     """
     match = _WRITTEN.fullmatch(text.strip().lower())
     if match is not None and match[0] == "none":

@@ -113,7 +113,7 @@ def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
 class TtlReplay(Struct, frozen=True):
     """Hits and blocks held with a TTL per request, up to the trace's end (`end_s`).
 
-    `hit_blocks` are the leading blocks held at the arrival of each of the trace's R requests.
+    `hit_blocks` are the leading blocks that each of the trace's R requests hits at its arrival.
     `block_seconds` is the sum over blocks of the time held; `peak_blocks` the most held at once.
     """
 

@@ -146,7 +146,7 @@ class Endpoint:
         return self._body("POST", "/reset_prefix_cache") is not None
 
     def send(self, body: bytes) -> Pending:
-        """Send a body from `completion`; return the pending request. Raises EngineError."""
+        """Send a body from `completion`; return its request. Raises EngineError if unreachable."""
         connection = self._connection(self.timeout_s)
         headers = {"Content-Type": "application/json", **self._headers}
         try:

@@ -59,7 +59,7 @@ class Interpreter(Struct, frozen=True):
 
 
 def interpreter(python: str | None = None) -> Interpreter:
-    """Return facts on the interpreter at `python` (default: this one). Raises UsageError."""
+    """Return facts on the interpreter at `python` (default: this). UsageError if there is none."""
     python = python or sys.executable
     try:
         done = subprocess.run(

@@ -339,7 +339,7 @@ def _read_only(what: str, path: Path) -> ReadOnlyStoreError:
 
 
 def _check_place(path: Path) -> None:
-    """Raise InputError unless `path` is a readable file or a new file can have this name."""
+    """Raise InputError unless `path` is a readable, not empty file or a name for a new file."""
     if path.is_dir():
         raise InputError("a folder, not a store", where=str(path), remedy="name a file with --db")
     if not path.exists():

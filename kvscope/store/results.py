@@ -69,7 +69,7 @@ def all_runs(store: Store, trace: Trace) -> list[KnownRun]:
 
 
 def known_runs(store: Store, trace: Trace, requests: Sequence[str], code: str) -> dict[str, Run]:
-    """Return the runs with these request digests and this `code` digest, by request digest."""
+    """Return the runs, with parts, of these request digests and this `code` digest, by request."""
     wanted = set(requests)
     known = [run for run in all_runs(store, trace) if run.request in wanted and run.code == code]
     return {stored.request: stored.run for stored in with_parts(store, known)}
