@@ -133,7 +133,7 @@ def sample_files(files: list[str], chosen: str, read: ReadOptions) -> FileSample
 
 
 def cuts_of(trie: Trie, ends: Int32s, limit: int) -> Cuts:
-    """Return the cuts below which no subtree has more than `limit` of the paths to these `ends`."""
+    """Return the cuts below which each subtree has at most `limit` (at least 1) of the `ends`."""
     in_trunk = subtree_roots(trie.parent, ends, max(limit, 1)) == 0
     in_trunk[0] = False
     has_child = np.zeros(trie.count, dtype=np.bool_)

@@ -156,7 +156,7 @@ class Dataset:
         return folder
 
     def faults(self) -> Iterator[str]:
-        """Yield a text for each damaged folder of the dataset; store tables are not checked."""
+        """Yield a text for damaged columns of requests, else for each damaged shard; no tables."""
         try:
             paths = self.paths()
         except DamagedDatasetError as error:

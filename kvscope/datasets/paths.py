@@ -76,7 +76,7 @@ class CurveCorners:
             append_array(self._files[number], some)
 
     def curve(self) -> tuple[Int64s, Int64s]:
-        """Return the capacities (blocks) where the slope changes, and the hits, as mapped files."""
+        """Return the capacities (blocks) where the slope changes, and hits there: mapped files."""
         columns = [(self._folder / name).open("w+b") for name in ("knots", "hits")]
         for each in bent(self._steepening()):
             for column, values in zip(columns, each, strict=True):

@@ -65,7 +65,7 @@ class ShardTask(Struct, frozen=True):
 
 
 def build_shard(task: ShardTask) -> None:
-    """Write a shard's trie, made from its paths, and the blocks where prompts' full blocks end.
+    """Write a shard's paths, the trie made from them, and, for `path_ends`, where full blocks end.
 
     Raises InputError where it may have more than INT32_MAX blocks.
     """
@@ -357,10 +357,10 @@ def reduce_shard(task: ShardTask) -> None:
     """Find the reuse in a shard, and write its arrays to the task's folder, with a file "digest".
 
     - "run_...": the runs of reuse, see `runs_by_name`.
-    - "group_...": columns (`GROUPS`) of groups of the shard's cacheable blocks. A group has the
+    - "group_...": columns (`GROUPS`) of groups of the shard's own cacheable blocks. A group has the
       number of blocks with the same first request, last request and number of reuses.
     - "new", "above", "last": see `owned_blocks`.
-    - "carried_...": of each request whose cached path ends here, the owner and depth of its end.
+    - "carried_...": of each request whose cached path ends here, its end's owner and its length.
     - "ideal_...": of each request, the leading blocks that hit in an infinite cache.
     - "own_blocks": the number of blocks that are not copies of the trunk's.
     """

@@ -317,8 +317,9 @@ def _parent_notes(
 ) -> list[str]:
     """Return notes that count the parent ids that cannot be followed, by reason.
 
-    Each reason names its first request. Parent ids that no request has are noted if they are more
-    than the share _MISSING of all stated ids. Columns are by arrival, `order` has the file's rows.
+    Ids of the request itself or of a later one come with the first such request; ids that no
+    request has only if they are more than the share _MISSING of all stated ids, and without it.
+    Columns are by arrival, `order` has the file's rows.
     """
     lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
     reasons = {"the request itself": lost.itself, "later than the request": lost.later}

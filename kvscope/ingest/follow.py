@@ -22,9 +22,9 @@ class Follower:
     A replaced (rotated) file is read to its end, then the new one from its beginning. A truncated
     file is read from its beginning again, even if it has outgrown its former size. A folder's
     *.jsonl files are read in order of name, from the last but one of the latest recording (its
-    names differ only in the final number) on. `switches` counts changes to another file,
-    `recordings` those to another recording. A line without a line feed is kept for the next call;
-    a blank line, or one longer than MAX_LINE_BYTES, is dropped.
+    names differ only in the final number) on. `switches` counts openings after the first (also of a
+    truncated file), `recordings` those of another recording. A line without a line feed is kept
+    until the next opening; a blank line, or one longer than MAX_LINE_BYTES, is dropped.
     """
 
     def __init__(self, path: Path) -> None:

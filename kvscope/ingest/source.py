@@ -255,7 +255,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Joined(ChunkReader):
-    """Decompressed files one after another; a file without a final line feed is given one.
+    """Decompressed files one after another, with a line feed between where the first lacks one.
 
     `begins`: offset of the first byte, and path, of each file opened but not yet seen by `Source`.
     """

@@ -26,14 +26,14 @@ REQUEST = record_type(
 )
 """A request of `prompt` tokens and `outputs`; `end` tokens have KV when it is complete.
 
-Then it leaves `blocks` blocks cached. Its first look-up finds at most `look` blocks, and did find
-`hit`, of which `loaded` came from the host. It runs with a lock on `node`, NONE where it does not
-run; its first `shared` blocks are in the tree, of which it has inserted `inserted` itself, and it
-has `owned` blocks that are not in the tree. `found` is the node at the end of its latest look-up.
-`computed` tokens have their KV or get it in the planned batch, `generated` outputs are known,
-`batch` is the number of its latest batch. It was retracted `retractions` times, and is `retracted`
-until it runs again. A `rejected` one does not fit into the cache. Its first batch begins at
-`begin_s`, its first token comes at `token_s` and the last at `end_s`, nan before.
+Then it leaves `blocks` blocks cached. As long as it has no outputs, at most `look` blocks can hit;
+at its first admission `hit` did, of which `loaded` came from the host. It runs with a lock on
+`node`, NONE where it does not run; its first `shared` blocks are in the tree, of which it has
+inserted `inserted` itself, and it has `owned` blocks that are not. `found` is the node at the end
+of its latest look-up. `computed` tokens have their KV or get it in the planned batch, `generated`
+outputs are known, `batch` is the number of its latest batch. It was retracted `retractions` times,
+and is `retracted` until it runs again. A `rejected` one does not fit into the cache. Its first
+batch begins at `begin_s`, its first token comes at `token_s` and the last at `end_s`, nan before.
 """
 
 

@@ -41,7 +41,7 @@ from kvscope.sglang_sim.tree import LRU, NONE, PrefixTree, lock
 
 LPM = WAITING_ORDERS.index("lpm")
 MOST_PREFILL = 16_384
-"""Most prompt tokens of a batch (`--max-prefill-tokens`)."""
+"""Prompt tokens of a batch from which on no prompt is added to it (`--max-prefill-tokens`)."""
 MOST_OUTPUTS = 4096
 """Most output tokens for which memory is reserved for a request."""
 MOST_MATCHED = 128
@@ -49,7 +49,7 @@ MOST_MATCHED = 128
 TOUCHED_EVERY = 32
 """Plans of prompts from one in which waiting requests' prefixes are marked as used to the next."""
 SHARED_PREFIX = 32
-"""Tokens: of waiting prompts that begin with as many equal, uncached ones, all but one go last."""
+"""Of waiting prompts with the same first 32 tokens, and no more on the GPU, all but one go last."""
 RETRACTED_TOKENS = 20
 """Tokens of room, for each request that still runs, that a retraction makes by evictions."""
 FIRST_RATIO = 0.7

@@ -38,7 +38,7 @@ def sentinel(off: Offload, place: int) -> int:
 
 @callable_in_kernels
 def chunk_at(off: Offload, path: Int32s, at: int) -> int:
-    """Return the trie node that stands for the chunk at place `at` of a request's path."""
+    """Return the number (index in `chunks`) of the chunk at place `at` of a request's path."""
     state = off.state[0]
     if state.groups == 1:
         return path[(at + 1) * state.unit_nodes - 1]  # type: ignore[no-any-return]

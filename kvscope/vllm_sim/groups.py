@@ -276,7 +276,7 @@ def note_release(machine: Machine, request: int, finished: bool) -> None:
 def keep_table(machine: Machine, request: int, number: int) -> None:
     """Copy an ended request's block table to entry `number` of `ended_table`, for its stores.
 
-    NONE: another request has got the block since. Then blocks that no later token reads are freed.
+    NONE: never the request's, or another's since. Then free blocks that no later token reads.
     """
     off, record, groups = machine.offload, machine.requests[request], len(machine.groups)
     for group in range(groups):

@@ -397,8 +397,8 @@ def cut(machine: Any, request: int, computed: int, tokens: int) -> int:
     """Return how many of a request's next `tokens` tokens a step computes, after `computed` ones.
 
     Steps of a prompt end at states worth keeping: at a block's end, before the last token, at
-    a junction; 0 if `tokens` reach no such end nor the prompt's, unless a block exceeds a step's
-    limit. A step that also writes the last state before a prompt's end need not end there.
+    a junction; 0 if `tokens` reach neither a block's end nor the prompt's, unless a block exceeds a
+    step's limit. A step that also writes the last state before a prompt's end need not end there.
     """
     record, state = machine.requests[request], machine.state[0]
     size = state.state_tokens

@@ -102,7 +102,7 @@ def number_of(machine: Machine, place: int) -> int:
 
 @callable_in_kernels
 def chunk_of(machine: Machine, group: int, at: int) -> int:
-    """Return the trie node of a group's chunk `at` on the path of request `front` (STATE)."""
+    """Return the index in `chunks` of a group's chunk `at` on request `front`'s path (STATE)."""
     path = machine.path[len(machine.path) - 1]
     return chunk_at(machine.offload, path, place_of(machine, group, at))
 
@@ -320,9 +320,10 @@ def stores_block(
 def stores_chunk(
     machine: Machine, request: int, row: int, group: int, at: int, filled: int, horizon: int
 ) -> bool:
-    """Return whether to offer a group's chunk `at`: a load may need it, and its blocks remain.
+    """Return whether to offer a group's chunk `at`: a load may need it, and its last block remains.
 
-    The request fills `filled` chunks; a load can end after `horizon` ones (NO_HORIZON: unknown).
+    With `whole_chunks` (OFFLOAD), all its blocks that a load may need must remain. The request
+    fills `filled` chunks; a load can end after `horizon` ones (NO_HORIZON: unknown).
     """
     bpc, needed = machine.offload.state[0].blocks_per_chunk, False
     if block_in(machine, request, row, group, (at + 1) * bpc - 1) == NONE:
@@ -367,7 +368,7 @@ def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
 
 @called_by_kernels
 def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
-    """Write places to `offered` as `list_stores` does, but check all chunks; return how many."""
+    """Do the same as `list_stores`, for a request that may have filled chunks."""
     off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
     ended, known, count = has_ended(machine, request), known_tokens(machine, request), 0
     allocated = allocated_of(machine, request)
@@ -484,7 +485,7 @@ def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
 
 @callable_in_kernels
 def blocks_still_needed(machine: Machine, request: int) -> int:
-    """Return how many blocks a prompt's rest takes; windows count the most they hold at a time."""
+    """Return how many blocks a prompt's rest takes; windows count at most those held at a time."""
     record, known = machine.requests[request], known_tokens(machine, request)
     planned = record.planned_step == machine.state[0].steps + 1
     begin = record.computed_before if planned else record.computed

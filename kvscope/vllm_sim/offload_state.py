@@ -4,8 +4,8 @@ Like the tables of the engine (`state`), one tuple of records that kernels read 
 is `blocks_per_chunk` blocks of a path in one group of layers. Its number is the trie node at its
 end, plus `nodes_each` for each group before its own.
 
-The place of a chunk is its index among the chunks of its request, sorted by their ends; of chunks
-that end together, the last group's comes first.
+A request's chunks have places from 0: for each multiple of `unit_nodes` on its path one per group,
+the last group's first. Groups with longer chunks leave places empty.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ written first; the record behind the last chunk is the ring's sentinel.
 POOL = record_type("capacity chunks evicts shared evictions full")
 """Storage: room for `capacity` chunks, of which it has or is being written `chunks`.
 
-`evicts`: the oldest make room, `evictions` so far; `full` counts chunks that found no room.
-`shared`: it is below several machines.
+`evicts`: the least recently used make room, `evictions` so far; `full` counts chunks that found no
+room. `shared`: it is below several machines.
 """
 
 LINK = record_type("", "latency_s chunk_s free_s")

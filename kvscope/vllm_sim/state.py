@@ -395,7 +395,7 @@ def fits(known: Traffic, settings: EngineSettings) -> Bools:
 def _checked_groups(policy: Policy, groups: KvGroups, block_size: int, *, tier: bool) -> KvGroups:
     """Return the groups with the retention of `policy`.
 
-    Raises UsageError for policies other than lru (without a TTL) and lru-retention, and for trace
+    Raises UsageError for policies other than lru and lru-retention without a TTL, and for trace
     blocks whose size does not fit the groups' blocks or, with a CPU `tier`, is larger.
     """
     if not orders_groups(type(policy)) or math.isfinite(policy.values["ttl_s"]):

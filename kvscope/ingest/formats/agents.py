@@ -220,7 +220,7 @@ class ClaudeCode(_Transcript):
         return []
 
     def all_notes(self) -> list[str]:
-        """Return the notes on the trace, one of them on tokens written to the provider's cache."""
+        """Return the notes on the trace, also on tokens written to the provider's cache, if any."""
         short, long = (
             self._writes.ephemeral_5m_input_tokens,
             self._writes.ephemeral_1h_input_tokens,

@@ -26,7 +26,7 @@ _directives = msgspec.json.Decoder(Directives).decode
 def rows(
     store: Store, trace: Trace, first_request: int = 0, after: int | None = None
 ) -> Iterator[list[Request]]:
-    """Yield the requests of `trace` from `first_request` to before `after` (None: all), in chunks.
+    """Yield requests by arrival, from `first_request` to before `after` (None: all), in chunks.
 
     Hash ids are the blocks' numbers in the trie, unique in the trace. Chat ids are the trace's own
     if every request has a different one, else request numbers; cache salts are numbers.
@@ -57,7 +57,7 @@ def rows(
 def as_traced(
     store: Store, trace: Trace, first_request: int = 0, after: int | None = None
 ) -> Iterator[list[Request]]:
-    """Yield `rows` with parents as traced: None where inferred, ROOT where a request has none."""
+    """Yield `rows` with ROOT for no parent if conversations are given, else without any parents."""
     for requests in rows(store, trace, first_request, after):
         for request in requests:
             if trace.lineage != "given":
