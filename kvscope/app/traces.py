@@ -39,7 +39,7 @@ class TraceSource(Struct, frozen=True):
 
     - last: nothing was written; the trace last worked on.
     - dataset: the folder of a dataset, finished or not.
-    - files: files, folders, patterns or addresses that exist, or `-` for standard input.
+    - files: files, folders or patterns that exist, addresses, or `-` for standard input.
     - stored: any other text; the name of a stored trace.
     """
 
@@ -78,7 +78,7 @@ class TraceSource(Struct, frozen=True):
         reading: Reading = AS_STORED,
         foresee: Foresee | None = None,
     ) -> Trace:
-        """Return the trace, and mark it as last used.
+        """Return the trace, and mark it as last used (but for a dataset, alone in its store).
 
         Files that the store lacks are ingested, with the errors of `ingest_file`; `foresee`
         receives a new trace before it is stored. For the last used trace, a note gives its name.

@@ -46,7 +46,7 @@ class PolicyTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def policy_in(document: Mapping[str, Any], where: str) -> Policy:
-    """Return the policy in the table `policy` of a document, from the file `where`.
+    """Return the policy in the table `policy` of a document; `where` is the file or option.
 
     Raises InputError with the place, the key, the value and the remedy, also for a policy that
     needs the future.

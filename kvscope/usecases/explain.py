@@ -86,13 +86,13 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     `capacity_blocks` is null for an infinite cache, and per worker if there are several `workers`:
     those that the trace names, or else the deployment's replicas behind `router`. `findings` are
-    the avoidable causes with remedies. `observed` compares the hits that an engine reported with
-    the predicted ones, null if none did. `groups` of requests are set with `--by`. `requests` are
-    explained one by one: the one of `--request`, else those that lost most tokens. `parts` are the
-    prompt parts that lose most tokens, if the trace names parts. Not in documents: `single` (one
-    request was asked for), `broken` (at which token and in which part each prompt breaks, by
-    cause), `gaps` (why each request's observed hits differ from the predicted ones), and
-    `attribution` (the causes by request).
+    causes with a remedy, of 1 % of the input tokens or more. `observed` compares the hits that an
+    engine reported with the predicted ones, null if none did. `groups` of requests are set with
+    `--by`. `requests` are explained one by one: the one of `--request`, else those that lost most
+    tokens. `parts` are the prompt parts that lose most tokens, if the trace names parts. Not in
+    documents: `single` (one request was asked for), `broken` (at which token and in which part each
+    prompt breaks, by cause), `gaps` (why each request's observed hits differ from the predicted
+    ones), and `attribution` (the causes by request).
     """
 
     trace: Trace

@@ -193,16 +193,16 @@ class ToRun(Struct, frozen=True):
     which blocks the policy evicts: "leaf" those without cached children, "any" all. `lru` and
     `choice`, the policy chosen on the validation window, have all figures of both windows; `choice`
     is null if no policy may be recommended. `grade` says whether to change the policy now (do-now),
-    on a canary first, or not (no), whatever the SLO; `slo_met` whether the recommendation meets the
-    SLO, `lru_slo_met` whether LRU does, `certain` whether the choice (without one, the verdict)
-    also holds at the ends of uncertain inputs: latency, pool, starts of sessions. Without a change,
-    `requests_needed` would probably show a gain; null if more than the present `requests` would not
-    help. `enough` is a trial that meets the SLO at a larger capacity. `why_no_flags` is empty if
-    there are flags. `capacity_hbm` is a multiple of the GPU memory. `replicas_at_least`, more than
-    now, meet the SLO with LRU, or else keep up with a load that is too much now; null if none were
-    needed or enough. They cost `replicas_price_hour`: `extra_price_hour` more than now, which a
-    switch saves. Up to `replicas_tried` were tried. `fewest` has the fewest replicas that meet the
-    SLO, with LRU and with the choice.
+    on a canary first, or not (no), whatever the SLO; `slo_met` whether the choice, else LRU, meets
+    the SLO now, `lru_slo_met` whether LRU does, `certain` whether the choice (without one, the
+    verdict) also holds at the ends of uncertain inputs: latency, pool, starts of sessions. Without
+    a change, `requests_needed` would probably show a gain; null if more than the present `requests`
+    would not help. `enough` is a trial at a larger capacity, which met the SLO in validation.
+    `why_no_flags` is empty if there are flags. `capacity_hbm` is a multiple of the GPU memory.
+    `replicas_at_least`, more than now, meet the SLO with LRU, or else keep up with a load that is
+    too much now; null if none were needed or enough. They cost `replicas_price_hour`:
+    `extra_price_hour` more than now, which a switch saves. Up to `replicas_tried` were tried.
+    `fewest` has the fewest replicas that meet the SLO, with LRU and with the choice.
     """
 
     DOCUMENT: ClassVar[str] = (
