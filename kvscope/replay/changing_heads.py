@@ -130,8 +130,8 @@ def _ends(
 def _branch_points(block_parent: Int32s, entered: Int32s) -> Bools:
     """Return a mask (N + 1) of up to 500 branch points, whose children may be a changing block.
 
-    A branch point has four or more children that two or more requests entered. The root comes
-    first, if it is one, then those that most requests entered. `entered` (N + 1) is the number of
+    A branch point has four or more children that two or more requests entered. Those that
+    most requests entered come first; the root counts with N + 1. `entered` (N + 1) is the number of
     requests with each block, except those whose previous turn has it (see `_count_entries`).
     """
     repeated = np.bincount(

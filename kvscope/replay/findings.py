@@ -174,7 +174,7 @@ def hit_gaps_of(
 ) -> HitGaps | None:
     """Return why observed hits differ from predicted ones; None where no hits were observed.
 
-    Hits in the trace precede those `measured` in a validation (tokens; R entries, -1: none).
+    Hits `measured` in a validation (tokens; R entries, -1: none) count only if the trace has none.
     """
     if prompts.measurements is not None and _are_reported(prompts):
         measured = prompts.measurements.cached_tokens.astype(np.int64)

@@ -228,7 +228,7 @@ def _answered(queued_ttft_s: Float64s | None, which: slice | Int64s) -> Float64s
 
 
 def _excess(ttft_s: Float64s | None, slo_s: float | None) -> tuple[float | None, int | None]:
-    """Return the tail excess latency (ms) and the number of late requests; None without an SLO."""
+    """Return tail excess latency (ms) and number of late requests; None without TTFTs or SLO."""
     if ttft_s is None or slo_s is None:
         return None, None
     beyond = ttft_s[ttft_s > slo_s] - slo_s

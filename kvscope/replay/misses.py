@@ -106,8 +106,8 @@ def novelty(prompts: PromptPaths, definition: HitDefinition, seen: Int32s | None
 def diverged(steps: Walk, parent: Int32s, seen: Int32s) -> tuple[Int32s, Int32s]:
     """Return the depths from and to which new blocks replace the previous turn's in each path.
 
-    Blocks before depth `seen` are not new; without new ones, both are `seen`. `parent` is the
-    previous turn, -1 where there is none.
+    Blocks before depth `seen` are not new; where none replaces another, both are equal. `parent` is
+    the previous turn, -1 where there is none.
     """
     end = np.minimum(steps.length[parent], steps.look)
     new = (parent >= 0) & (end > seen)

@@ -34,7 +34,7 @@ Values = dict[type["Policy"], dict[str, list[float | str]]]
 
 
 class Variant(Struct, frozen=True):
-    """A policy with the options that the user chose.
+    """A policy with the options that were chosen for it.
 
     `given` maps parameter names to values; other parameters are estimated or have their defaults.
     `leaves` names the blocks that may be evicted: "leaf" those without a cached child, "any" all;

@@ -54,7 +54,7 @@ class PartTotal(Struct, frozen=True):
     `share` (0-1) is of all input tokens, `requests` the number that lose tokens; `at_token` is the
     median position of the breaks. `causes` are those of the tokens, most tokens first. Of `growth`
     (new tokens after a prefix that was written before) and `cold` (new from the first block on),
-    only tokens of the system prompt and the tools count.
+    only tokens before the first message count, as of the system prompt and the tools.
     """
 
     part: str
@@ -146,7 +146,7 @@ def parts_at(
 
 
 def ends_of_heads(parts: PromptParts, is_message: Bools) -> Int32s:
-    """Return where each prompt's first message (`is_message` by kind) begins: a token, or 0 (R)."""
+    """Return the token where each prompt's first message (`is_message` by kind) begins; 0: none."""
     ends = np.zeros(len(parts.last), dtype=np.int32)
     _find_heads(parts.above, is_message[parts.kind], parts.end, parts.last, ends)
     return ends

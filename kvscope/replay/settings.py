@@ -87,8 +87,8 @@ def with_tiers(setting: RunSetting, tiers: str | None, offload: str | None = Non
     """Return an engine's setting with tiers below its pool.
 
     `tiers` is a text as for `--tiers`, such as `hbm=40GiB,dram=128GiB`, the pool first, and
-    `offload` one as for `--offload`, such as `vllm@0.33:store_threshold=2`; by default it is the
-    newest vLLM's method. Raises UsageError unless there are one or two tiers below the pool.
+    `offload` one as for `--offload`, such as `vllm@0.33:store_threshold=2` (None: the newest
+    vLLM's). Raises UsageError for a wrong `offload`, and unless there are one or two lower tiers.
     """
     from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 

@@ -113,9 +113,8 @@ def parse_tiers(text: str, *, block_bytes: int | None = None) -> tuple[Tier, ...
 
     A capacity is a size, which needs `block_bytes`, or a number of blocks (`5000blocks`). With
     `block_bytes` 0, for a trace not yet known, sizes stay bytes. Options are read and write (bytes
-    per second, `25GB/s`) and latency; `SharedPool.parse` has those of a pool. Raises UsageError for
-    text in another form, a repeated name, a size without `block_bytes` or below a block, and an
-    unknown lower tier without `read`.
+    per second, `25GB/s`) and latency. Raises UsageError for text in another form, a repeated name,
+    a size without `block_bytes` or below a block, and an unknown lower tier without `read`.
     """
     tiers: list[Tier] = []
     for part in text.split(","):

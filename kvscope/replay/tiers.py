@@ -19,8 +19,8 @@ class TieredReplay(Struct, frozen=True):
 
     `policies` has the eviction policy of each tier. `tier_hits` (R x T) are the leading blocks that
     each request took from each tier; their sum obeys the last-token rule. `evictions` are the
-    blocks evicted from each tier. `tier_reads` are the blocks copied for the hits (None: as many),
-    another number for a hybrid model, as it copies blocks that hold one group of layers each.
+    blocks evicted from each tier, chunks from vLLM's CPU tier. `tier_reads` are the blocks copied
+    for the hits (None: as many): others for a hybrid model, as its blocks hold one group of layers.
     """
 
     tiers: tuple[Tier, ...]

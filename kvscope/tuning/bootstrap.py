@@ -46,9 +46,8 @@ class Gain(Struct, frozen=True):
     """Relative reduction of a figure against the baseline, with its 95 % interval.
 
     `value` and the interval's ends `low` and `high` are shares of the baseline's figure; for SLO
-    attainment (fields `attainment_gain`) differences of shares. They are below 0 if the policy is
-    worse, minus infinity if only the baseline's figure is 0. With too few conversations the
-    interval is infinite.
+    attainment (fields `attainment_gain`) differences of shares. Below 0 is worse; minus infinity:
+    only the baseline's figure is 0. With too few conversations the interval is infinite.
     """
 
     value: float

@@ -239,7 +239,7 @@ def bounds(target: Target, limits: Limits, baseline: Trial) -> dict[str, float]:
 
 
 def harms(bounds: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Harm, ...]:
-    """Return the limits (`bounds`) that changes (`figures`) break; both map names of figures."""
+    """Return the limits (`bounds`, by figure) that changes of the same names (`figures`) break."""
     compared = (Harm(name, figures[name], at) for name, at in bounds.items() if name in figures)
     return tuple(
         harm

@@ -105,9 +105,9 @@ class PlanOption(Struct, frozen=True):
 
     None means: `machine`: the present one, `router`: one replica, `tier` (below each replica): no
     tier, `price_hour`: unknown prices. `attainment_interval` is the 95 % interval of the share of
-    requests within the SLO. `meets_target`: the target's percentile is within the SLO; `slo` also
-    counts its interval and uncertain inputs. `saves_hour` is the price of the GPU time saved, None
-    if unknown or on another machine. `written_bytes_s` is the write rate to each replica's tier,
+    requests within the SLO. `meets_target` is `Trial.meets`; `slo` also counts the percentile's
+    interval and uncertain inputs. `saves_hour` is the price of the GPU time saved, None if unknown
+    or with a `machine`. `written_bytes_s` is the write rate to each replica's tier,
     `tier_hour` that tier's price per hour, `wear` its writes as a multiple of those that the memory
     is rated for. With `scaling`, replicas start and stop with the load, and `price_hour` is of
     `mean_replicas`; with a `split`, some prefill and the others decode.
@@ -183,7 +183,7 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def cost(self) -> tuple[object, ...]:
-        """The sort key of options: price, machine, replicas, memory, scaling or split, policy."""
+        """The sort key: price, machine, replicas, memory, scaling or split, policy, attainment."""
         price = math.inf if self.price_hour is None else round(self.price_hour, 2)  # as shown
         sizes = self.tier.sizes if self.tier else (0, 0)
         replicas = round(self.mean_replicas or self.replicas, 1)
@@ -623,10 +623,10 @@ class Planner:
         return self._tuner.windows.later.against(free.judged.later, option.judged.later)
 
     def _fails_at(self, free: PlanOption, option: PlanOption, *, pays: bool) -> Iterator[str]:
-        """Yield names of extremes where a tier breaks limits or, with `pays`, costs what it saves.
+        """Yield the extremes where a tier breaks limits or, with `pays`, does not save its price.
 
-        Extremes: of pool, latency or session starts (the result's `ends`), slow copies and, for a
-        tier with files, a full disk, when only its CPU memory stores blocks and look-ups miss.
+        Extremes: of pool, latency or session starts (the result's `ends`), slow copies and, for
+        files that are never evicted, a full disk: only CPU memory stores; look-ups of files miss.
         """
         result, tier = self._result, option.tier
         slow = End(f"copies {SLOW_COPIES:g}x as long")

@@ -151,7 +151,7 @@ def serve_fleet(
 ) -> ServedRequests:
     """Return the results of a workload's requests in a fleet, at `capacity_blocks` per replica.
 
-    `above` returns its engine with a tier below the pool; with a `split`, some replicas prefill.
+    `above` returns its engine with a tier below the pool; `split`: some prefill, others decode.
     """
     sweep = fleet_sweep(workload, capacity_blocks, target, above)
     if split is None:

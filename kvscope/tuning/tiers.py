@@ -336,7 +336,7 @@ class TierSearch:
         """Return the tiers to judge with a policy; `alone` is its trial without a tier.
 
         The first is the cheapest that meets the SLO; if none does, the cheapest near the lowest
-        percentile. Empty if `rows` of the offer is 1 and no size lowers the percentile by over 2 %.
+        percentile. Empty if the offer has 1 row and the first lowers the percentile by 2 % or less.
         """
         known: list[_Replayed] = []
         ways: dict[str, list[TierCandidate]] = {}

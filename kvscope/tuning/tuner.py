@@ -155,7 +155,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     `capacity_origin` says in words where the present capacity comes from, such as `as stated`.
     `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on the later requests
     with LRU and with the choice, None without `scale_out` and for ranks of one engine (`of_ranks`);
-    `replicas_tried` is the most that may be tried.
+    `fewest_choice` also without a choice, and for hybrid models. `replicas_tried` is the most that
+    may be tried.
     """
 
     setting: RunSetting
@@ -569,7 +570,7 @@ def _infinite(window: Window, baseline: WindowTrial | None = None) -> WindowTria
 
 
 def lossless(evaluator: Evaluator) -> int:
-    """Return a capacity at which no block is evicted before reuse: the least for a plain LRU."""
+    """Return a capacity at which no block is evicted before reuse; the least without an engine."""
     workload = evaluator.workload
     if workload.setting.capacity_model == "engine":
         known = engine_traffic(workload.prompts)

@@ -63,7 +63,7 @@ def empty_next_uses(traffic: Traffic, needed: Int32s, future: NextTouches) -> Ne
 
 @callable_in_kernels
 def _admits(state: NextUses, traffic: Traffic, request: int, now: Now) -> bool:
-    """Return True: blocks that no request hits again enter, too, and are evicted at once."""
+    """Return True: blocks that no request hits again enter, too, and are evicted first."""
     return True
 
 
