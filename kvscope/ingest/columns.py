@@ -225,7 +225,7 @@ class Gaps(Struct):
     `untimed`: no arrival time. `unhashed`: no hash ids. `short`: hash ids for only a part of the
     prompt's full blocks. `impossible` counts measured values out of range, not requests. `delayed`:
     no time, but a delay after the session's previous answer; `assumed`: of these, the requests
-    whose previous answer has no duration.
+    whose previous answer has no duration, or one of more than a day.
 
     `following`: hashed follow-up requests of a session. Of these, `repeating` begin with the same
     block as the session's previous hashed request, or as the first hashed request of any session;

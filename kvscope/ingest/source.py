@@ -146,7 +146,7 @@ class Source:
 
     @property
     def has_several_files(self) -> bool:
-        """Return True once a file is read that is one of several."""
+        """Return True once `begin_file` has recorded a file: one of several, or Parquet."""
         return bool(self._files)
 
     def place(self, line: int) -> tuple[str, int]:

@@ -409,7 +409,7 @@ def unpin_chunk(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def commit_accesses(off: Offload, request: int, path: Int32s, chunks: int) -> None:
-    """Apply a finished request's accesses to its first `chunks` chunks to LRU's or ARC's lists.
+    """Apply a finished request's accesses at its first `chunks` places to LRU's or ARC's lists.
 
     The tail comes first; of chunks that end at the same token, the last group's chunk.
     """

@@ -36,7 +36,7 @@ class EngineReplay(Struct, frozen=True):
     """What an engine did with R requests; every array has R entries, blocks are the trace's.
 
     `hit_blocks` were cached when a request was first admitted, as vLLM counts hits;
-    `written_blocks` leading ones were cached once, and `kept_blocks` would have been hits
+    `written_blocks` leading ones had been cached by then, and `kept_blocks` would have been hits
     had nothing been evicted: fewer where a hybrid model keeps no window. `queue_s` is the time from
     arrival to first admission, `ttft_s` to the first token, `tpot_s` the time per later output
     token, nan without any; `finish_s` is in trace time. `oversized` requests need more than all
