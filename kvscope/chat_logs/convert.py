@@ -150,7 +150,7 @@ class Converter:
     def _batches(
         self, source: Source, reader: LogFormat, rejects: Rejects
     ) -> Iterator[list[_Record]]:
-        """Yield records in batches of at least _BATCH_CHARACTERS of text, but for the last."""
+        """Yield batches of records, each but the last of _BATCH_CHARACTERS, counting 1 a record."""
         batch: list[_Record] = []
         size = 0
         for line, text in _numbered_lines(source, rejects):

@@ -20,7 +20,7 @@ _OTHERS = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Ext
 
 
 class ReadInOrder(Sequence[Any]):
-    """Messages that store in `ends`, by index, the characters `written()` when each is read."""
+    """Messages that note in `ends`, by index, `written()` characters as each or the end is read."""
 
     def __init__(
         self, items: Sequence[Any], written: Callable[[], int], ends: dict[int, int], first: int = 0
@@ -131,7 +131,7 @@ def _loops(
 
 
 def _looks_back(loop: nodes.For) -> bool:
-    """Return whether a loop uses of Jinja's `loop` only what no later message changes: `index`."""
+    """Return whether a loop reads of Jinja's `loop` only what no later message changes."""
     inside = [*_of_loop([*loop.body, *([loop.test] if loop.test else [])])]
     asked = {
         id(each.node)

@@ -54,7 +54,7 @@ def rendered_tools(tools: Sequence[Tool]) -> list[Tool]:
 
 
 def without_developers(messages: list[Message]) -> list[Message]:
-    """Return messages, developers' as system ones; merge these into the first if any is later."""
+    """Return messages, developers' as system ones, all merged in front if any is not first."""
     system: list[str] = []
     others = []
     moved = False

@@ -130,7 +130,7 @@ def _said(message: Message) -> Iterator[str]:
 
 
 def _tools(text: str, tools: Sequence[Tool], behind: int, needle: _Needle) -> list[_Located]:
-    """Return the places of tool definitions: of each one's JSON if found, else from name to name.
+    """Return the places of tool definitions: of their JSON if all are found, else name to name.
 
     Names are searched from `behind` (the end of the system prompt) on, else anywhere. `needle` is
     as in `_messages`.

@@ -155,7 +155,7 @@ class ChatTemplate:
         return today.strftime(form)
 
     def _rendered(self, given: Sequence[Message], *, as_parts: bool) -> list[Message]:
-        """Return messages as templates expect them; reuse those in common with the last chat."""
+        """Return messages as templates expect them; as text, reuse the last chat's if a prefix."""
         before, rendered = self._last
         if as_parts or [*given[: len(before)]] != before or not before:
             return self._keep(given, rendered_messages(given, as_parts=as_parts))

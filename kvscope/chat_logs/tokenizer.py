@@ -495,7 +495,7 @@ def service(settings: tuple[str, Mapping[str, str]]) -> tuple[_Facts, Callable[[
 def _boundaries(tokenizer: Any) -> str | None:
     """Return a pattern of places before special tokens where prompts can be cut; None if unsafe.
 
-    Unsafe: special tokens that absorb blanks, are normalized or whole-word, or can overlap.
+    Unsafe: none, or special tokens absorb blanks before, are normalized, whole-word or can overlap.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     special = [each for each in added if each.special]

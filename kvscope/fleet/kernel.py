@@ -1,10 +1,10 @@
 """The kernel of a fleet of prefill queues: a router sends requests to replicas as they arrive.
 
 Every replica is one server: prefills run first come, first served, and a request decodes after its
-first token without slowing others down. Its blocks are looked up and cached when it is sent;
-routers with KV events may see that late. At equal times requests end first, then first tokens
-come, then prefills begin, then loads are scraped, then KV events arrive, then requests arrive, in
-the order of the trace.
+first token without delaying prefills, slower the more requests run when it is sent. Its blocks are
+looked up and cached then; routers with KV events may see that late. At equal times requests end
+first, then first tokens come, then prefills begin, then loads are scraped, then KV events arrive,
+then requests arrive, in the order of the trace.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _Points = tuple[Sequence[float], Sequence[float | None]]
 
 
 def screen(compared: Comparison) -> list[Section]:
-    """Return the figures that differ, the most important first; [] if all are equal."""
+    """Return figures that differ by more than chance, the most important first; [] if none do."""
     ranked = compared.differences
     if not ranked:
         return []

@@ -370,7 +370,7 @@ def reuse_chart(row: CategoryFit) -> style.Figure:
 
 
 def by_window_chart(windows: WindowFits, category: str) -> style.Figure:
-    """Draw the observed share of a category's blocks reused within a time, a line per window."""
+    """Draw the observed share of a category's blocks reused within a time, for up to 12 windows."""
     rows = [row for row in windows.fits if row.category == category]
     shown = rows[:: max(-(-len(rows) // SHOWN_WINDOWS), 1)]
     observed = {f"{row.start_s / 3600:.1f} h": row.observed for row in shown}

@@ -250,7 +250,7 @@ def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
 def interval(size: FleetSize, compared: int) -> str:
     """Return the 95 % CI of the fewest replicas in words.
 
-    An end (`low`, `high`) of None is more than `compared`, the most replicas that were replayed.
+    An end (`low`, `high`) of None is more than `compared`, the most replicas compared for the CI.
     """
     ends = (str(end or f"more than {compared}") for end in (size.low, size.high))
     return f"95% CI of that number: {' to '.join(dict.fromkeys(ends))}."
@@ -505,7 +505,7 @@ def _replicas(study: FleetStudy) -> Table:
 
 
 def _capacity(study: FleetStudy) -> list[Section]:
-    """Return LRU's hit rate by a replica's capacity, behind routers that ignore caches; else []."""
+    """Return LRU's hit rate by replica capacity, for routers that see only the order; else []."""
     if not study.lru_curves:
         return []
     sizes = Sizes(study.trace.block_size, study.request.model)
@@ -576,7 +576,7 @@ def _pool(study: FleetStudy) -> list[Section]:
 
 
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
-    """Return functions from a replica's blocks to LRU's hit rate, by router or "pooled"."""
+    """Return functions from a replica's blocks to LRU's hit rate, by router or "pooled*"."""
 
     def of(curve: HitCurve, replicas: int = 1) -> Callable[[int], float]:
         return lambda blocks: float(curve.rate(replicas * blocks))

@@ -116,7 +116,7 @@ def disaggregation(study: FleetStudy, router: str) -> list[Section]:
 
 
 def _apart_in_words(study: FleetStudy, apart: DisaggregatedFleet) -> str:
-    """Return the fewest prefill and decode replicas that meet the answer's SLO."""
+    """Return in words the fewest prefill and decode replicas that meet the target of `apart`."""
     slo = study.request.slo
     rank = units.format_percentile(slo.percentile)
     target = f"{rank} TTFT ≤ {units.duration_in_words(slo.ttft_s)}"

@@ -251,7 +251,7 @@ def worth_in_words(tuned: Recommendation) -> list[str]:
 def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
     """Return a tier's sizes, and its offload method (as for `--offload`) if `ways` has several.
 
-    If `ways` differ in parameters alone, add those: `64 GiB CPU tier, store_threshold=2`.
+    If `ways` are all one method, add its parameters alone: `64 GiB CPU tier, store_threshold=2`.
     """
     label = candidate.in_words
     if candidate.files_bytes:

@@ -532,9 +532,9 @@ def lru_curve_chart(
 ) -> style.Figure:
     """Draw LRU's hit rate at every capacity, with `at_blocks` ("chosen") and `runs` as points.
 
-    Of each policy, only the parameters with most `runs` are drawn. Vertical lines mark the working
-    set and the present `memory` (name, blocks). `replayed` is the hit rate of an engine's pool of
-    that size, which also holds running requests.
+    Of each policy, only the parameters with most `runs`, which have one setting, are drawn.
+    Vertical lines mark the working set and the present `memory` (name, blocks). `replayed` is the
+    hit rate of an engine's pool of that size, which also holds running requests.
     """
     largest = max(int(curve.knots[-1]), at_blocks, memory[1] if memory else 0, 2)
     visible = curve.capacity_for(_VISIBLE * curve.ideal)

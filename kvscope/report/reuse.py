@@ -170,7 +170,7 @@ def _skew(skew: Skew) -> Section:
 
 
 def contribution_chart(contribution: Contribution) -> style.Figure:
-    """Draw each category's shares of requests and of hits."""
+    """Draw the shares of requests and of hits, by type and first or follow-up turns."""
     rows = contribution.rows
     requests, hits = [row.request_share for row in rows], [row.hit_share for row in rows]
     groups: dict[str, Sequence[float | None]] = {"requests": requests, "hits": hits}

@@ -23,7 +23,7 @@ class Table(Struct, frozen=True):
     """A titled table; every cell is text already.
 
     The first column (0) names the row; the others are figures, aligned right, except the indices in
-    `words`. A column titled "" holds bars made of characters. `note` explains columns.
+    `words`. A further column titled "" holds bars of characters. `note` explains columns.
     """
 
     title: str

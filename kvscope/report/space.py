@@ -86,7 +86,7 @@ def _working_set(analysis: Analysis, working_set: WorkingSet) -> Section:
 
 
 def _sizes(model: Model, analysis: Analysis, sizes: tuple[RequestSize, ...]) -> Section:
-    """Return quantiles of a request's KV-cache memory, for single and multi-turn requests."""
+    """Return mean, quantiles and maximum of a request's KV memory: all, first and later turns."""
     hbm, memory = analysis.hbm_bytes, "the pool" if analysis.deployment else "an HBM"
 
     def cell(tokens: float) -> str:

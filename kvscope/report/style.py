@@ -162,7 +162,7 @@ def bars(
     hover: str = "%{y}: %{x:.1%}",
     colours: Sequence[str] = (),
 ) -> Figure:
-    """Draw horizontal bars, a group's in one colour: for `names[i]` the value i of each group."""
+    """Draw horizontal bars, a colour a group: value i of each for `names[i]`, `names[0]` on top."""
     chart = figure(title, x, y, height=height)
     colours = colours or ((SKY, BLUE, PURPLE) if len(groups) > 1 else (BLUE,))
     for (name, values), colour in zip(groups.items(), colours, strict=False):

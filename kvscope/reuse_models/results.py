@@ -149,7 +149,8 @@ class NextTurnFit(Struct, frozen=True):
     """Probability that another turn follows, even after the trace's end: by category or by turn.
 
     One of `category` and `turn` is None. `continued` of `requests` have a next turn in the trace.
-    `interval` is at 95 %; it and `probability` are None if too few requests are continued.
+    `probability` and its `interval` (95 %) are None if too few are continued, `interval` also if
+    the data leave it open.
     """
 
     category: str | None

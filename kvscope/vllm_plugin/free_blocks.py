@@ -39,8 +39,8 @@ class Ring:
 def planned(plan: LanePlan, block: Block) -> int:
     """Return the lane of a block in `plan`: pairs (depth in tokens, lane), the deepest first.
 
-    It is that of the first pair whose depth is less than the block's end: the number of prompt
-    tokens that its hash covers, `block_hash_num_tokens` (None counts as 0).
+    It is that of the first pair whose depth is less than the block's end, else of the last pair.
+    The end is the number of tokens that its hash covers, `block_hash_num_tokens` (None: 0).
     """
     return lane_at(plan, block.block_hash_num_tokens or 0)[1]
 

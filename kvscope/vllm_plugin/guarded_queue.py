@@ -40,8 +40,8 @@ class GuardedQueue:
 
     `blocks` are all blocks of the pool in the order of their ids, `free` the free ones, the next to
     be taken first; both agree with `ordered`. `lru` makes vLLM's own queue of the free blocks in
-    LRU's order; it is called at vLLM's next call, never inside a call of kvscope: the two queues
-    link blocks through the same fields.
+    LRU's order; it is called when vLLM calls the queue, never inside a call of kvscope: the two
+    queues link blocks through the same fields.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _usage(details: Any) -> dict[str, Any] | None:
-    """Return token counts by kind as a `usage` object of OpenAI's API; None without counts."""
+    """Return token counts by kind as a `usage` object of OpenAI's API; None without an object."""
     details = _decoded(details)
     if not isinstance(details, dict):
         return None

@@ -183,7 +183,7 @@ def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Any]:
     """Return the fields `request_id`, `parent_id` and `states_parent` of a `LoggedRequest`.
 
     In the Responses API both ids are those of responses: the request's own and the one that it
-    continues. Else both are ids of requests; `request_id` is None unless the line names a parent.
+    continues. Else both are of requests; `request_id` is None unless the line has a parent or null.
     """
     own: Identifier | None = answer.id
     if _RESPONSE in fields or "input" in fields:

@@ -82,7 +82,7 @@ def body(values: Values) -> dict[str, Any]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of all values in nested objects and lists."""
+    """Yield (dotted name, value) of all values but None in nested objects and lists."""
     items: Sequence[tuple[object, Any]] = ()
     if isinstance(value, Mapping):
         items = [*value.items()]

@@ -45,7 +45,10 @@ class Otlp(OpenAI):
         self._twice = RecordedTwice()
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the requests of spans with a prompt; leave out failed spans and repetitions."""
+        """Return the requests of spans with a prompt.
+
+        Left out are repetitions, and failed spans that state no input tokens.
+        """
         requests: list[LoggedRequest] = []
         for span in spans_of(line):
             values = span.values()
