@@ -208,7 +208,7 @@ def stored_trace(stores: Stores, name: str | None) -> Trace:
 
 
 def keep_stated(stores: Stores, trace: Trace, options: dict[str, Any]) -> None:
-    """Store a command's options for later commands on `trace`, unless the store is locked."""
+    """Store a command's options for later ones on `trace`, unless it cannot be written at once."""
     with stores.reading() as store:
         if traces.stated(store, trace) == options:
             return

@@ -175,7 +175,7 @@ def autoscaling(text: str) -> Scaling:
 
 
 class TierSize(NamedTuple):
-    """Bytes of CPU memory and of files below (0: none), on an SSD or, with a `pool`, shared."""
+    """Bytes of CPU memory and of files below (0: none): on an SSD, or a `pool` of all replicas."""
 
     size_bytes: int
     files_bytes: int = 0

@@ -57,9 +57,10 @@ class ReplicaLoad(NamedTuple):
     `uncached_tokens` the part that their replica has to compute, by the router's own estimate if it
     has one (`View.expected_blocks`).
 
-    A replica is a latency profile, or with `--time-model engine` a simulated engine. `used_blocks`
-    counts the distinct blocks in use: by all prompts in flight, or on a simulated engine by running
-    requests. `waiting_tokens` sums the prompts of waiting requests on a simulated engine; else 0.
+    A replica is a latency profile, or with the time model `engine` a simulated engine.
+    `used_blocks` counts the distinct blocks in use: by all prompts in flight, or on a simulated
+    engine by running requests. `waiting_tokens` sums the prompts of waiting requests on a simulated
+    engine; else 0.
     """
 
     in_flight: Int64s

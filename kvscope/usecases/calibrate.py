@@ -56,7 +56,7 @@ class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
 
 
 def check(options: CalibrateOptions) -> CalibrateOptions:
-    """Return the options; UsageError unless one of --url (not with torch) and --model is set."""
+    """Return the options; UsageError unless just one of --url (not for torch), --model is set."""
     options.check_engine("an engine")
     if options.url is not None and options.backend == "torch":
         raise UsageError("starts no server", where="--backend torch", remedy="leave out --url")
