@@ -171,7 +171,7 @@ class Run(Struct, frozen=True):
     `hit_rate_error` bounds the error of a sampled run's hit rate (in the definition's weight) with
     95 % confidence, None for exact runs. `misses` is None under a flat definition. `tiers` is empty
     for a single tier; else `capacity_blocks` is the sum of theirs, or for SGLang its pool alone.
-    `preemptions` and `turned_away` (rejected requests) are None unless an engine is simulated.
+    `preemptions` and `turned_away` (requests larger than the pool): None if no engine is simulated.
     `deployment` is the replayed deployment by the keys of kvscope.toml, None if none was stated.
     `kvscope` is the version that replayed it. `created_at` (UTC) and `run_id`, its number in the
     store, are None until the run is stored.
