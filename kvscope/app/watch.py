@@ -54,7 +54,7 @@ class WatchOptions(opt.Options, frozen=True, kw_only=True):
     )
     every: float = opt.Time("Time between replays of the window.", default="30s", value=30.0)
     drift: float = opt.Share(
-        "Change of the recommendation's hit rate from which on to tune again.",
+        "Change of the recommendation's hit rate beyond which to tune again.",
         default="20%",
         value=0.2,
     )
