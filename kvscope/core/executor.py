@@ -56,8 +56,8 @@ class Executor(ABC):
     ) -> Iterator[tuple[int, R]]:
         """Yield the index of each task and the result of `step(*before, task)`, as steps finish.
 
-        Once `stop` is set, no further step begins. A step needs about `each_bytes` of memory, apart
-        from its process and `before`; a cluster runs no more steps on a machine than fit.
+        Soon after `stop` is set, no further step begins. A step needs about `each_bytes` of memory,
+        besides its process and `before`; a cluster runs no more steps on a machine than fit.
         """
 
 

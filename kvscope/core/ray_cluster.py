@@ -96,7 +96,7 @@ class RayCluster(Executor):
 
     @property
     def free_bytes(self) -> int | None:
-        """Memory for tasks, in bytes, on the node with the least; None if Ray states none."""
+        """Memory for tasks, in bytes, on the node with the least; None if one states none."""
         return int(min(node.get("memory", 0) for node in _nodes())) or None
 
     def shared(self, value: T, version: int | None = None) -> T:
