@@ -49,7 +49,7 @@ class Variant(Struct, frozen=True):
 def contenders(engine: str = VLLM, *, hybrid: bool = False) -> str:
     """Return the policies that compete with LRU by default (as for `--policy`).
 
-    For `hybrid` models vLLM's retention interval alone; else in vLLM policies that take a guard, by
+    For `hybrid` models vLLM's retention interval alone; else in vLLM policies with a guard, by
     kvscope's plugin, in SGLang policies that it has flags for.
     """
     return LRU_RETENTION if hybrid else _CONTENDERS[engine]

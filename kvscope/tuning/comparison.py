@@ -33,10 +33,10 @@ _ALIKE = 0.02  # a difference in the target's percentile that does not matter
 
 
 class Harm(Struct, frozen=True):
-    """A limit that a policy breaks: the figure, its change against LRU, and the allowed change.
+    """A limit that a trial breaks: the figure, its change from the baseline, the allowed change.
 
-    Changes are relative to LRU's figure, of `attainment` a difference of shares. For `attainment`,
-    `tel` and the target's percentile, `change` is the worse end of the 95 % interval.
+    Changes are relative to the baseline, of `attainment` a difference of shares. For `attainment`,
+    `tel` and the target's percentile (unless p50), `change` is the worse end of the 95 % interval.
     """
 
     figure: str
@@ -45,15 +45,15 @@ class Harm(Struct, frozen=True):
 
 
 class WindowTrial(Trial, frozen=True):
-    """A trial compared with LRU at the present capacity on the same window.
+    """A trial compared with a baseline, mostly LRU at the present capacity, on the same window.
 
     `gains` maps figures (names of percentiles, `violations`, `tel`) to gains, `attainment_gain` is
-    a difference of shares; for LRU itself they are empty and 0. `harms` are the broken limits: of
+    a difference of shares; without baseline they are empty and 0. `harms` are the broken limits: of
     the median, mean TTFT and prefill throughput broken by the figure itself, of others by its 95 %
     interval. `meeting_share` (0-1) of the resamples meet the SLO at the target's percentile, whose
     95 % interval is `interval_s`. `likely` is the probability (0-1) that attainment or TEL is
-    better than LRU's. `keeps_up`: the queue stays bounded. `ttft_s` has the TTFT of each counted
-    request, by arrival: on an idle engine or behind earlier requests, as the target's `view` says.
+    better. `keeps_up` is as in `QueueTimes`, True in the unloaded view. `ttft_s` has the TTFT of
+    each counted request, by arrival, in the target's view: on an idle engine or behind others.
     `categories` has the outcome of each category of counted requests.
     """
 
@@ -231,7 +231,7 @@ def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float
 
 
 def bounds(target: Target, limits: Limits, baseline: Trial) -> dict[str, float]:
-    """Return the allowed change of each figure, by name, from LRU's in the trial `baseline`.
+    """Return the allowed change of each figure, by name, from that of the trial `baseline`.
 
     Changes are relative, of `attainment` a difference of shares.
     """

@@ -32,7 +32,7 @@ _INTERVALS = {"attainment", "tel"}
 class Judged(Struct, frozen=True):
     """One policy at one capacity, on the validation and held-out windows and on both together.
 
-    Each trial is compared with LRU's, unless the policy is LRU.
+    Each trial is compared with a baseline's, mostly LRU's today; those of a baseline with none.
     """
 
     DOCUMENT: ClassVar[str] = (
