@@ -117,7 +117,7 @@ def turns(store: Store, trace: Trace) -> ConversationTurns | None:
 
 
 def _user_turns(store: Store, trace: Trace) -> UserTurns | None:
-    """Return turns by user, the sender of a conversation's first request; None without users."""
+    """Return turns by user, the first that a conversation's requests name; None without users."""
     row = store.row("characterize/user_turns", trace_id=trace.trace_id)
     if not row["users"]:
         return None

@@ -78,7 +78,7 @@ class HashCounts(Struct):
 
     Of `compared` requests the log states the number of input tokens; for `different` ones the
     tokenizer counts another. `unread_answers` cannot be tokenized, and have no stated output
-    tokens. `left_out` counts, by reason, lines and spans without a request to a model. `breaks`
+    tokens. `left_out` counts, by reason, lines and spans skipped, such as failed calls. `breaks`
     counts turns whose chat template changes the previous prompt's messages.
     """
 

@@ -98,7 +98,7 @@ class LogFormat(ABC):
     """A log format: recognizes logs by their keys, and reads their lines.
 
     Lines with all keys of one of `marks` ("event obj out") are of it. Each log gets a new instance,
-    which may have state; `left_out` counts, by reason, lines and spans without a model request.
+    which may have state; `left_out` counts lines and spans skipped (as failed calls) by reason.
     """
 
     name: ClassVar[str]
@@ -115,7 +115,7 @@ class LogFormat(ABC):
 
     @abstractmethod
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
-        """Return the requests of a line, () if it logs no request to a model.
+        """Return the requests of a line, () if it is skipped, as `left_out` counts.
 
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
