@@ -27,7 +27,7 @@ def sections(facts: Characterization) -> list[Section]:
 def category_table(
     facts: Characterization, title: str = "Categories", limit: int | None = None
 ) -> Table:
-    """Return a row per category, most requests first; those below 30 requests form the row "other".
+    """Return a row per category, most requests first; several below 30 requests form row "other".
 
     With `limit` rows at most, "other" takes more of the smallest. It has no quantiles.
     """
