@@ -156,15 +156,14 @@ class ChatTemplate:
 
     def _rendered(self, given: Sequence[Message], *, as_parts: bool) -> list[Message]:
         """Return messages as templates expect them; as text, reuse the last chat's if a prefix."""
+        if as_parts:
+            return rendered_messages(given, as_parts=True)
         before, rendered = self._last
-        if as_parts or [*given[: len(before)]] != before or not before:
-            return self._keep(given, rendered_messages(given, as_parts=as_parts))
-        more = (
-            rendered_messages(given[len(before) :], as_parts=False) if given[len(before) :] else []
-        )
-        return self._keep(given, [*rendered, *more])
-
-    def _keep(self, given: Sequence[Message], rendered: list[Message]) -> list[Message]:
+        if [*given[: len(before)]] != before:
+            before, rendered = [], []
+        more = given[len(before) :]
+        if more or not given:  # no messages at all are refused
+            rendered = [*rendered, *rendered_messages(more, as_parts=False)]
         self._last = [*given], rendered
         return rendered
 

@@ -139,3 +139,18 @@ def _rendered(template: ChatTemplate, messages: list[Message]) -> Rendered:
     arguments: dict[str, Any] = {"thinking": "hm"}
     text = template.render(Chat(messages, arguments=arguments))
     return Rendered(text, template.is_dated, template.ends)
+
+
+def test_a_template_of_parts_leaves_none_to_one_of_texts() -> None:
+    """A chat that gets tools changes its template; `render` reuses messages of the last chat."""
+    parts = (
+        "{% for m in messages %}{% for c in m['content'] %}{{ c['text'] }}|{% endfor %}{% endfor %}"
+    )
+    text = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+    template = ChatTemplate({"default": parts, "tool_use": text}, {})
+    first = [{"role": "user", "content": "hello"}]
+    more = [*first, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "look"}]
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    assert template.render(Chat(first)) == "hello|"
+    assert template.render(Chat(more, tools=tools)) == "hello;hi;look;"
+    assert template.render(Chat(more)) == "hello|hi|look|"
