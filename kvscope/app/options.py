@@ -24,8 +24,8 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.files import file_identity, files_of, missing_from
 from kvscope.core.records import defaults
-from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
+from kvscope.deployment.quantization import WeightDtype
 from kvscope.fleet.options import Scaling
 from kvscope.store.folder import is_dataset
 

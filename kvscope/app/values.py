@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.files import check_writable
-from kvscope.deployment.architecture import WEIGHT_DTYPES, WeightDtype
+from kvscope.deployment.quantization import WEIGHT_DTYPES, WeightDtype
 from kvscope.fleet.options import READY_S, Scaling
 from kvscope.store.folder import store_path
 

@@ -3,43 +3,23 @@
 A matrix of n inputs and m outputs has n * m parameters; norms and biases are left out (below 0.1 %
 of a model). Checked against the weights in published start-up logs: docs/evidence/deployment.md.
 
-Source: vLLM 0.33.0, vllm/model_executor/models and layers/quantization; Hugging Face transformers,
+Source: vLLM 0.33.0, vllm/model_executor/models; Hugging Face transformers,
 the configuration class of each `model_type`.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
 from kvscope.deployment.config_fields import ConfigFields, LinearState, linear_state
+from kvscope.deployment.quantization import BITS, UNQUANTIZED_BITS, WeightBits
 from kvscope.deployment.rotary import rotary_bytes
 
-WeightDtype = Literal["bf16", "fp8", "int8", "awq", "gptq", "nvfp4", "mxfp4"]
-WEIGHT_DTYPES: tuple[WeightDtype, ...] = get_args(WeightDtype)
-BITS: Mapping[WeightDtype, float] = {
-    "bf16": 16,
-    "fp8": 8.03,  # a scale for each block of 128 x 128 values
-    "int8": 8.03,
-    "awq": 4.25,  # a scale and a zero point for each group of 128 values
-    "gptq": 4.25,
-    "nvfp4": 4.5,  # an 8-bit scale for each group of 16 values
-    "mxfp4": 4.25,  # an 8-bit scale for each group of 32 values
-}
-_UNQUANTIZED_BITS = 16  # embedding, router and vision encoder
-_PARTS = {
-    "attention": "_attn",
-    "mlp": r"mlp\.[gud]",
-    "experts": r"\.experts",
-    "shared": "shared_",
-    "head": "lm_head",
-}
 _IMAGE_TOKENS = 16_384  # the largest image of Qwen's processors, of 4 patches each
 _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of the experts to it
 
@@ -142,20 +122,6 @@ class LayerKinds(Struct, frozen=True):
     def hybrid(self) -> bool:
         """Whether some layers cache windows or states instead of the KV of all tokens."""
         return bool(self.windowed or self.linear)
-
-
-class WeightBits(Struct, frozen=True):
-    """Bits per parameter in each part of a model, including the scales of quantized parts.
-
-    `experts` are the routed experts, `shared` those that every token passes, `head` is the output
-    head. Embeddings, router and vision encoder have 16 bits, as a head tied to the embedding does.
-    """
-
-    attention: float = 16
-    mlp: float = 16
-    experts: float = 16
-    shared: float = 16
-    head: float = 16
 
 
 class VisionEncoder(Struct, frozen=True):
@@ -290,8 +256,8 @@ class Architecture(Struct, frozen=True):
         head = 0 if self.tied else bits.head * self.embedding_parameters / 8
         embeddings = self.embedding_parameters + self.vision.parameters
         embeddings += self.layer_embedding_parameters
-        divided = attention + mlp + experts + head + embeddings * _UNQUANTIZED_BITS / 8
-        replicated = self.router_parameters * _UNQUANTIZED_BITS / 8
+        divided = attention + mlp + experts + head + embeddings * UNQUANTIZED_BITS / 8
+        replicated = self.router_parameters * UNQUANTIZED_BITS / 8
         return divided / tp + replicated + bits.attention * self.replicated_parameters / 8
 
     def bytes_read(self, bits: WeightBits, tokens: float, dp: int = 1) -> float:
@@ -309,7 +275,7 @@ class Architecture(Struct, frozen=True):
             + self.shared_parameters * bits.shared
             + self.expert_parameters * share * bits.experts
         )
-        head = _UNQUANTIZED_BITS if self.tied else bits.head
+        head = UNQUANTIZED_BITS if self.tied else bits.head
         return (body + self.embedding_parameters * head) / 8
 
 
@@ -564,85 +530,6 @@ def architecture(config: ConfigFields) -> Architecture | str:
         rotary_bytes=rotary_bytes(config, sizes["query_size"]),
         **sizes,
     )
-
-
-def weight_bits(dtype: WeightDtype, *, moe: bool) -> WeightBits:
-    """Return the bits by part if all but the output head is quantized to `dtype`.
-
-    In MoE models, `mxfp4` quantizes the experts alone, as in gpt-oss.
-    """
-    bits = BITS[dtype]
-    if dtype == "mxfp4" and moe:
-        return WeightBits(experts=bits)
-    return WeightBits(bits, bits, bits, bits)
-
-
-def quantization(config: ConfigFields, *, moe: bool) -> tuple[WeightDtype, WeightBits, str | None]:
-    """Return the precision of the weights, their bits by part, and a note if it is unknown.
-
-    Source: Hugging Face `quantization_config`; NVIDIA modelopt's hf_quant_config.json.
-    """
-    stated = config.get("quantization_config", "quantization", default={})
-    if not isinstance(stated, Mapping) or not stated:
-        return "bf16", WeightBits(), None
-    dtype = _quantized_to(stated)
-    if dtype is None:
-        method = stated.get("quant_method") or stated.get("quant_algo")
-        note = f"quantization {method!r} is unknown: weights counted with 16 bits"
-        return "bf16", WeightBits(), f"{note}; override with --weight-dtype"
-    mixed = stated.get("quantized_layers")
-    bits = _mixed_bits(mixed) if isinstance(mixed, Mapping) else weight_bits(dtype, moe=moe)
-    if config.get("expert_dtype") == "fp4":
-        bits = replace(bits, experts=BITS["mxfp4"])
-    left_out = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
-    names = [str(name) for key in left_out for name in stated.get(key) or ()]
-    layers = config.count("num_hidden_layers", "n_layer", "num_layers")
-    if _left_out(names, r"self_attn(\.?\*|\.[qkvo]_proj)?$", layers):
-        bits = replace(bits, attention=_UNQUANTIZED_BITS)
-    if _left_out(names, r"shared_experts?\b", layers):
-        bits = replace(bits, shared=_UNQUANTIZED_BITS)
-    return dtype, bits, None
-
-
-def _mixed_bits(modules: Mapping[str, Any]) -> WeightBits:
-    """Return the bits by part from modelopt's precision of each module; others have 16 bits."""
-    by_part: dict[str, float] = {}
-    for name, stated in modules.items():
-        algorithm = str(stated.get("quant_algo")).lower().removeprefix("w4a16_")
-        bits = [bits for dtype, bits in BITS.items() if dtype == algorithm]
-        by_part |= {part: bits[0] for part, its in _PARTS.items() if bits and re.search(its, name)}
-    return WeightBits(**by_part)
-
-
-def _left_out(names: Sequence[str], pattern: str, layers: int) -> bool:
-    """Return whether a part of the model is unquantized in more than half of its `layers`.
-
-    `names` are the unquantized modules. `pattern`, a regular expression, finds the part in a name,
-    behind the name of the layer. A matching name with a `*` stands for all layers.
-    """
-    matches = [match for name in names if (match := re.search(pattern, name))]
-    if any("*" in match.string for match in matches):
-        return True
-    return len({match.string[: match.start()] for match in matches}) > layers // 2
-
-
-def _quantized_to(stated: Mapping[str, Any]) -> WeightDtype | None:
-    method = str(stated.get("quant_method") or "").lower()
-    algorithm = str(stated.get("quant_algo") or "").lower()
-    for dtype in WEIGHT_DTYPES:
-        if method.removesuffix("_marlin") == dtype or algorithm == dtype:
-            return dtype
-    groups = stated.get("config_groups")
-    if not isinstance(groups, Mapping):
-        return "fp8" if method == "compressed-tensors" else None
-    for group in groups.values():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping):
-            wide, floating = weights.get("num_bits") == 8, weights.get("type") == "float"
-            if wide:
-                return "fp8" if floating else "int8"
-            return "nvfp4" if floating else "gptq"
-    return None
 
 
 def _tied(config: ConfigFields) -> bool:

@@ -16,7 +16,6 @@ from msgspec.structs import asdict, replace
 
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.records import defaults
-from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.compressed import BLOCK
 from kvscope.deployment.engines import (
     AUTO_LENGTH,
@@ -37,6 +36,7 @@ from kvscope.deployment.models import (
     resolve_model,
 )
 from kvscope.deployment.pool import KvPool, derive_pool, observed_pool, stated_pool
+from kvscope.deployment.quantization import WeightDtype
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
 from kvscope.deployment.speculative import not_beside, parse_drafter
 from kvscope.latency.file import load_profile

@@ -30,10 +30,10 @@ from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.toml_files import SCHEMA, Finite, document_in, table_as, write_toml
-from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.deployment import Deployment, Traffic
 from kvscope.deployment.engines import DEFAULT_ENGINE
 from kvscope.deployment.models import KvDtype, preset_names
+from kvscope.deployment.quantization import WeightDtype
 from kvscope.latency.profile import FROM_TRACE, PRESETS
 
 FILE = "kvscope.toml"

@@ -21,15 +21,11 @@ from kvscope.deployment.architecture import (
     NUMBERED,
     Architecture,
     LayerKinds,
-    WeightBits,
-    WeightDtype,
     architecture,
     layer_heads,
     layer_kinds,
-    quantization,
     unknown_layers,
     usual_fields,
-    weight_bits,
 )
 from kvscope.deployment.compressed import BLOCK, CompressedKv
 from kvscope.deployment.config_fields import ConfigFields, check_family, has_mtp
@@ -37,6 +33,7 @@ from kvscope.deployment.engines import Engine
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
 from kvscope.deployment.presets import PRESETS
+from kvscope.deployment.quantization import WeightBits, WeightDtype, quantization, weight_bits
 
 KvDtype = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.units import GIB
-from kvscope.deployment.architecture import BITS, layer_kinds, quantization
+from kvscope.deployment.architecture import layer_kinds
 from kvscope.deployment.config_fields import ConfigFields
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.engines import parse_engine
@@ -26,6 +26,7 @@ from kvscope.deployment.models import (
     resolve_model,
 )
 from kvscope.deployment.pool import derive_pool
+from kvscope.deployment.quantization import BITS, quantization
 
 CONFIGS = Path(__file__).parent / "configs"
 DENSE = {

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from benchmarks.deployment import FIGURES, PLANNER, median_and_p90, pool_lines
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.units import GIB, MIB
-from kvscope.deployment.architecture import WeightBits
 from kvscope.deployment.engines import Engine, parse_engine
 from kvscope.deployment.gpus import GPUS, resolve_gpu
 from kvscope.deployment.models import resolve_model
@@ -24,6 +23,7 @@ from kvscope.deployment.pool import (
     sglang_fraction,
     stated_pool,
 )
+from kvscope.deployment.quantization import WeightBits
 from tests.deployment.logs import advice
 
 LLAMA = resolve_model("llama3.1-8b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +16,14 @@ from kvscope.app.monitor import Monitor
 from kvscope.core.files import data_folder
 from kvscope.core.trace import Measurements
 from kvscope.core.units import GIB
-from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.deployment.deployment import Deployment, ResolvedDeployment, resolve
 from kvscope.deployment.models import resolve_model
 from kvscope.routers.registry import router_by_name
 from kvscope.tuning.comparison import Harm
 from kvscope.tuning.plan import ReplicaMachine, TuningPlan
 from kvscope.tuning.split import Split
 from kvscope.tuning.target import Target
+from kvscope.usecases.tune.recommend import _holding
 from kvscope.usecases.tune.recommendation import RecordedLater
 from tests.cli.replayed import write_short
 from tests.deployment.logs import advice
@@ -197,6 +199,24 @@ def test_gpus_that_hold_the_longest_request_are_an_option() -> None:
     assert [row["change"]["tp"] for row in named["rows"][1:]] == [4]
     small = kvscope.tune(AGENT, slo="10s", db=":memory:", **deployment | {"model": "llama3-8b"})
     assert {row["change"]["tp"] for row in small.to_dict()["rows"][1:]} <= {1}
+
+
+def test_as_few_gpus_hold_a_request_as_can() -> None:
+    """None beside a pool that was stated, for ranks, and for requests that eight do not hold."""
+    stated = Deployment(gpu="h100", model="qwen3-32b")
+    where = resolve(stated)
+
+    def wider(tokens: int, where: ResolvedDeployment = where) -> list[int]:
+        asked: Any = SimpleNamespace(
+            input_tokens=np.array([10, tokens]), output_tokens=np.array([1, 0])
+        )
+        return [each.tp for each in _holding(where, asked)]
+
+    two, four = (resolve(replace(stated, tp=tp)).pool.low_tokens for tp in (2, 4))
+    assert where.pool.tokens < two < four
+    assert (wider(two), wider(two + 1), wider(four), wider(10 * four)) == ([2], [4], [4], [])
+    assert wider(two, resolve(replace(stated, num_gpu_blocks=100))) == []
+    assert wider(two, resolve(replace(stated, dp=2, model="qwen3-30b-a3b"))) == []
 
 
 def test_memory_that_the_engine_leaves_is_an_option(tmp_path: Path) -> None:
