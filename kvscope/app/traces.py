@@ -81,17 +81,15 @@ class TraceSource(Struct, frozen=True):
         """Return the trace, and mark it as last used (but for a dataset, alone in its store).
 
         Files that the store lacks are ingested, with the errors of `ingest_file`; `foresee`
-        receives a new trace before it is stored. For the last used trace, a note gives its name.
-        Raises InputError for an unknown trace or a dataset in another store, DamagedStoreError for
-        a damaged trace, UsageError for `reading` options on a stored trace or a dataset.
+        receives a new trace before it is stored. For the last used trace, a note gives its name; a
+        dataset takes the store of `store`. Raises InputError for an unknown trace,
+        DamagedStoreError for a damaged one, UsageError for `reading` options on a stored one.
         """
         if self.kind == "files":
             return ingest_file(stores, self.text, monitor, reading, foresee).trace
         if self.kind == "dataset":
             dataset = open_dataset(self.text, reading)
             with stores.reading() as store:
-                if store.path != dataset.stores.path:
-                    raise traces.in_shards(self.text)
                 require_sound(store, dataset.trace)
             return dataset.trace
         with stores.reading() as store:  # the others that read it meanwhile have it at once
