@@ -235,10 +235,16 @@ def _beyond_reach(tuned: Recommendation) -> list[str]:
         time, name = _in_words(tuning.infinite.tpot_s), f"{tuning.target.rank_name} TPOT"
         slo = f"the TPOT SLO of {_in_words(tuning.target.tpot_slo_s)}"
     even = f"on {VALIDATION} even an infinite one has a {name} of {time}"
-    alone_ms = getattr(tuning.infinite.outcome.ttft_ms, tuning.target.rank_name, 0.0)
-    idle = tuning.target.view == "queued" and alone_ms > tuning.target.slo_s * 1e3
-    why = f", {units.duration_in_words(alone_ms / 1e3)} on an idle engine" if idle else ""
+    idle_s = _too_slow_idle_s(tuned)
+    why = f", {units.duration_in_words(idle_s)} on an idle engine" if idle_s else ""
     return [f"No cache meets {slo}: {even}{why}."]
+
+
+def _too_slow_idle_s(tuned: Recommendation) -> float | None:
+    """Return the percentile with an infinite cache on an idle engine, None if it meets the SLO."""
+    target, times = tuned.tuning.target, tuned.tuning.infinite.outcome.ttft_ms
+    idle_s = float(getattr(times, target.rank_name, 0.0)) / 1e3
+    return idle_s if target.view == "queued" and idle_s > target.slo_s else None
 
 
 def _unreachable(tuned: Recommendation) -> list[str]:
@@ -294,6 +300,11 @@ def _overloaded(tuned: Recommendation) -> list[str]:
             f"With {load.carried_share:.0%} of the conversations the queue of {replicas} stops"
             f" growing: LRU then has a {tuned.target_name} of {_time(load.carried)}, with"
             f" {share(load.carried.attainment)} of the requests within the SLO."
+        )
+    if (idle_s := _too_slow_idle_s(tuned)) is not None:
+        alone = f"{tuned.target_name} of {units.duration_in_words(idle_s)} on an idle engine"
+        sentences.append(
+            f"Even an infinite cache has a {alone}: no number of replicas meets the SLO."
         )
     return [*sentences, *_replicas(tuned)]
 

@@ -134,8 +134,9 @@ def test_the_cheapest_that_meets_the_slo_is_named(short: str) -> None:
     assert hopeless["to_meet"] is None
     assert hopeless["unreachable"]
     assert {row["slo"] for row in hopeless["rows"]} == {"misses"}
-    crowded = plan_of(short, "10ms", policy="lru", rate_scale=40.0)["rows"]
-    today, *_, keeping_up = crowded  # what ends the queue is told, though it misses the SLO
+    crowded = plan_of(short, "10ms", policy="lru", rate_scale=40.0)
+    assert "no number of replicas meets the SLO" in " ".join(crowded["words"])
+    today, *_, keeping_up = crowded["rows"]  # what ends the queue is told, though it misses the SLO
     assert (today["slo"], keeping_up["slo"]) == ("overloaded", "misses")
     assert keeping_up["change"]["replicas"] > 1
 
